@@ -1,4 +1,4 @@
-"""Replay and measurement of the calls of a trace."""
+"""Replay of the calls of a trace, and measurement of their times."""
 
 from typing import TYPE_CHECKING
 

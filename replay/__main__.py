@@ -1,4 +1,4 @@
-"""The command `opreplay` as `python -m opgrip.replay`, which launchers such as torchrun start."""
+"""The command `opreplay` as `python -m opgrip.replay`, for launchers such as torchrun."""
 
 import sys
 

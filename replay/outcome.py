@@ -1,4 +1,4 @@
-"""The results of a replay: its rows, and a header that describes their origin."""
+"""The results of a replay: result rows, and a header that says where they come from."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path,
 
 
 def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
-    """Raise `UserError` if the results cannot be written as requested."""
+    """Raise `UserError` if the results cannot be written to the requested file, before any case runs."""
     path = output.output
     if path is None:
         if output.append:
@@ -196,7 +196,7 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
 
 
 def is_completed(output: OutputOptions) -> bool:
-    """Return True if the output exists and is complete.
+    """Return True if `--resume` is given and the output file exists and is complete.
 
     Raises
     ------
@@ -210,23 +210,25 @@ def is_completed(output: OutputOptions) -> bool:
 
 
 def is_interrupted(output: Path) -> bool:
-    """Return True if a file or folder next to the output can be continued with `--resume`."""
+    """Return True if a journal or folder next to the output file contains rows with which a replay can be resumed."""
     return any(path.exists() for path in (journal_path(output), parts_folder(output)))
 
 
 def parts_folder(output: Path) -> Path:
-    """Return the folder for the rows of each of several traces until all results are complete."""
+    """Return the folder next to the output file that keeps the rows of each of several traces until all are
+    replayed.
+    """
     return output.with_name(f"{output.name}.parts")
 
 
 class Scorer(Protocol):
-    """An object that computes scores from the results of `opreplay`."""
+    """Computes scores from the results of `opreplay`; a package registers one with the entry point `opgrip.scorers`."""
 
     def check(self, header: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the header of a trace requests a score that cannot be computed."""
+        """Raise `UserError` if a trace requests a score, by its header, that cannot be computed."""
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
-        """Print the scores of the replay of one trace; print nothing if it has none."""
+        """Print the scores of the replay of one trace; print nothing if the trace requests none."""
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline, and return a function that prints the scores of several traces relative to it.

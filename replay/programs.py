@@ -1,4 +1,6 @@
-"""Programs that run a call in a mode, and the folder that keeps compiled programs for later runs."""
+"""Programs that run a call in a mode, gradients of calls, and the folder that keeps compiled programs for
+later runs.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,11 @@ from opgrip.traces.schema.arguments import leaves
 
 
 class ProgramSettings(Protocol):
-    """Settings for preparing programs; `store` is the folder for compiled programs, or None."""
+    """The parts of a request that decide how programs are made.
+
+    store : folder for compiled programs; None to keep none
+    by_clock_of_device : True if runs are timed by the device's clock, on torch's streams
+    """
 
     @property
     def device(self) -> str: ...
@@ -55,12 +61,12 @@ def make_program(
     grad: bool,
     op: str = "",
 ) -> Program:
-    """Return the program that runs a call in a mode.
+    """Return the program that runs a call in the mode of a variant.
 
-    examples : arguments of this and of other calls of the signature; the mode may write into them
-    key : key of the program in the store, or None to keep nothing
+    examples : arguments of this call and of other calls of the signature; the mode may write into them
+    key : key of the program in the store; None to keep nothing
     grad : True if gradients of the results are needed
-    op : name of the operator, by which its candidate is found
+    op : name of the operator, by which a user's implementation is found
     Raises `Unsupported` if the mode does not support the device, or its compiler rejects the call.
     """
     mode, argument = find_mode(variant.mode)
@@ -101,7 +107,9 @@ def make_program(
 
 
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, RunOutputs]:
-    """Run a program once; return its own result, and the same result as torch tensors without copies."""
+    """Run a program once; return the result of its function, and the same result as torch tensors, which are not
+    copied.
+    """
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
@@ -113,7 +121,9 @@ NO_GRADIENT = "not differentiable: its results have no gradient"
 
 
 def as_call(program: Program, mutates: bool) -> Function:
-    """Return a program as a function that takes a call's arguments and, if the call does, writes into them."""
+    """Return a program as a function with the arguments of the call; it writes into them if the call does
+    (`mutates`).
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _, results = run_program(program, (args, kwargs), mutates)
@@ -127,9 +137,9 @@ def as_call(program: Program, mutates: bool) -> Function:
 
 @contextmanager
 def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
-    """Yield a folder for a key, or None without a store.
+    """Yield the folder that keeps the files of the program with this key; None if there is no store or no key.
 
-    The folder is kept for later runs if the block ends without an error.
+    A new folder is kept for later runs if the block ends without an error.
     """
     if store is None or key is None:
         yield None
@@ -150,7 +160,7 @@ def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
 
 
 def remove_partial(store: str | None) -> None:
-    """Remove incomplete folders whose processes no longer run."""
+    """Remove incomplete folders of compiled programs whose processes no longer run."""
     for partial in () if store is None else Path(store).glob(f"*/{PARTIAL}*"):
         pid = int(partial.name.removeprefix(PARTIAL).split("-")[0])
         try:
@@ -187,7 +197,7 @@ def _why_none_wants(arguments: Arguments) -> str:
 
 
 def with_backward(program: Program, places: Sequence[int]) -> Function:
-    """Return a function that runs a program forward and returns the gradients of the results at these indices."""
+    """Return a function that runs a program forward and backward, and returns the gradients."""
     enter = graph_of(program, places)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -213,12 +223,13 @@ def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], A
 
 
 def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> Any:
-    """Return the gradients of tensors that require one; None for a tensor without gradient."""
+    """Return the gradients of the tensors in `wanting`; None for a tensor on which the outputs do not depend."""
     return torch.autograd.grad(outputs, wanting, grad_outputs, allow_unused=True)
 
 
 def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
-    """Return the backward of a call as a graph of operators, and its inputs: saved tensors and incoming gradients.
+    """Return the backward of a call as a function (a graph of operators), and its arguments: saved tensors and incoming
+    gradients.
 
     Raises `Unsupported` if AOTAutograd creates no such graph.
     """

@@ -1,4 +1,4 @@
-"""All options of `opreplay`, in the order of the help text: the options of each stage, then the options of the
+"""All options of `opreplay` in the order of the help text: first those of each stage of a replay, then those of the
 analyses.
 """
 
@@ -62,7 +62,7 @@ examples:
 @titled("results")
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Options for writing results."""
+    """Options for the files that results are written to, and for the exit status."""
 
     output: Path | None = option(
         None,
@@ -109,7 +109,7 @@ class OutputOptions:
 
     @property
     def may_replace(self) -> bool:
-        """Return True if the output may already exist, because it will be replaced or continued."""
+        """Return True if the output file may already exist, because it will be replaced, extended or continued."""
         return self.force or self.append or self.resume
 
 
@@ -151,13 +151,15 @@ class OperatorRequest:
 
 
 def option_classes() -> list[type]:
-    """Return the classes of all options, in the order of the help text."""
+    """Return the classes that declare all options, in the order of the help text."""
     of_cases: list[type] = [OperatorRequest, *OPTION_GROUPS.values(), SequenceOptions, OutputOptions, ScoreOptions]
     return [*of_cases, RankOptions, EngineOptions, *(analysis.options for analysis in in_order())]
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the given options that change the meaning of all rows of a run, by option name."""
+    """Return the given options that change what all rows of a run mean (those with the role `RUN`), as text by option
+    name.
+    """
     return {
         word: _text(getattr(args, word))
         for declared in option_classes()
@@ -190,21 +192,21 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def request_with(trace: str | Path | None, **options: Any) -> RunRequest:
-    """Return the request for options by their long names, with `_` in place of `-`; raise the errors of
+    """Return the request for options given by their long names, with `_` in place of `-`; raise the same errors as
     `request_of`.
     """
     return request_of(arguments_of(make_parser(), words_of(trace), options))
 
 
 def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
-    """Return the command line words for the `trace` argument of a Python call."""
+    """Return the `trace` argument of a Python call as words of a command line."""
     if isinstance(trace, str | Path):
         return [str(trace)]
     return list(map(str, trace or ()))
 
 
 def request_of(args: argparse.Namespace) -> RunRequest:
-    """Return the request of a command line.
+    """Return the request that a parsed command line describes.
 
     Raises `UserError` if options contradict each other.
     """
@@ -234,7 +236,7 @@ def request_of(args: argparse.Namespace) -> RunRequest:
 
 
 def _check_sequence(args: argparse.Namespace) -> None:
-    """Raise `UserError` for options that a step replay does not support."""
+    """Raise `UserError` for options that a step replay (`--sequence`) does not support."""
     in_graphs = args.exec_mode == GRAPH and launch_of() is None
     others = argparse.Namespace(**{**vars(args), "exec_mode": None}) if in_graphs else args
     refuse_options(others, option_classes(), ("single cases",), "leave it out with --sequence")
@@ -250,7 +252,7 @@ def _check_sequence(args: argparse.Namespace) -> None:
 
 
 def _target_of(args: argparse.Namespace) -> str:
-    """Return the text that names the source of the cases: a trace, samples, or operators."""
+    """Return the text that names what to replay: a trace, samples, or operators."""
     request = from_arguments(OperatorRequest, args)
     if request.operator and args.trace:
         raise UserError("--operator replaces a trace", f"leave out {args.trace[0]}, or --operator")
@@ -268,7 +270,7 @@ def _target_of(args: argparse.Namespace) -> str:
 
 
 def options_of(args: argparse.Namespace) -> RunRequest:
-    """Return the request of a command line without its trace and shard.
+    """Return the request that a parsed command line describes, without its trace and shard.
 
     Raises `UserError` if options contradict each other.
     """
@@ -293,7 +295,8 @@ def options_of(args: argparse.Namespace) -> RunRequest:
 
 
 def _with_candidates(request: RunRequest) -> RunRequest:
-    """Return the request for the calls of the candidates' operators, under the reference and the candidates.
+    """Return the request changed so that it replays only calls of operators that have a candidate, in the reference
+    mode and with the candidate.
 
     Raises `UserError` if options contradict each other.
     """

@@ -1,1 +1,1 @@
-"""Replay of calls with a larger batch size than the recorded one."""
+"""Replay of calls with a batch that is larger than the recorded one."""

@@ -1,6 +1,6 @@
-"""Batch scaling: infer from operators and dataflow which dimension of each tensor is the batch, and scale calls.
+"""Batch scaling: infers from operators and dataflow which dimension of each tensor is the batch, and multiplies it.
 
-The first tensors known to contain the batch are the data of the operators in `ANCHORS`. Further ones follow if a call
+The first tensors known to contain the batch are the data of the operators in `ANCHORS`. Other tensors follow if a call
 would otherwise be impossible with a larger batch. The calls are traversed until nothing changes, at most `PASSES`
 times.
 """
@@ -47,14 +47,16 @@ _PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
 
 @dataclass(frozen=True, slots=True)
 class Phased:
-    """A call and its phase."""
+    """A call and its phase (forward, backward or optimizer)."""
 
     call: FlowingCall
     phase: str
 
 
 def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tuple[set[int], set[int]]:
-    """Return the storages that exist before the calls, and those of them that hold parameters."""
+    """Return the numbers of the storages that exist before the first call, and of those among them that hold
+    parameters.
+    """
     result_memory: set[int] = set()
     outside: set[int] = set()
     trained: set[int] = set()
@@ -80,7 +82,7 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
 
 
 def named_tensors(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
-    """Yield each tensor argument of a call, with the name of its parameter."""
+    """Yield (tensor, argument name) for each tensor argument of a call; the name is empty if unknown."""
     names: list[str] = []
     if signature.kind == OPERATOR:
         try:
@@ -107,7 +109,15 @@ Key: TypeAlias = tuple[int, int]
 
 @dataclass(slots=True)
 class _Pass:
-    """Facts about tensors that are collected during one traversal of the calls."""
+    """The facts about tensors that one traversal of the calls finds out.
+
+    growths, origins : growth of each tensor, and where its values come from
+    memory : growth of a storage's first tensor that grows, or of its first tensor
+    verdicts : for each signature, how many of its calls scale in which way
+    requested_origins : origins whose tensors are to grow from the next traversal on
+    begun : True once a tensor grows
+    guessed : True if a guess about rows requires a new traversal
+    """
 
     growths: dict[Key, Growth] = field(default_factory=dict)
     origins: dict[Key, tuple[Origin, ...]] = field(default_factory=dict)
@@ -119,7 +129,7 @@ class _Pass:
 
 
 class BatchScale:
-    """The batch dimension of the tensors of a trace.
+    """Finds out which dimensions of a trace's tensors are the batch.
 
     The batch size is inferred from the data of the network's first operator. It should be larger than one, because with
     a batch of one, wrong assumptions are rarely contradicted by calls.
@@ -147,7 +157,9 @@ class BatchScale:
             self._find_out()
 
     def verdict(self, number: int) -> ScaledCall:
-        """Return how most calls of a signature scale with the batch; raise `Unsupported` if this is unknown."""
+        """Return how most calls of the signature with this number change with the batch; raise `Unsupported` if this is
+        unknown.
+        """
         if not self.batch:
             raise Unsupported(
                 "the batch size of the trace is unknown: it contains no convolution, embedding or matrix product"
@@ -239,7 +251,7 @@ class BatchScale:
             going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
 
     def _is_parameter(self, going: _Pass, key: Key) -> bool:
-        """Return True for a parameter itself, and False for a tensor expanded from one."""
+        """Return True if a tensor is a parameter itself, and False if it is expanded from one."""
         return key[0] in self._parameters and not going.origins.get(key)
 
     def _find_growth(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
@@ -265,8 +277,8 @@ class BatchScale:
     def _anchored(
         self, going: _Pass, phased: Phased, signature: Signature, keys: Sequence[Key], growths: Sequence[Growth]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Return, as (index, growth), the data argument of an operator in `ANCHORS` that should grow with the batch but
-        does not yet.
+        """Return ((argument index, growth),) if the data argument of an operator in `ANCHORS` should grow with the
+        batch but does not yet, else an empty tuple.
         """
         place = ANCHORS.get(signature.op)
         if place is None or phased.phase != "forward" or growths[place] != PLAIN:
@@ -284,7 +296,8 @@ class BatchScale:
         return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
-        """Mark a tensor as growing with the batch in this traversal, and its origins from the next traversal on.
+        """Mark a tensor as growing with the batch in this traversal, and the tensors from which it was computed from
+        the next traversal on.
 
         key, place : the tensor, and its index among the tensor arguments of the signature
         """
@@ -300,7 +313,12 @@ class BatchScale:
             self._forced[key] = growth
 
     def _answer(self, origin: Origin, growth: Growth, spec: TensorSpec, fits: bool) -> bool:
-        """Mark the tensors of an origin as growing; return False if they already grow or cannot."""
+        """Mark the tensors of an origin as growing from the next traversal on; return False if they already grow or
+        cannot grow.
+
+        growth, spec : growth that a later tensor needs, and that tensor
+        fits : True to accept only sizes that lead to exactly this growth
+        """
         kind, number = origin
         if kind == OUTSIDE:
             if number in self._entering:
@@ -331,15 +349,17 @@ class BatchScale:
 
 
 def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
-    """Return the most frequent result for a signature's calls; results with known growth are preferred."""
+    """Return the most frequent way in which a signature's calls scale; ways with known growth are preferred.
+
+    counts : number of calls by way
+    """
     return max(counts, key=lambda verdict: (verdict.lost is None, counts[verdict]))
 
 
 def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
-    """Return a case with a batch `factor` times as large; unchanged if it does not depend on the batch.
+    """Return a copy of a case with a batch `factor` times as large; the case itself if it does not depend on the batch.
 
     Captured facts such as time and count do not change. Values are drawn for the new shapes.
-
     Raises `Unsupported` if it is unknown which sizes contain the batch.
     """
     verdict = batches.verdict(case.trace_number)

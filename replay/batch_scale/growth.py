@@ -1,4 +1,4 @@
-"""How tensors (their sizes, strides and offsets) and other arguments grow with the batch."""
+"""How tensors (their sizes, strides and offsets) and other arguments change when the batch grows."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from opgrip.traces.schema.records import Signature
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """How a tensor grows with the batch: which of its sizes, strides and offset are multiplied.
+    """Which sizes, strides and offset of a tensor are multiplied when the batch is multiplied.
 
-    sizes, steps : dimensions whose size is multiplied; dimensions whose stride is multiplied
+    sizes : dimensions whose size is multiplied
+    steps : dimensions whose stride is multiplied
     outer : for each dimension in `sizes`, how often it contains the whole batch: 1 if all rows of one element of the
-    batch are adjacent, T in a dimension of size T * B that was made of (T, B)
+        batch are adjacent, T in a dimension of size T * B that was made of (T, B)
     offset : True if the offset is multiplied
     item : for a tensor that belongs to one element of the batch, the index of that element
-    lost : why the growth is unknown, or None
+    lost : why the growth is unknown; None if it is known
     """
 
     sizes: tuple[int, ...] = ()
@@ -42,13 +43,14 @@ PLAIN = Growth()
 
 
 def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
-    """Return the growth of a tensor that shares no memory and whose sizes in the given dimensions are multiplied."""
+    """Return the growth of a tensor with its own memory in which the given dimensions are multiplied."""
     return Growth(tuple(sorted(sizes)), grown_steps(spec.shape, spec.stride or (), sizes), (1,) * len(sizes))
 
 
 def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[int]) -> tuple[int, ...]:
-    """Return the dimensions whose stride is multiplied because an inner dimension grows.
+    """Return the dimensions whose stride is multiplied because a dimension inside them grows.
 
+    sizes : dimensions whose size is multiplied
     If a size of 1 makes it unclear which of two dimensions is the inner one, the later one counts as inner.
     """
     dimensions = []
@@ -63,8 +65,8 @@ def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[i
 
 
 def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
-    """Return the spec of a tensor in a batch `factor` times as large; raise `Unsupported` if the tensor grows and has
-    no strides.
+    """Return a tensor's spec for a batch `factor` times as large; raise `Unsupported` if the tensor grows and has no
+    strides.
     """
     if not growth.any:
         return spec
@@ -79,8 +81,8 @@ def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
 
 
 def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], offset: int, factor: int) -> Growth:
-    """Return the sizes, strides and offset that were multiplied by `factor`; raise `ValueError` for any other
-    change.
+    """Return which sizes, strides and offset of `spec` were multiplied by `factor` to get the given ones; raise
+    `ValueError` for any other change.
     """
     before, after = (*spec.shape, *(spec.stride or ())), (*shape, *stride)
     if len(before) != len(after):
@@ -119,7 +121,7 @@ RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.defa
 class ArgumentChoice:
     """The arguments of a call, other than tensors, that grow with the batch.
 
-    numbers : positions of integers that grow, among all values in the arguments
+    numbers : indices of integers that grow, among all values in the arguments
     listed : True if the list of tensors gets longer
     """
 
@@ -131,7 +133,11 @@ NOTHING = ArgumentChoice()
 
 
 def choices(signature: Signature, batch: int) -> list[ArgumentChoice]:
-    """Return the arguments that may grow with the batch: single sizes, all split sizes, or a list of tensors."""
+    """Return the sets of arguments that may grow with the batch: single sizes, all split sizes together, or a list of
+    tensors.
+
+    batch : recorded batch size
+    """
     function = operator_of(signature)
     if function is None:
         return []
@@ -156,7 +162,11 @@ def choices(signature: Signature, batch: int) -> list[ArgumentChoice]:
 def in_order(
     signature: Signature, growths: Sequence[Growth], candidates: Sequence[ArgumentChoice], batch: int
 ) -> Iterator[ArgumentChoice]:
-    """Yield the candidates, likely ones first."""
+    """Yield the candidates (sets of arguments that may grow), the likely ones first.
+
+    growths : growth of each tensor argument
+    batch : recorded batch size
+    """
     stated = _sliced(signature, growths) or _put_back(signature, growths)
     if stated is not None:
         yield stated
@@ -179,15 +189,15 @@ def operator_of(signature: Signature) -> Any:
 
 
 def dimension_of(signature: Signature) -> int:
-    """Return the dimension along which a call works."""
+    """Return the dimension that a call's second argument names, counted from the start; 0 if it names none."""
     spec = next(tensors(signature.args))
     dimension = signature.args[1] if len(signature.args) > 1 else 0
     return int(dimension) % max(len(spec.shape), 1)
 
 
 def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
-    """Return the bounds of a slice of the whole batch as growing arguments; None for a slice of one element, and for
-    other calls.
+    """Return the bounds of a slice as growing arguments if the slice cuts the batch dimension; None for a slice of one
+    element and for other calls.
     """
     if signature.op != "aten.slice.Tensor" or len(signature.args) < 4 or not growths[0].sizes:
         return None
@@ -200,7 +210,7 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice |
 
 
 def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
-    """Return the full size that the backward of a slice takes as a growing argument; None for other calls.
+    """Return the size of the whole tensor as growing argument, for the backward of a slice; None for other calls.
 
     The meta device does not check this size.
     """
@@ -214,8 +224,8 @@ def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice
 
 
 def _likely(signature: Signature, growth: Growth, choice: ArgumentChoice, batch: int) -> tuple[bool, bool, int]:
-    """Return a sort key for the sizes of a view: sizes equal to the batch come first, then the size at the same
-    position.
+    """Return a key that sorts the sizes of a view, the likely batch first: sizes equal to the batch, then the size at
+    the same position.
     """
     # the tensor is the first leaf
     place = min(choice.numbers, default=0) - 1

@@ -40,11 +40,13 @@ grown
 
 
 class Contradiction(Exception):
-    """A call fails if the given arguments grow with the batch, or does not show how its results grow."""
+    """Raised if a call fails when the given arguments grow with the batch, or if its results do not show
+    how they grow.
+    """
 
 
 def with_growth(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, factor: int) -> Signature:
-    """Return the signature with arguments for a batch `factor` times as large; its recorded results stay as they are.
+    """Return the signature with arguments for a batch `factor` times as large; its recorded results do not change.
 
     growths : growth of each tensor argument
     choice : other arguments that grow
@@ -66,12 +68,12 @@ def with_growth(signature: Signature, growths: Sequence[Growth], choice: Argumen
 
 
 def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, batch: int) -> tuple[Growth, ...]:
-    """Return how the results of a call grow if its tensor arguments grow by `growths`, and others by `choice`.
+    """Return how each result of a call grows if its tensor arguments grow by `growths`, and others by `choice`.
 
-    The call is run with a larger batch on the meta device. Raise `Contradiction` if the call fails, or if the shapes of
+    The call runs with a larger batch on the meta device. Raises `Contradiction` if the call fails, or if the shapes of
     its results do not show how they grow.
 
-    batch : recorded size of the batch
+    batch : recorded batch size
     """
     function = operator_of(signature)
     if function is None:
@@ -139,7 +141,7 @@ def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) ->
 
 
 def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> int | None:
-    """Return the index of the batch element that a call selects, or None for other calls."""
+    """Return the index of the batch element that a call selects or at which its slice starts; None for other calls."""
     if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
         return None
     spec, dimension = next(tensors(signature.args)), dimension_of(signature)
@@ -150,7 +152,7 @@ def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> 
 
 
 def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
-    """Return True if a call reorders the batch with an index tensor that does not grow."""
+    """Return True if a call reorders the batch by an index tensor that does not grow with it."""
     if signature.op == "aten.index_select.default":
         dimension = dimension_of(signature)
     elif signature.op == "aten.index.Tensor" and isinstance(signature.args[1][0], TensorSpec):
@@ -164,7 +166,10 @@ def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
 
 
 def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
-    """Return the growth of a result, including how often each dimension contains the whole batch."""
+    """Return the growth of a result with `outer` filled in: how often each growing dimension contains the whole batch.
+
+    spec, growth : the result, and its growth without `outer`
+    """
     arguments = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
     if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
         (before, argument_growth), at = arguments[0], growth.sizes[0]
@@ -183,9 +188,9 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
 
 
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
-    """Return the positions of growing sizes, extended by the positions of the strides that grow with these sizes.
+    """Return the indices of growing sizes together with those of the strides that grow with these sizes.
 
-    numbers : positions among all values in the arguments, as in `ArgumentChoice`
+    numbers : indices among all values in the arguments, as in `ArgumentChoice`
     """
     lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
     function = operator_of(signature)
@@ -230,7 +235,7 @@ class ScaledCall:
     takes : growth of each tensor argument
     choice : other arguments that grow
     gives : growth of each result
-    asks : growth that tensor arguments should have but do not have yet, by position
+    asks : (argument index, growth) of tensor arguments that would have to grow for the call to be possible
     """
 
     takes: tuple[Growth, ...]
@@ -244,9 +249,9 @@ class ScaledCall:
 
 
 class Judge:
-    """Determines how calls grow with the batch, and caches the results.
+    """Determines how calls change with a larger batch, and caches what it found.
 
-    batch : recorded size of the batch
+    batch : recorded batch size
     chosen : growing arguments of calls without a growing tensor, by signature number
     """
 
@@ -257,7 +262,7 @@ class Judge:
         self._verdict_cache: dict[Any, ScaledCall] = {}
 
     def judge(self, signature: Signature, growths: tuple[Growth, ...]) -> ScaledCall:
-        """Return how a call changes with a larger batch if its tensor arguments grow as given."""
+        """Return how a call changes with a larger batch if its tensor arguments grow by `growths`."""
         chosen = self.chosen.get(signature.number)
         if signature.op in LISTED and [growth.item for growth in growths] == list(range(self.batch)):
             chosen = ArgumentChoice(listed=True)
@@ -267,7 +272,9 @@ class Judge:
         return self._verdict_cache[key]
 
     def own(self, signature: Signature) -> list[ArgumentChoice]:
-        """Return the arguments that may grow in a call without a growing tensor."""
+        """Return the sets of arguments that can make the results of a call grow although none of its tensor arguments
+        grows.
+        """
         own_choices = self._choices.get(signature.number)
         if own_choices is None:
             own_choices = []
@@ -281,7 +288,7 @@ class Judge:
         return own_choices
 
     def sizes(self, signature: Signature, choice: ArgumentChoice) -> list[tuple[int, ...]]:
-        """Return the growing dimensions of each result if only the chosen arguments grow."""
+        """Return, for each result, the dimensions that grow if only the chosen arguments of a call grow."""
         plain = (PLAIN,) * len(tensors_of(signature))
         return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
 
@@ -319,7 +326,9 @@ class Judge:
     def _missing(
         self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[ArgumentChoice]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Return, as (index, growth), the tensor arguments that must also grow for the call to be possible."""
+        """Return (argument index, growth) of the tensor arguments that must also grow for the call to be possible;
+        empty if none are found.
+        """
         specs = tensors_of(signature)
         open_to = [
             (place, growth_of(spec, [at]))
@@ -343,6 +352,8 @@ def tensors_of(signature: Signature) -> list[TensorSpec]:
 
 
 def with_asked(growths: tuple[Growth, ...], asks: Sequence[tuple[int, Growth]]) -> tuple[Growth, ...]:
-    """Return the growths of a call's tensors, where each (index, growth) in `asks` replaces the growth at its index."""
+    """Return the growths of a call's tensor arguments, where each (index, growth) in `asks` replaces the growth at that
+    index.
+    """
     changed = dict(asks)
     return tuple(changed.get(place, growth) for place, growth in enumerate(growths))

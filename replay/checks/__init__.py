@@ -1,1 +1,1 @@
-"""Comparison of the results of a mode with the results of eager, the reference."""
+"""Comparison of a mode's results with the results of the reference mode, which is usually eager."""

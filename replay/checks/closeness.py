@@ -1,5 +1,5 @@
-"""Distances between results, computed from dense values on the CPU, and the part of a distance that rounding
-explains.
+"""Distances between results, computed from dense values on the CPU, and the part of a distance that
+rounding explains.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 @dataclass(frozen=True, slots=True)
 class ResultPosition:
-    """The position of a result: the index of an output or of a written argument."""
+    """Which result of a call is meant: the index of an output, or of an argument that the call writes into."""
 
     kind: Literal["output", "argument"]
     number: int
@@ -33,13 +33,14 @@ class ResultPosition:
 
 
 class Unpaired(Exception):
-    """Results cannot be compared one by one with the reference's; the message is the reason."""
+    """Raised if results cannot be compared one by one with the reference's results; the message is the reason."""
 
 
 def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-    """Pair a mode's results with the reference's; raise `Unpaired` if their numbers differ.
+    """Return the results of a mode with their positions in the reference's results; raise `Unpaired` if the numbers of
+    results differ.
 
-    If a mode returns only tensors, the reference's other outputs are ignored.
+    If a mode returns only tensors, outputs of the reference that are not tensors are ignored.
     """
     if len(actual.outputs) == len(reference.outputs):
         outputs = list(range(len(reference.outputs)))
@@ -56,9 +57,10 @@ def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPositi
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
-    """Return True if a shape lies within the range of shapes that several runs have produced.
+    """Return True if the sizes of a shape lie within the range of sizes that several runs have produced, and these runs
+    differ.
 
-    beyond : True to allow sizes outside this range in dimensions that vary
+    beyond : True to allow sizes outside this range in dimensions whose size varies between the runs
     """
     if any(len(other) != len(shape) for other in run_shapes):
         return len(set(map(len, run_shapes))) > 1 and len(shape) in set(map(len, run_shapes))
@@ -79,7 +81,7 @@ Shape = tuple[Any, ...]
 class Plain:
     """The values of a tensor or number, as a dense array on the CPU.
 
-    shape : sizes; of a nested tensor, the sizes of each of its tensors
+    shape : sizes; for a nested tensor, the shapes of its tensors
     dtype : dtype of the result; float32 for a Python float
     values : (elements,) float64, complex128, int64 or bool
     step : (elements,) float64, distance between neighbouring values of a quantized dtype; None for other dtypes
@@ -95,7 +97,7 @@ class Plain:
         return self.values.is_floating_point() or self.values.is_complex()
 
     def place(self, element: int) -> list[int]:
-        """Return the indices of an element; for a nested tensor, only the element's number."""
+        """Return the indices of the element with this flat index; for a nested tensor, only the flat index."""
         if not all(isinstance(size, int) for size in self.shape):
             return [element]
         indices = []
@@ -106,9 +108,9 @@ class Plain:
 
 
 def plain(leaf: Any) -> Plain | None:
-    """Return a result's values, or None if it is neither a tensor nor a number.
+    """Return the values of a result, or None if it is neither a tensor nor a number.
 
-    Raises RuntimeError or NotImplementedError for a tensor that torch cannot make dense.
+    Raises RuntimeError or NotImplementedError for a tensor that torch cannot convert to a dense one.
     """
     if isinstance(leaf, Tensor):
         return _plain_tensor(leaf.detach())
@@ -166,10 +168,10 @@ STEPPED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The distance between a result and the reference's.
+    """The distance between a result and the reference's result, element by element.
 
     distance : (elements,) float64; 0 if equal or both NaN, inf if only one is finite
-    size : (elements,) float64, |reference|
+    size : (elements,) float64, absolute value of the reference's element
     exceeds_tolerance : (elements,) bool
     """
 
@@ -190,7 +192,10 @@ def gap(actual: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
 
 
 def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
-    """Return the allowed error of numbers with these absolute values, (elements,) float64.
+    """Return the tolerated error of each element, (elements,) float64.
+
+    dtype : dtype of the result
+    size : (elements,) float64, absolute values of the reference's elements
 
     The absolute tolerance of a dtype is meant for numbers around 1. If the largest number is smaller, as in gradients,
     the tolerance is reduced in proportion, because it would otherwise hide errors.
@@ -222,10 +227,11 @@ def magnitudes(values: Tensor) -> Tensor:
 
 
 def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> ResultVerdict:
-    """Return the verdict on a result.
+    """Return the verdict on one result.
 
     name : name of the result, such as `output 1`
-    wrong : (elements,) bool
+    between : distance between the result and the reference's result
+    wrong : (elements,) bool, True for elements that are wrong
     """
     distance, relative = between.distance, _relative(between, wrong)
     if not len(distance):
@@ -240,9 +246,10 @@ def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Resu
 
 
 def _relative(between: Gap, wrong: Tensor) -> Tensor:
-    """Return the distances relative to the reference, (elements,) float64.
+    """Return each element's distance divided by the absolute value of the reference, (elements,) float64.
 
-    With a zero reference the value is inf if the element is wrong, else 0. If the distance is inf, so is the value.
+    If the reference is zero, the value is inf for a wrong element and 0 for others. If the distance is inf, so is the
+    value.
     """
     no_number = between.distance.isinf() | ((between.size == 0) & wrong)
     sized = (between.size > 0) & between.size.isfinite()
@@ -290,8 +297,8 @@ def rounded(
     terms: float,
     tf32: bool = False,
 ) -> Tensor:
-    """Return a mask, (elements,) bool, of the elements of a floating-point result that are as near to the true value as
-    can be expected.
+    """Return a mask, (elements,) bool, of the elements of a floating-point result whose error can be explained by
+    rounding.
 
     Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose error
     in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times the largest of
@@ -301,9 +308,11 @@ def rounded(
       would excuse all.
     The root mean square of all errors must stay below `OVERALL` times that, because errors near the bound everywhere
     indicate a bias.
-    truth, disturbed : results in float64, of the same shape
+
+    truth : result computed in float64
+    disturbed : results computed in float64 from arguments changed in their last bit
     terms : number of values that may have been added up for one element
-    tf32 : True if products may be TF32; `disturbed` is then off by a last bit of TF32
+    tf32 : True if products may use TF32; `disturbed` then has arguments changed in the last bit of TF32
     """
     base = allowance(reference.dtype, magnitudes(truth.values), tolerance)
     error = distances(actual.values, _overflown(truth, actual))
@@ -328,8 +337,9 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
     """Return a mask, (elements,) bool, of the elements of an integer or bool result that depend on rounding and have a
     possible value.
 
-    An element depends on rounding if these runs disagree: the reference, a run in float64, and runs in float64 with
-    arguments that differ in their last bit. Any value in the range of the runs is then correct.
+    An element depends on rounding if the runs disagree on it; any value in the range of the runs is then correct.
+
+    runs : the reference's result, and results computed in float64 from exact and from slightly changed arguments
     """
     values = torch.stack([run.values.long() for run in runs])
     least, most = values.amin(0), values.amax(0)
@@ -337,7 +347,7 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
 
 
 def _overflown(truth: Plain, actual: Plain) -> Tensor:
-    """Return the true values, with infinities where they overflow the result's dtype."""
+    """Return the true values in float64, with infinities where they overflow the dtype of the result."""
     if actual.dtype.is_complex or not actual.dtype.is_floating_point:
         return truth.values
     most = torch.finfo(actual.dtype).max
@@ -350,7 +360,7 @@ def _finite(errors: Tensor) -> Tensor:
 
 
 def _sample(errors: Tensor) -> Tensor:
-    """Return at most about 2**20 evenly spaced elements, because torch.quantile takes at most 2**24."""
+    """Return about 2**20 evenly spaced elements of a larger tensor, because torch.quantile takes at most 2**24."""
     return errors[:: max(1, len(errors) >> 20)] if len(errors) else errors.new_zeros(1)
 
 

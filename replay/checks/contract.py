@@ -1,4 +1,6 @@
-"""Checks of a candidate besides its values: types, strides, shared memory, unwritten arguments, repeatable results."""
+"""Checks of a candidate (a user's implementation of an operator) apart from its values: types, strides, shared memory,
+unwritten arguments, repeatable results.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ SEED, OTHER_SEED = 0, 1
 class _Run:
     """One run of a function on its own copy of the arguments.
 
-    outputs : leaves of its results
+    outputs : all values in its results
     arguments : tensor arguments after the run
     written : indices of the tensor arguments whose memory changed
     """
@@ -35,10 +37,11 @@ class _Run:
 def check_contract(
     operator: Function, candidate: Function, inputs: Inputs, unused: Collection[int] = ()
 ) -> ResultVerdict:
-    """Return the verdict on what a candidate does besides returning values.
+    """Return the verdict on whether a candidate's results have the operator's types, strides and memory, whether it
+    writes only where the operator does, and whether it is repeatable.
 
     inputs : arguments, which are copied for each run
-    unused : indices of outputs that nothing uses, which are not checked
+    unused : indices of outputs that the program does not use; they are not checked
     """
     expected, actual = _run(operator, inputs, SEED), _run(candidate, inputs, SEED)
     faults = [f"writes into argument {place}" for place in sorted(actual.written - expected.written)]
@@ -76,9 +79,9 @@ def _output_faults(place: int, ours: Tensor, theirs: Tensor, actual: _Run, expec
         yield f"has the strides {ours.stride()}, not {theirs.stride()}"
     own, right = _shared(ours, actual.arguments), _shared(theirs, expected.arguments)
     for number in sorted(own.keys() - right.keys()):
-        yield f"shares memory with argument {number}, which the operator's does not"
+        yield f"shares memory with argument {number}, unlike the operator's output"
     for number in sorted(right.keys() - own.keys()):
-        yield f"is a copy, where the operator's shares memory with argument {number}"
+        yield f"is a copy, but the operator's output shares memory with argument {number}"
     if own.keys() == right.keys() and own != right:
         yield f"starts at element {ours.storage_offset()} of its memory, not {theirs.storage_offset()}"
     before, before_right = (
@@ -90,12 +93,16 @@ def _output_faults(place: int, ours: Tensor, theirs: Tensor, actual: _Run, expec
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides of the dimensions with several elements, which decide where elements are."""
+    """Return the strides of the dimensions with several elements; other strides do not affect where elements are in
+    memory.
+    """
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def _shared(output: Tensor, others: Sequence[Tensor]) -> dict[int, int]:
-    """Return the offset of a result in the memory of each other tensor that it shares memory with, by index."""
+    """Return, for each tensor in `others` with which a result shares memory, its index and the result's offset in that
+    memory.
+    """
     memory = _memory(output)
     return {
         place: int(output.storage_offset())
@@ -113,12 +120,12 @@ def _memory(tensor: Any) -> int | None:
 
 
 def _is_repeatable(operator: Function, first: _Run, inputs: Inputs) -> bool:
-    """Return True if the operator returns the same results with any seed."""
+    """Return True if the operator returns the same results with another random seed as in the run `first`."""
     return not _differing(first, _run(operator, inputs, OTHER_SEED))
 
 
 def _differing(one: _Run, other: _Run) -> list[int]:
-    """Return the indices of outputs that are not equal bit by bit."""
+    """Return the indices of the tensor outputs that differ between two runs."""
     return [
         place
         for place, (ours, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False))

@@ -43,9 +43,9 @@ GENERATOR_OUTPUTS = frozenset({"philox_seed", "philox_offset", "rng_state", "unu
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The parts of an operator's name, and torch's declarations about the operator.
+    """The parts of an operator's name, and what torch declares about the operator.
 
-    packet, overload : `sort` and `stable` of `aten.sort.stable`
+    packet, overload : `sort` and `stable` for `aten.sort.stable`
     schema : torch's schema; None if the operator is not registered here
     random : True if torch declares that it draws random numbers
     """
@@ -64,16 +64,16 @@ class Named:
         return self.packet in UNINITIALIZED
 
     def is_random(self, arguments: Arguments) -> bool:
-        """Return True if a call draws random numbers that affect its results."""
+        """Return True if a call with these arguments draws random numbers that affect its results."""
         return self.random and self.bound(arguments).get("dropout_p") != 0
 
     def is_generator_state(self, output: int) -> bool:
-        """Return True if an output holds the state of a random generator instead of values."""
+        """Return True if the output with this index holds the state of a random generator instead of values."""
         outputs = self.schema.returns if self.schema is not None else []
         return output < len(outputs) and outputs[output].name in GENERATOR_OUTPUTS
 
     def bound(self, arguments: Arguments) -> dict[str, Any]:
-        """Return a call's arguments by name, with defaults."""
+        """Return the arguments of a call by name, including default values."""
         args, kwargs = arguments
         declared = self.schema.arguments if self.schema is not None else []
         values = {item.name: item.default_value for item in declared if item.has_default_value()}
@@ -101,12 +101,13 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 def chosen_otherwise(
     operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
-    """Check outputs that may differ because another of several equal elements was chosen; return errors by output
-    index.
+    """Check outputs that may differ from the reference's because another of several equal elements was chosen. Return,
+    by output index, a description of the error, or None if the output is correct.
 
-    An error is None if the output is correct. The result is empty for operators that do not choose. Indices may differ
-    from the reference's if they point at equal elements; they must be valid, and distinct if each element is returned
-    once.
+    The result is empty for operators that do not choose. Indices may differ from the reference's if they point at equal
+    elements; they must be valid, and distinct if each element is returned once.
+
+    actual, reference : outputs of the mode and of the reference
     """
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
     if operator.schema is None or _stable(operator, arguments) or not len(actual) == len(reference) > position:
@@ -131,7 +132,9 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return a description of an error in indices along a dimension or into the flattened input, or None."""
+    """Return what is wrong with indices along a dimension (or into the flattened input), or None if they
+    are correct.
+    """
     return _pointing(*_source(bound, ours, theirs))
 
 
@@ -143,9 +146,7 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return a description of an error in the indices of topk, or None; with `sorted` False they may be in any
-    order.
-    """
+    """Return what is wrong with the indices of topk, or None; with `sorted` False they may be in any order."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -155,9 +156,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return a description of an error in the indices of cummax or cummin, or None; an index must not exceed its
-    position.
-    """
+    """Return what is wrong with the indices of cummax or cummin, or None; an index must not exceed its position."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
@@ -166,7 +165,10 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return a description of an error in the indices of max pooling, or None; they must lie in the pooled window."""
+    """Return what is wrong with the indices of max pooling, or None; each must lie in its pooling window.
+
+    planes : number of pooled dimensions
+    """
     source = bound["self"].detach().cpu()
     reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
     # adaptive pooling has no window sizes
@@ -181,7 +183,10 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
 
 
 def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
-    """Return True if the pooling windows contain the indices along the dimension `-place`."""
+    """Return True if each pooling window contains its index along the dimension `-place`.
+
+    planes : number of pooled dimensions
+    """
 
     def read_setting(name: str) -> int:
         values = list(bound.get(name) or bound["kernel_size"])
@@ -196,7 +201,7 @@ def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> b
 
 
 def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
-    """Return the input, the indexed dimension, and both index tensors with this dimension present."""
+    """Return the input, the dimension that the indices refer to, and both index tensors with that dimension present."""
     source = bound["self"].detach().cpu()
     dim = bound.get("dim")
     if dim is None or not source.dim():
@@ -251,8 +256,8 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return the reason why a result is not a dropout of the input, in which each element is 0 or input / (1 - p), or
-    None.
+    """Return why a result is not a dropout of the input, or None if it is: each element is then 0 or input
+    / (1 - p).
     """
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
@@ -284,21 +289,20 @@ DEPENDENT = 2.0
 
 
 def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
-    """Return the reason why a random result does not have the same distribution as the reference's runs; None if all
-    tests pass.
+    """Return why a random result does not have the distribution of the reference's runs, or None if all tests pass.
 
     Three tests, each with a false alarm rate of one in ten million:
     - a permutation contains the same numbers in every run,
     - the distribution of all elements is that of all runs (two-sample Kolmogorov-Smirnov),
-    - the rank of each element among the runs' elements in its place is uniform (one-sample Kolmogorov-Smirnov), which
-      detects scales, biases and zeros that vary by place, as with dropout.
+    - the rank of each element among the runs' elements at its position is uniform (one-sample Kolmogorov-Smirnov),
+      which detects scales, biases and zeros that vary by position, as with dropout.
     The bounds are valid for independent elements. If one random number determines many elements, the reference's runs
     exceed the bounds too; a result may then be `DEPENDENT` times as far from the runs as any of them is from the rest.
     """
     ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
     for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):
         if bool(is_special(ours).any()) and not bool(is_special(theirs).any()):
-            return f"{name}, where the reference has numbers"
+            return f"{name}, but the reference has numbers"
     ours, theirs = ours.nan_to_num(torch.inf, torch.inf), theirs.nan_to_num(torch.inf, torch.inf)
     if _same_numbers(runs) and not torch.equal(_sorted(actual), _sorted(runs[0])):
         return "not a permutation of the reference's output"
@@ -312,12 +316,14 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
 
 
 def runs_wanted(elements: int) -> int:
-    """Return the number of runs of the reference that are needed for a result with this number of elements."""
+    """Return how many runs of the reference are needed to test a random result with this number of elements."""
     return min(max(RUNS, POOLED // max(elements, 1)), MOST_RUNS)
 
 
 def _real(result: Plain) -> Tensor:
-    """Return the numbers at evenly spaced positions, (places,) float64; real and imaginary parts alternate."""
+    """Return the numbers at evenly spaced positions of a result, (positions,) float64; real and imaginary parts
+    alternate.
+    """
     values = result.values[:: max(1, len(result.values) // POSITIONS)]
     return (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
 
@@ -332,7 +338,8 @@ def _same_numbers(runs: Sequence[Plain]) -> bool:
 
 
 def _constant(ours: Tensor, theirs: Tensor) -> bool:
-    """Return True if all elements are equal and this is too unlikely for numbers distributed as in the runs.
+    """Return True if all elements of a result are equal although this is too unlikely for numbers distributed as in the
+    runs.
 
     Its probability is at most p**(m - 1) for m elements, where p is the share of the most common number plus its
     sampling error.
@@ -345,8 +352,8 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
-    """Return True if the result's distance exceeds the bound, and also `DEPENDENT` times the distances between the
-    runs.
+    """Return True if a result's distance from the runs exceeds `bound`, and also `DEPENDENT` times the distance of any
+    run from the others.
     """
     if not len(ours):
         return False
@@ -370,16 +377,17 @@ def _two_sample_bound(one: int, others: int) -> float:
     """Return an upper bound for the distance between the empirical distribution functions of two samples from one
     distribution.
 
-    It is exceeded with probability `FALSE_ALARM` and is the sum of each sample's bound: P(sup |F_n - F| > e) <= 2
-    exp(-2 n e**2).
+    one, others : number of elements of each sample
+    The bound is exceeded with probability `FALSE_ALARM`. It is the sum of each sample's bound: P(sup |F_n - F| > e) <=
+    2 exp(-2 n e**2).
     Source: Massart 1990, The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
     """
     return sqrt(log(4 / FALSE_ALARM) / 2) * (1 / sqrt(max(one, 1)) + 1 / sqrt(max(others, 1)))
 
 
 def _ranks(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference between the distribution function of the ranks and the uniform one; ties are broken
-    at random.
+    """Return the largest difference between the distribution function of the elements' ranks and the uniform one; ties
+    are broken at random.
     """
     runs = len(theirs)
     tied = (theirs == ours).sum(0)

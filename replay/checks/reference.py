@@ -1,4 +1,4 @@
-"""The correct results of one call, determined by running it in eager mode."""
+"""The correct results of a call, which come from running it in the reference mode."""
 
 from __future__ import annotations
 
@@ -42,15 +42,17 @@ SEEDS_OF_FEW = 8
 
 
 class Reference:
-    """The correct results of one call.
+    """The correct results of one call, with which a mode's results are compared.
 
     A result is correct within tolerance, or if a difference has a permitted cause: uninitialized memory, another choice
     among equal elements or random numbers (`permitted_differences`), or rounding (`closeness`). The additional runs
     that these checks need are made once, on first use.
+
+    function : function that runs the call in the reference mode
     make_arguments : function that returns the same arguments, in their initial state, each time
     mutates : True if the call may write into its arguments
     op : name of the operator, such as `aten.sort.default`; None for a Python function
-    unused : indices of outputs that nothing uses; a difference in them is only a note
+    unused : indices of outputs that the program does not use; a difference in them is only a note
     """
 
     def __init__(
@@ -69,7 +71,9 @@ class Reference:
         self._seeded: list[RunOutputs] = []
 
     def check(self, actual: RunOutputs, tolerance: Tolerance) -> ResultVerdict:
-        """Compare a mode's results with the correct ones, and return the verdict. Never raises."""
+        """Return the verdict on a mode's results. Errors of the comparison become a verdict too, and are
+        never raised.
+        """
         try:
             return joined(self._verdicts(actual, tolerance))
         except Unpaired as mismatch:
@@ -99,7 +103,9 @@ class Reference:
         return verdicts
 
     def _pairs(self, actual: RunOutputs, first: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-        """Return the results to compare, with their positions; raise `Unpaired` if the results do not match."""
+        """Return the mode's results to compare, with their positions; raise `Unpaired` if their number differs from the
+        reference's.
+        """
         if self._mutates and not actual.arguments and not self._written:
             first = RunOutputs(first.outputs)
         return paired(actual, first)
@@ -134,7 +140,7 @@ class Reference:
         return verdict_on(str(place), reference, between, differing)
 
     def _excused(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
-        """Return a mask, (elements,) bool, of the elements that differ only because of rounding."""
+        """Return a mask, (elements,) bool, of the elements that differ from the reference only because of rounding."""
         runs = [run for run in self._in_float64(place) if run.shape == ours.shape and run.numeric == ours.numeric]
         if not runs or reference.step is not None:
             return torch.zeros(len(ours.values), dtype=torch.bool)
@@ -145,10 +151,11 @@ class Reference:
         return unsettled(ours, [reference, *runs])
 
     def _of_its_own_shape(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
-        """Return True if a shape other than the reference's is correct, because of rounding or chance.
+        """Return True if a result may have another shape than the reference's, because sizes depend on rounding or on
+        random numbers.
 
-        Rounding: the shape is in the range of the shapes of the float64 runs; elements cannot be compared then. Chance:
-        runs with other seeds have different sizes in the same dimensions.
+        Rounding: the shape is in the range of the shapes of the float64 runs; elements cannot be compared then. Random
+        numbers: runs with other seeds have different sizes in the same dimensions.
         """
         truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
@@ -176,8 +183,8 @@ class Reference:
         )
 
     def _in_float64(self, place: ResultPosition) -> list[Plain]:
-        """Return a result's values in float64, first for the exact arguments; empty if the call does not run in
-        float64.
+        """Return a result's values as computed in float64, first from the exact arguments, then from slightly changed
+        ones; empty if the call does not run in float64.
         """
         results = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
         return [run for run in results if run is not None]
@@ -198,7 +205,7 @@ class Reference:
 
     @cached_property
     def _written(self) -> set[int]:
-        """Indices of the arguments that the call writes into."""
+        """Indices of the tensor arguments that the call writes into."""
         after = self._runs(1)[0].arguments
         return {
             place for place, pair in enumerate(zip(self._first_arguments, after, strict=False)) if is_changed(*pair)
@@ -217,7 +224,9 @@ def is_changed(before: Tensor, after: Tensor) -> bool:
 
 
 def _same_tensor(leaf: Any, expected: Any) -> bool:
-    """Return True if two tensors are known to be equal bit by bit; this needs less memory than comparing values."""
+    """Return True if two tensors are equal bit by bit; return False if this cannot be checked without
+    converting them.
+    """
     if not isinstance(leaf, Tensor) or not isinstance(expected, Tensor):
         return False
     if any(
@@ -238,10 +247,10 @@ _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 
 
 class CandidateReference(Reference):
-    """The correct results for a candidate.
+    """The correct results for a candidate (a user's implementation of an operator).
 
-    Outputs are compared, and arguments that the reference writes into and does not return. A candidate that writes
-    into other arguments gets a note.
+    Outputs are compared, and so are arguments that the reference writes into and does not return. A candidate that
+    writes into other arguments gets a note.
     """
 
     def _verdicts(self, actual: RunOutputs, tolerance: Tolerance) -> list[ResultVerdict]:
@@ -257,7 +266,7 @@ class CandidateReference(Reference):
 
     @cached_property
     def _owed(self) -> set[int]:
-        """Indices of arguments that the reference writes into and does not return."""
+        """Indices of the tensor arguments that the reference writes into and does not return."""
         if not self._written:
             return set()
         args, kwargs = self._make_arguments()
@@ -271,24 +280,28 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return a description of how the structure of a candidate's result differs from the reference's, or None."""
+    """Return how the nesting of a candidate's results differs from that of the reference's, as text, or None if it does
+    not.
+
+    where : text that names the position within the results
+    """
     own, right = _parts(ours), _parts(reference)
     if own is None and right is None and (ours is None) == (reference is None):
         return None
     if own is None or right is None or own.keys() != right.keys():
-        return f"returns {_described(ours)}, where the reference returns {_described(reference)}{where}"
+        return f"returns {_described(ours)}, but the reference returns {_described(reference)}{where}"
     reasons = (other_structure(own[key], right[key], f", in {key!r}{where}") for key in own)
     return next((reason for reason in reasons if reason is not None), None)
 
 
 def not_comparable(results: Any) -> str | None:
-    """Return the name of the first type in the results that cannot be compared, or None."""
+    """Return the type name of the first value in the results that cannot be compared, or None if all can."""
     odd = (type(leaf).__name__ for leaf in leaves(results) if not isinstance(leaf, _PLAIN))
     return next(odd, None)
 
 
 def in_order_of(results: Any, like: Any) -> Any:
-    """Return results whose dictionaries have their keys in the same order as in `like`."""
+    """Return results in which dictionaries have their keys in the same order as in `like`."""
     if isinstance(results, Mapping):
         return {key: in_order_of(results[key], like[key]) for key in like}
     if isinstance(results, list | tuple):

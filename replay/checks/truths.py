@@ -1,4 +1,4 @@
-"""Runs of the reference: with the recorded dtypes, in float64, and with arguments changed by rounding."""
+"""Runs of the reference: with the recorded dtypes, in float64, and in float64 with slightly changed arguments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from opgrip.traces.schema.arguments import leaves, map_leaves
 
 
 def observe(function: Callable[..., Any], arguments: Arguments, mutates: bool) -> RunOutputs:
-    """Run a call and return copies of its results, and of its arguments if it `mutates` them."""
+    """Run a call; return copies of its results and, if it `mutates` its arguments, of these after the run."""
     args, kwargs = arguments
     outputs = [_copy_leaf(leaf) for leaf in leaves(function(*args, **kwargs))]
     return RunOutputs(outputs, [_copy_leaf(tensor) for tensor in tensors_of(arguments)] if mutates else [])
@@ -30,7 +30,7 @@ def tensors_of(arguments: Arguments) -> list[Tensor]:
 
 
 def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> RunOutputs:
-    """Run a call with all random generators seeded, and restore the program's generators."""
+    """Run a call with all random generators seeded, and restore the program's generators afterwards."""
     with _seeded(arguments, seed):
         return observe(function, arguments, mutates)
 
@@ -71,10 +71,10 @@ _COMPLEX = frozenset({torch.complex32, torch.complex64})
 
 @dataclass(frozen=True, slots=True)
 class Truths:
-    """Runs of a call in float64.
+    """Results of a call computed in float64.
 
     exact : results for the exact arguments
-    disturbed : results for arguments changed by half an epsilon of their dtype, which is the effect of rounding
+    disturbed : results for arguments changed by half an epsilon of their dtype, which show the effect of rounding
     tf32 : True if TF32's epsilon was used for float32
     """
 
@@ -90,7 +90,9 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return the results of a call in float64; None if it cannot run in float64 or would then be another call."""
+    """Return the results of a call computed in float64, or None if it cannot run in float64 or if this would change
+    what it does.
+    """
     first = make_arguments()
     if mutates and _share_memory(tensors_of(first)):
         # copies in another dtype no longer share memory
@@ -109,7 +111,7 @@ def truths_of(
 
 
 class _InFloat64(OperatorNames):
-    """A dispatch mode that replaces floating-point dtypes among arguments by float64 or complex128."""
+    """A dispatch mode that replaces floating-point dtypes among operators' arguments by float64 or complex128."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raised = map_leaves(_raise_dtype, tuple(args)), map_leaves(_raise_dtype, kwargs or {})
@@ -119,7 +121,9 @@ class _InFloat64(OperatorNames):
 def _attempted(
     function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int, mode: _InFloat64
 ) -> RunOutputs | None:
-    """Return the results in float64, or None if the call raises, for example for a probability just above 1."""
+    """Return the results of a call in float64, or None if it raises an error, for example for a probability just above
+    1.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -1,4 +1,4 @@
-"""Verdicts on the results of a call, and the tolerances that they use."""
+"""Verdicts on the results of a call, and the tolerances within which results count as correct."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ class ResultDifference:
     """The elements of one result that differ from the reference's result by more than the tolerance.
 
     place : the result, such as `output 1`
-    max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf for a zero reference
-    at : indices of the element with the largest error
+    count : number of elements that differ
+    size : number of all elements
+    max_abs, max_rel : largest absolute and relative error of the elements that differ; `max_rel` is inf for a zero
+        reference
+    at : indices of the element with the largest absolute error
     """
 
     place: str
@@ -35,7 +38,7 @@ class ResultDifference:
         return f"{self.place}: {self.count:,} of {self.size:,} elements differ, by {by} at most{where}"
 
     def joined(self, other: ResultDifference) -> ResultDifference:
-        """Combine two differences of the same result: return the larger one, with the larger relative error of both."""
+        """Return the larger of two differences of the same result, with the larger relative error of both."""
         larger = max(self, other, key=lambda item: (item.max_abs, item.count))
         return replace(larger, max_rel=max(self.max_rel, other.max_rel))
 
@@ -62,7 +65,7 @@ class ResultVerdict:
 
     @property
     def max_abs(self) -> float | None:
-        """Largest absolute error; for wrong results, over the wrong elements only."""
+        """Largest absolute error; for wrong results, over the wrong elements only; None if unknown."""
         return self.right_abs if self.right else max((item.max_abs for item in self._differences), default=None)
 
     @property
@@ -71,7 +74,7 @@ class ResultVerdict:
 
     @property
     def reason(self) -> str | None:
-        """All faults as one line of text, or None if the results are correct."""
+        """All faults as one line of text; None if the results are correct."""
         return "; ".join(map(str, self.faults)) or None
 
     @property
@@ -80,12 +83,14 @@ class ResultVerdict:
 
 
 def wrong(reason: str) -> ResultVerdict:
-    """Return the verdict on a result that cannot be compared element by element, for example because of its shape."""
+    """Return the verdict that a result is wrong for a reason other than the values of its elements, such as
+    its shape.
+    """
     return ResultVerdict(faults=(reason,))
 
 
 def joined(verdicts: Iterable[ResultVerdict]) -> ResultVerdict:
-    """Combine the verdicts on several outputs or input sets into one."""
+    """Return one verdict that combines the verdicts on several outputs or input sets."""
     parts = list(verdicts)
     faults: dict[str, ResultDifference | str] = {}
     for fault in (fault for part in parts for fault in part.faults):
@@ -128,7 +133,7 @@ Source: documentation of `torch.testing.assert_close`.
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """The tolerance of a comparison: |actual - reference| <= atol + rtol * |reference|.
+    """Options for the tolerance with which results are compared: |actual - reference| <= atol + rtol * |reference|.
 
     Integers and bools must be equal.
     """
@@ -151,7 +156,7 @@ class Tolerance:
     )
 
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
-        """Return the relative and absolute tolerance for a dtype.
+        """Return (relative tolerance, absolute tolerance) for results of a dtype.
 
         Floats of at most 8 bits may differ by one step, because ties may round either way.
         """

@@ -1,1 +1,1 @@
-"""Generation of a call's arguments: metadata, memory and values."""
+"""Generation of a call's arguments from the metadata and value models that a trace records."""

@@ -1,4 +1,4 @@
-"""Casting of arguments to another dtype, and filling of memory with values drawn from value models."""
+"""Conversion of arguments to another dtype, and filling of memory with values drawn from value models."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
-    """Return a function that converts each argument of a call to another floating-point dtype.
+    """Return a function that converts one argument of a call to another floating-point dtype.
 
     A dtype argument changes if tensors of the call have that dtype, or if the call has no such tensors. Numbers too
     large for the new dtype become its maximum.
 
-    Raises `ValueError` if the dtype is not a floating-point dtype.
-    Raises `Unsupported` if arguments view the same memory with several dtypes.
+    tree : all arguments of the call
+    dtype : dtype to which floating-point tensors are converted
+    Raises `ValueError` if the dtype is not a floating-point dtype, and `Unsupported` if arguments view the same memory
+    with several dtypes.
     """
     if not dtype.is_floating_point:
         raise ValueError(f"{dtype} is not a floating-point dtype")
@@ -53,8 +55,8 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature, with arguments and results converted to another dtype; unchanged if no tensor can be
-    converted.
+    """Return a signature with arguments and results converted to another dtype; the signature itself if no tensor can
+    be converted or `dtype` is None.
     """
     if dtype is None:
         return signature
@@ -83,7 +85,9 @@ def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
 
 
 def pieces(spec: TensorSpec) -> tuple[TensorSpec, ...]:
-    """Return the strided tensors that occupy a tensor's memory: the tensor itself, or its parts."""
+    """Return the strided tensors that occupy a tensor's memory: the tensor itself or, for a sparse or nested tensor,
+    its parts.
+    """
     return spec.parts or (spec,)
 
 
@@ -105,11 +109,12 @@ BLOCK = 1 << 22
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
-    """Draw values into a tensor whose elements may share memory.
+    """Draw values into a tensor, some of whose elements may be in the same memory.
 
     The drawn values take no more memory than the tensor, even if the tensor repeats elements.
 
     tensor : tensor of a dtype that `memory_dtype` returns
+    model : source of the values; None for values that only depend on the dtype (see `draw`)
     drawn_as : dtype of the drawn values, which are rounded to the tensor's dtype
     """
     if 0 in tensor.shape:
@@ -139,7 +144,9 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Draw values from a model; without one, draw normal numbers, random bits or zeros, depending on the dtype."""
+    """Return a tensor of values drawn from a model. Without a model, these are normal random numbers for floating-point
+    dtypes, random bits for dtypes that are not numbers, and zeros for others.
+    """
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
         return model.draw(shape, written_as, generator)
@@ -158,13 +165,15 @@ def memory_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Draw normal numbers of any floating-point or complex dtype, including 8-bit dtypes that torch cannot draw."""
+    """Return normal random numbers in any floating-point or complex dtype, also in 8-bit dtypes in which torch cannot
+    draw.
+    """
     wide = torch.complex64 if dtype.is_complex else torch.float32
     return torch.randn(shape, dtype=wide, generator=generator, device=generator.device).to(dtype)
 
 
 def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Cast values, with finite ones clamped to the dtype's range."""
+    """Return values converted to a dtype, with finite values clamped to the dtype's range so that they stay finite."""
     if values.dtype == dtype or not (values.dtype.is_floating_point and dtype.is_floating_point):
         return values.to(dtype)
     bounds = torch.finfo(dtype)
@@ -196,9 +205,11 @@ def _extent(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Source of recorded values; if they are missing or do not match the tensor, values are drawn from the value model.
+    """A source of values that reads recorded values from a file; if they are missing or do not fit the tensor, values
+    are drawn from the value model.
 
-    repeated : dimensions of stride 0, which the file stores once
+    key : key of the values in the file
+    repeated : dimensions of stride 0, of which the file stores one element
     """
 
     model: ValueModel
@@ -232,7 +243,8 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return the sources of values by number: recorded values if available, else value models.
+    """Return the source of values for each value-model number of a trace: recorded values if there are some, else the
+    value model.
 
     Warns if recorded values are missing.
     """

@@ -1,4 +1,4 @@
-"""Options for the inputs of a case, and the kinds of values: recorded, random or zeros."""
+"""Options for the device and values of a case's inputs, and the kinds of values: recorded, random or zeros."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def value_kinds(text: str) -> tuple[str, ...]:
 @titled("device and inputs")
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """Options for the devices and values of arguments."""
+    """Options for the device, dtype and values of arguments."""
 
     device: str | None = option(
         None,
@@ -97,7 +97,7 @@ class InputOptions:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """Random values without a model: normal floats, random bools, and integers 0 and 1, which are valid indices for any
+    """A source of random values: normal floats, random bools, and the integers 0 and 1, which are valid indices for any
     size above 1.
     """
 
@@ -121,10 +121,10 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedPiece:
-    """Draws a piece of a large tensor from a model of floats and repeats it, which is much faster than drawing the
-    whole tensor.
+    """A source of values for large float tensors, which draws one piece from a value model and repeats it; this is much
+    faster than drawing all values.
 
-    piece : minimum number of elements in the piece
+    piece : smallest number of elements in the piece
     """
 
     model: Floats
@@ -152,8 +152,10 @@ _MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
 def with_values(
     signature: Signature, values: Mapping[int, Drawable], kind: str
 ) -> tuple[Signature, Mapping[int, Drawable]]:
-    """Return a signature whose tensors refer to models for a kind of values, and these models.
+    """Return a signature whose tensors refer to sources of values by number, and these sources.
 
+    values : value models or recorded values of the trace, by number
+    kind : `recorded`, `random`, `zeros`, or `repeated` for calls that run untimed
     Arguments without recorded values get values that are valid for their operator, if such values are known.
     """
     from opgrip.traces.schema.arguments import TensorSpec, map_leaves
@@ -180,8 +182,8 @@ def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[i
 
 
 def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
-    """Return the models; for large float tensors whose values affect neither time nor shapes, models that repeat a
-    piece.
+    """Return the sources of values, in which large float tensors whose values affect neither time nor shapes have a
+    source that repeats a piece.
     """
     from math import prod
 
@@ -211,7 +213,9 @@ def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[
 
 
 def with_defaults(signature: Signature, values: Mapping[int, Drawable]) -> tuple[Signature, Mapping[int, Drawable]]:
-    """Return a signature whose tensors without values refer to default models, and all models."""
+    """Return a signature in which tensors without recorded values refer to default value models, and the sources of all
+    values by number.
+    """
     signature, models = _fill(signature, -1)
     return signature, {**values, **models} if models else values
 

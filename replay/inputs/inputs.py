@@ -1,4 +1,4 @@
-"""Arguments of a call, with recorded metadata and values drawn from value models."""
+"""The arguments of a call, created from recorded metadata, with values drawn from value models."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ from opgrip.traces.values import Drawable
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Map from recorded devices to devices of the replay."""
+    """Maps the device of a recorded tensor to the device of the replay.
+
+    recorded : device on which the program ran
+    replay_device : device of the replay; None to keep recorded devices
+    """
 
     recorded: str
     replay_device: str | None
@@ -45,8 +49,8 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """True if memory for the device should be pinned; pinning for an accelerator that is not used would
-        start it.
+        """True if CPU memory that was pinned in the program should be pinned here; pinning for an accelerator that is
+        not used would start it.
         """
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
@@ -56,18 +60,20 @@ ADDRESSES = 1 << 63
 
 
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
-    """Return the map to replay devices. Tensors on the CPU of a program that ran on an accelerator stay on the CPU.
+    """Return the map from recorded devices to the device of the replay.
 
-    recorded : device on which the program ran
-    replay_device : device to replay on, or None for the recorded one
+    recorded : device on which the program ran; its tensors on the CPU stay on the CPU if this is an accelerator
+    replay_device : device to replay on; None for the recorded one
     """
     return DeviceMap(recorded, replay_device)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A strided tensor to create, and its storage.
+    """A strided tensor to create in one of the storages.
 
+    spec : its shape, strides, offset and dtype
+    storage : index of its storage
     drawn_as : dtype in which its values are drawn
     """
 
@@ -78,21 +84,21 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A tensor to create, as one piece or from its parts."""
+    """A tensor to create from one strided piece or, if it is sparse or nested, from the pieces of its parts."""
 
     spec: TensorSpec
     pieces: tuple[_Piece, ...]
 
 
 class Inputs:
-    """The arguments of one case, which can be restored to their initial values.
+    """The arguments of one case in memory, which can be restored to their initial values.
 
-    args, kwargs : nested values and `TensorSpec`, as in a signature
-    values : value models by the numbers in the specs
-    place : map to replay devices
-    seed : random seed for drawing values
-    dtype : dtype to cast floating-point tensors to, or None to keep the recorded dtype; see `caster`
-    Raises `Unsupported` if arguments cannot be generated.
+    args, kwargs : arguments as in a signature, with `TensorSpec` for tensors
+    values : sources of values, by the numbers in the specs
+    place : map from recorded devices to the device of the replay
+    seed : random seed with which values are drawn
+    dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype; see `caster`
+    Raises `Unsupported` if the arguments cannot be created.
     """
 
     def __init__(
@@ -119,7 +125,7 @@ class Inputs:
 
     @staticmethod
     def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
-        """Return the number of bytes that arguments need, from their metadata."""
+        """Return how many bytes of memory the arguments need, from their metadata."""
         tree = _cast(args, kwargs, dtype)
         memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
         return sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
@@ -129,8 +135,8 @@ class Inputs:
         return sum(storage.nbytes() for storage in self._storages)
 
     def copy(self) -> Inputs:
-        """Return a copy in separate memory. `restore` of the copy uses the values that this object keeps, or else its
-        current ones.
+        """Return a copy in separate memory. The copy's `restore` restores the values that this object keeps or, if it
+        keeps none, its current ones.
         """
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
@@ -140,7 +146,7 @@ class Inputs:
         return twin
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments as new tensor objects over the same memory."""
+        """Return positional and keyword arguments; the tensors are new objects that use the same memory each time."""
         plan = iter(self._planned)
 
         def build(leaf: Any) -> Any:
@@ -156,7 +162,9 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write the memory of some tensor arguments, given by index."""
+        """Read and write the memory of some tensor arguments, given by index, so that it is in the cache; the values do
+        not change.
+        """
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
@@ -165,7 +173,7 @@ class Inputs:
                 memory.bitwise_or_(0)
 
     def keep(self) -> None:
-        """Store the current values, so that `restore` restores them."""
+        """Store the current values of all arguments for `restore`."""
         self._pristine = [storage.clone() for storage in self._storages]
 
     def restore(self) -> None:
@@ -175,7 +183,7 @@ class Inputs:
             storage.copy_(pristine)
 
     def written(self) -> frozenset[int]:
-        """Return the indices of the tensor arguments whose memory differs from the values that `keep` kept."""
+        """Return the indices of the tensor arguments whose values differ from those that `keep` stored."""
         changed = {
             number
             for number, (storage, pristine) in enumerate(zip(self._storages, self._pristine, strict=True))
@@ -233,7 +241,7 @@ class Inputs:
 
 
 def as_recorded(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor with its recorded flags: conjugated, negated, requires gradient."""
+    """Return a tensor with the flags that the trace records: conjugated, negated, requires gradient."""
     if spec.conj:
         tensor = tensor.conj()
     if spec.neg:
@@ -283,7 +291,7 @@ def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
 
 @contextmanager
 def _as_unsupported() -> Iterator[None]:
-    """Convert torch's errors in the block to `Unsupported`, except out-of-memory errors."""
+    """Convert torch's errors in the block to `Unsupported`, except errors for lack of memory."""
     try:
         yield
     except torch.OutOfMemoryError:

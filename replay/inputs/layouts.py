@@ -1,4 +1,4 @@
-"""Sparse, quantized and nested tensors with valid indices.
+"""Sparse, quantized and nested tensors, whose indices must be valid.
 
 Kernels access memory at these indices, so they must not be random; recorded valid indices are kept.
 """
@@ -36,11 +36,11 @@ MOST_PLACES = 1 << 60
 
 
 def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:
-    """Return valid row lengths that are as close to `lengths` as possible.
+    """Return row lengths of a sparse tensor that are valid and as close to `lengths` as possible.
 
     lengths : (..., rows) int64, random numbers
-    most : maximum length
-    total : sum over the rows; at most rows * most
+    most : largest length of a row
+    total : sum of the lengths of all rows; at most rows * most
     """
     lengths = lengths.clamp(0, most)
     if lengths.numel() == 0:
@@ -100,13 +100,15 @@ def _shrunk(lengths: torch.Tensor, have: torch.Tensor, total: int) -> torch.Tens
 
 
 def _spread(amount: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    """Distribute an amount over slots with limited capacity, starting with the first."""
+    """Return how much of `amount` each slot gets if slots are filled one after the other up to their
+    capacity `room`.
+    """
     before = room.cumsum(-1) - room
     return (amount - before).clamp(min=0).minimum(room)
 
 
 def check_layout(spec: TensorSpec) -> None:
-    """Raise `Unsupported` if a tensor with this layout cannot be generated."""
+    """Raise `Unsupported` if a tensor with this layout or quantization cannot be created."""
     quantized = spec.dtype in QUANTIZED
     if quantized and (spec.dtype in PACKED or spec.made_of is None):
         raise Unsupported(f"an argument has the dtype {str(spec.dtype).removeprefix('torch.')}")
@@ -129,7 +131,9 @@ def check_layout(spec: TensorSpec) -> None:
 def draw_indices(
     spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """Draw valid indices of a sparse tensor, in the order of its parts; return an empty tuple for other tensors."""
+    """Return valid indices for the parts of a sparse tensor that contain indices, in their order; an empty tuple for
+    other tensors.
+    """
     match spec.made_of:
         case Coo():
             return (_draw_coo(spec, spec.made_of, values, generator),)
@@ -139,7 +143,9 @@ def draw_indices(
 
 
 def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a sparse or nested tensor made of parts, without copying them. torch checks sparse indices again."""
+    """Return a sparse or nested tensor that consists of the given parts, which are not copied. torch checks sparse
+    indices again.
+    """
     with warnings.catch_warnings():
         # ignore warnings that these layouts are new
         warnings.simplefilter("ignore")
@@ -163,19 +169,21 @@ def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pack(value: Any) -> Any:
-    """Return the packed parameters of an argument that describes them; return other arguments unchanged."""
+    """Return torch's object of packed parameters for an argument that describes one; other arguments are returned
+    unchanged.
+    """
     if isinstance(value, ObjectSpec) and value.cls in PACKERS:
         return getattr(torch.ops.quantized, value.cls.removeprefix(PACKED_BY))(*value.content)
     return value
 
 
 def as_argument(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor | torch.UntypedStorage:
-    """Return the tensor, or its storage if the argument is a storage."""
+    """Return the tensor or, if the recorded argument is a storage, the tensor's storage."""
     return tensor.untyped_storage() if spec.cls == STORAGE else tensor
 
 
 def empty_quantized(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """Return an empty tensor with the dtype and quantizer of `spec`."""
+    """Return a tensor without elements that has the quantized dtype and the scales of `spec`."""
     none = [0] * len(spec.shape)
     match spec.made_of:
         case PerTensor(scale, zero_point):

@@ -1,5 +1,5 @@
-"""Modes: ways to run a call. A mode is a module of this package, or an entry point `opgrip.modes` of another
-package.
+"""Modes: ways to run a call, such as eager or compiled. A mode is a module of this package, or an entry point
+`opgrip.modes` of another package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ EAGER, CANDIDATE = "eager", "candidate"
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Options of compilers that search for faster code."""
+    """Options that let a compiler search for faster code."""
 
     trials: int = option(
         0,
@@ -41,7 +41,9 @@ class Tuning:
     )
 
     def words_of(self, mode: str) -> str:
-        """Return a mode's search settings as text, such as `64` or `64 replay-trace`; empty if it does not search."""
+        """Return the search settings of a mode as text, such as `64` or `64 replay-trace`; empty if the mode does not
+        search.
+        """
         if not self.trials or not find_mode(mode)[0].tuners:
             return ""
         return " ".join(filter(None, (str(self.trials), self.tuner)))
@@ -49,17 +51,19 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A call to be prepared by a mode.
+    """A call for which a mode is to make a program.
 
     function : an operator, a Python function, or the graph of a subgraph case
     args, kwargs : example arguments; the mode may run the function on them and overwrite them
-    others : further example arguments with other values or shapes
+    others : more example arguments, with other values or shapes
     mutates : True if a call may write into its arguments
     grad : True if gradients of its results are needed
-    threads : threads of an operator on the CPU
-    argument : argument after the mode's name, such as `NAME` in `compile:NAME`
-    store : folder for files that a later run of the same call can load, or None
-    candidate : loads the user's implementation of the call's operator; None if there is none
+    device : device on which it runs
+    threads : number of threads of an operator on the CPU
+    argument : text after the mode's name, such as `NAME` in `compile:NAME`
+    store : folder for files that a later run of the same call can load; None to keep none
+    tuning : options that let a compiler search for faster code
+    candidate : function that loads the user's implementation of the operator; None if there is none
     """
 
     function: Function
@@ -78,10 +82,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class RunOutputs:
-    """Results of one run of a call.
+    """The results of one run of a call.
 
-    outputs : all values in its results, in order
-    arguments : tensors among its arguments after the run; empty if it writes into none
+    outputs : all values in the call's results, in order
+    arguments : tensors among the call's arguments after the run; empty if the call writes into none
     """
 
     outputs: Sequence[Any]
@@ -97,8 +101,8 @@ class Program:
     leave : function that converts the result of `function` to torch tensors; only with `enter`
     in_place : True if `function` writes into the call's arguments although `enter` converts them
     enters_each_run : True if `enter` must be called before each run
-    note : a word or two on how it was prepared
-    memory : memory in bytes that was allocated in advance and that its runs use; None if runs allocate their memory
+    note : a few words on how it was prepared, for the column `note`
+    memory : memory that was allocated in advance and that its runs use; None if runs allocate their memory
     """
 
     function: Function
@@ -114,17 +118,18 @@ class Program:
 class Mode:
     """A way to run calls.
 
-    make : function that returns the program for a call; if it raises an error, rows report the error's message
+    make : function that returns the program for a call; if it raises an error, the call's row reports the error's
+        message
     needs : packages that it imports
     extra : extra of opgrip that installs these packages
-    devices : kinds of devices that it supports; empty for all
+    devices : device types that it supports; empty for all
     differentiable : True if autograd works through its programs; if False, a backward is compiled as a separate graph
     ahead : True if preparing programs is slow enough to do it in several processes before timing
     in_torch : True if its programs use torch's allocator and streams
-    in_graphs : True if its programs are CUDA graphs, which cannot be nested
+    in_graphs : True if its programs are CUDA graphs, which cannot be captured in another graph
     autotunes : True if preparing a program times kernels on the accelerator, so that it must not run concurrently
-    argument : name of the argument that may follow the mode's name after a colon
-    arguments : function that returns all valid arguments
+    argument : name of the argument that may follow the mode's name after a colon, such as `backend`
+    arguments : function that returns all valid values of this argument
     tuners : search methods, the default first; empty if it cannot search
     """
 
@@ -146,9 +151,7 @@ modes: Registry[Mode] = Registry("opgrip.replay.modes", "opgrip.modes")
 
 
 def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Callable[[Task], Program]]:
-    """Return a decorator that registers a function as the attribute `make` of a new mode; `about` are its other
-    attributes.
-    """
+    """Return a decorator that registers a function as a new mode's `make`; `about` are the mode's other attributes."""
 
     def enter(make: Callable[[Task], Program]) -> Callable[[Task], Program]:
         modes.register(name)(Mode(make, **about))
@@ -158,8 +161,8 @@ def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Calla
 
 
 def find_mode(text: str) -> tuple[Mode, str]:
-    """Return the mode for a name, and the argument after the name; raise `UserError` if it is unknown or lacks a
-    package.
+    """Return the mode that a text such as `compile:NAME` names, and its argument (empty if it has none); raise
+    `UserError` if the mode is unknown or lacks a package.
     """
     name, colon, argument = text.partition(":")
     named_mode = modes.get(name)
@@ -200,7 +203,7 @@ def _is_installed(package: str) -> bool:
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class ModeOptions:
-    """Options for the modes to run, and for the mode with which they are compared."""
+    """Options for the modes to run, and for the reference mode with which they are compared."""
 
     mode: tuple[str, ...] = option(
         (EAGER,),
@@ -224,13 +227,13 @@ class ModeOptions:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Names of all modes, the reference first."""
+        """Names of all modes to run, the reference mode first."""
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:
         """Raise `UserError` if a mode is unknown, lacks a package or does not support the options.
 
-        in_graph : True if runs are captured as CUDA graphs for timing
+        in_graph : True if runs are captured as CUDA graphs for timing (`--exec-mode graph`)
         """
         graphs = [name for name in self.all_names if runs_graphs(name)]
         if in_graph and graphs:

@@ -1,4 +1,4 @@
-"""The mode `cudagraph`: the call as a CUDA graph, which launches all kernels with one launch."""
+"""The mode `cudagraph`: runs a call as a CUDA graph, so that one launch starts all of its kernels."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ WARMUP = 3
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A captured CUDA graph that uses the memory of some arguments, and keeps this memory alive.
+    """A captured CUDA graph with the tensors whose memory it uses; they must stay alive as long as the graph.
 
-    results : tensors that each replay writes
-    memory : number of bytes that the capture allocated for one run
+    call : the captured call
+    tensors : its argument tensors
+    results : tensors that each replay of the graph writes
+    memory : memory that the capture allocated for one run
     """
 
     graph: Any
@@ -38,10 +40,10 @@ class _Captured:
 
 @mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
 def as_graph(task: Task) -> Program:
-    """Return the call as CUDA graphs that use the memory of its arguments.
+    """Return the call as CUDA graphs, one for each set of arguments, captured on first use.
 
-    A graph reads and writes the addresses of its capture. So each set of arguments gets a separate graph on first use,
-    and no inputs are copied before a run.
+    A graph reads and writes the memory addresses of its capture, so it can only run on the same tensors, but no inputs
+    are copied before a run.
     """
     examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
     captures = []
@@ -78,15 +80,15 @@ def _call_of(task: Task, arguments: Arguments) -> TensorCall:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return addresses and layouts of tensors; if they are equal for two sets of tensors, one graph can use both."""
+    """Return addresses, shapes, strides and dtypes of tensors; a graph can run on all sets of tensors for which these
+    are equal.
+    """
     return tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call on a stream as in the capture; in the last run, torch raises an error if the call waits for the
-    device.
-
-    Waiting would make a capture fail, and later ones too.
+    """Run the call on the stream of the capture. In the last run, torch raises an error if the call waits for the
+    device, because waiting would make this capture and later ones fail.
     """
     import torch
 
@@ -128,7 +130,8 @@ def _capture(task: Task, arguments: Arguments) -> _Captured:
 
 @functools.cache
 def _stream_and_anchor(device: str) -> tuple[Any, Any]:
-    """Return the stream of all captures on a device, and an empty graph whose memory pool they share.
+    """Return the stream on which all graphs of a device are captured, and an empty graph that keeps their shared memory
+    pool alive.
 
     A pool's memory belongs to a stream, and a pool ends with the last of its graphs. Graphs of one pool use each
     other's intermediate memory, so they must not run concurrently.

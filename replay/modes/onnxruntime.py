@@ -1,4 +1,6 @@
-"""The modes `onnxruntime` and `tensorrt`: models of torch.onnx, run by ONNX Runtime or by TensorRT in it."""
+"""The modes `onnxruntime` and `tensorrt`: a call is exported to ONNX by torch, and run by ONNX Runtime, with TensorRT
+or without.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,11 @@ Provider = tuple[str, dict[str, str]]
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
 def with_onnxruntime(task: Task) -> Program:
-    """Prepare the call as an ONNX model on the provider for its device; the model is kept in the task's store.
+    """Return the call as an ONNX model that ONNX Runtime runs on the task's device; the model is kept in the task's
+    store.
 
-    A new binding is made for each run, because a binding keeps its results. So the allocation of results is timed, as
-    in eager mode.
+    Inputs and results are bound before each run, because a binding keeps its results. So the time includes the
+    allocation of results, as in eager mode.
     """
     import torch
 
@@ -48,7 +51,10 @@ def check_provider(name: str, package: str) -> None:
 
 
 def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
-    """Return ONNX Runtime's CUDA provider, with the same precision and algorithm search as torch."""
+    """Return ONNX Runtime's CUDA provider and its options, with the same precision and algorithm search as torch.
+
+    operators : names of the operators in the model, which decide whether TF32 is allowed
+    """
     import torch
 
     from opgrip.replay.modes.conversions.runtimes import device_index
@@ -63,9 +69,9 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
 
 
 def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
-    """Prepare the call as an ONNX model on the first provider that supports it.
+    """Return the call as an ONNX model whose nodes run on the first execution provider that supports them.
 
-    providers_of : function that returns providers for the names of the model's operators
+    providers_of : function that returns the providers, given the names of the model's operators
     Raises `Unsupported` if a provider cannot be loaded.
     """
     import onnxruntime
@@ -91,7 +97,9 @@ def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider
 
 
 def _nodes_elsewhere(session: Any, provider: str) -> str:
-    """Return a description of the nodes that run on another provider; empty if there are none or if it is unknown."""
+    """Return a text that names the model's nodes that run on other execution providers; empty if there are none or if
+    this is unknown.
+    """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return ""
     parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
@@ -170,7 +178,7 @@ def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
 
 
 def _element_type(type_name: str) -> int:
-    """Return ONNX's number for an element type, given the runtime's name such as `tensor(float)`."""
+    """Return ONNX's number of an element type, given ONNX Runtime's name such as `tensor(float)`."""
     import onnx
 
     name = type_name.removeprefix("tensor(").removesuffix(")").upper()
@@ -196,7 +204,9 @@ TENSORRT = "TensorrtExecutionProvider"
     autotunes=True,
 )
 def with_tensorrt(task: Task) -> Program:
-    """Prepare the call with TensorRT; the engine is kept in the task's store, because building it is slow."""
+    """Return the call as an ONNX model that TensorRT runs; the engine is kept in the task's store, because building it
+    is slow.
+    """
     from opgrip.replay.modes.conversions.runtimes import device_index
 
     check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")

@@ -1,4 +1,4 @@
-"""Modes of torch itself: eager, `torch.compile` in its forms, AOTInductor and TorchScript."""
+"""The modes of torch itself: eager, `torch.compile` in several forms, AOTInductor and TorchScript."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def _backends() -> Collection[str]:
 
 @mode("compile", differentiable=True, argument="backend", arguments=_backends)
 def with_static_shapes(task: Task) -> Program:
-    """Compile the call for its shapes, by inductor or another backend of dynamo."""
+    """Compile the call for its shapes, with inductor or another backend of dynamo."""
     return _compiled(task, dynamic=False, backend=task.argument or "inductor")
 
 
 @mode("compile-dynamic", differentiable=True)
 def with_dynamic_shapes(task: Task) -> Program:
-    """Compile the call for all shapes; calls that differ only in shapes share one program."""
+    """Compile the call for all shapes; calls that differ only in shapes share one compiled program."""
     return _compiled(task, dynamic=True)
 
 
@@ -49,7 +49,7 @@ def with_dynamic_shapes(task: Task) -> Program:
 def with_autotuning(task: Task) -> Program:
     """Compile the call for its shapes, with the fastest of several kernels.
 
-    The CUDA graphs that torch's `max-autotune` adds are not used here; `reduce-overhead` shows their effect.
+    The CUDA graphs that torch's `max-autotune` adds are left out; the mode `reduce-overhead` shows their effect.
     """
     return _compiled(task, dynamic=False, mode="max-autotune-no-cudagraphs")
 
@@ -101,7 +101,9 @@ def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
 
 
 def _own_code(function: Function) -> Function:
-    """Return a copy with a separate code object, because dynamo limits the programs per code object."""
+    """Return a copy of a function with a separate code object, because dynamo limits the number of programs per code
+    object.
+    """
     import torch
 
     number = next(_numbers)
@@ -128,7 +130,7 @@ def _twin(function: FunctionType, number: int) -> FunctionType:
 
 
 def _kind(task: Task) -> object:
-    """Return a key that is equal for calls that can share a program for all shapes."""
+    """Return a key that is equal for all calls that can use the same program compiled for all shapes."""
     import torch
 
     from opgrip.traces.schema.arguments import leaves
@@ -178,9 +180,9 @@ RUNS = 2
 
 @mode("jit", differentiable=True, ahead=False)
 def with_torchscript(task: Task) -> Program:
-    """Script the call, or trace it if that fails.
+    """Compile the call with `torch.jit.script`, or with `torch.jit.trace` if that fails.
 
-    Raises `Unsupported` if neither works: scripts support a part of Python, traces follow one branch.
+    Raises `Unsupported` if neither works: scripts support only a part of Python, traces follow only one branch.
     """
     import torch
 
@@ -216,7 +218,7 @@ def with_torchscript(task: Task) -> Program:
 
 
 def _calls_extension(function: Any) -> bool:
-    """Return True for a function of an extension module, or a graph that calls one."""
+    """Return True if a function belongs to an extension module, or is a graph that calls such a function."""
     import torch
 
     if isinstance(function, torch.fx.GraphModule):

@@ -1,6 +1,6 @@
-"""The mode `tvm`: the exported call as a Relax program, compiled for this CPU or GPU.
+"""The mode `tvm`: an exported call as a Relax program, compiled by TVM for this CPU or GPU.
 
-Without a search, TVM generates simple single-threaded loops for a CPU. `--tune` searches for better code with TVM's
+Without a search, TVM generates simple single-threaded loops for a CPU. `--tune` searches for faster code with TVM's
 meta schedule.
 """
 
@@ -71,7 +71,7 @@ def make(task: Task) -> Program:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor that is contiguous, aligned and not lazily conjugated; a copy is made only if needed."""
+    """Return a tensor that is contiguous, aligned and not lazily conjugated; it is copied only if needed."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
@@ -86,7 +86,7 @@ def _target(device: Any, threads: int) -> Any:
 
 
 def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) -> tuple[Any, str]:
-    """Return the compiled program, and a note on how it was obtained."""
+    """Return the compiled program, and a note that says if it was tuned."""
     import tvm
 
     trials = task.tuning.trials
@@ -103,8 +103,8 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
 
 
 def _name(target: Any, tuning: Tuning) -> str:
-    """Return a library's file name, which contains everything on which its code depends except the call and
-    versions.
+    """Return the file name of a compiled library, which contains everything that affects its code except the call and
+    the versions.
     """
     processor = target.attrs.get("mcpu") or target.attrs.get("arch")
     cores = target.attrs.get("num-cores", 0)
@@ -112,7 +112,7 @@ def _name(target: Any, tuning: Tuning) -> str:
 
 
 def _keep(executable: Any, path: Path) -> None:
-    """Write a library to a file, unless there is no C compiler to link it."""
+    """Write a compiled library to a file; do nothing if there is no C compiler to link it."""
     whole = path.with_name(f"{path.name}.{os.getpid()}.so")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def _compiled(module: Any, target: Any) -> Any:
 
 
 def _tuned(module: Any, task: Task, target: Any) -> Any:
-    """Return the program with the best code that a search has found, now or in an earlier run."""
+    """Return the program with the fastest code that a search has found, now or in an earlier run."""
     from tvm.s_tir import meta_schedule
 
     tuner = task.tuning.tuner or TUNERS[0]
@@ -155,7 +155,7 @@ def _tuned(module: Any, task: Task, target: Any) -> Any:
 
 
 def _trials_in(folder: Path) -> int:
-    """Return the number of trials of the completed search whose database is in a folder; 0 if there is none."""
+    """Return how many programs the completed search in a folder tried; 0 if there is no completed search."""
     done = folder / DONE
     return int(done.read_text()) if done.exists() else 0
 
@@ -193,8 +193,8 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """Import only the tensor intrinsics of x86 for a search on an x86 CPU, because importing those of all targets takes
-    a minute.
+    """For an x86 CPU, let the block import only the tensor intrinsics of x86, because importing those of all targets
+    takes a minute.
     """
     import tvm
 
@@ -214,8 +214,8 @@ def _intrinsics_of(target: Any) -> Iterator[None]:
 
 
 def _build(module: Any, target: Any, _: Any) -> Any:
-    """Build a module like the search's builder, but without importing the tensor intrinsics of all targets, which takes
-    a minute.
+    """Build a module as TVM's search does, but without importing the tensor intrinsics of all targets, which takes a
+    minute.
 
     A scheduled module no longer refers to intrinsics by name.
     """
@@ -236,6 +236,6 @@ def _one_line_errors(what: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line of TVM's message, which begins with a stack trace."""
+    """Return the last line of the message of a TVM error, because the message begins with a stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return one_line(type(error)(lines[-1] if lines else "")).removeprefix("AssertionError: ")

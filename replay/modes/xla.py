@@ -1,6 +1,6 @@
-"""The modes `jax`, `xla` and `tensorflow`: jax functions, which XLA compiles.
+"""The modes `jax`, `xla` and `tensorflow`, which run calls as jax functions that XLA compiles.
 
-`jax` runs JAX implementations of samples. `xla` and `tensorflow` run an exported call as a jax function made by
+`jax` runs JAX implementations of samples. `xla` and `tensorflow` convert an exported call to a jax function with
 torchax. TensorFlow runs this function as one operator (by jax2tf), so TensorFlow's own kernels are not measured.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @mode("jax", needs=("jax",), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
 def with_jax(task: Task) -> Program:
-    """Compile a sample's JAX implementation; arguments other than tensors are constant.
+    """Compile the JAX implementation of a sample; arguments other than tensors are constants.
 
-    Raises `Unsupported` if the sample has no JAX implementation, or it cannot be compiled.
+    Raises `Unsupported` if the sample has no JAX implementation, or if it cannot be compiled.
     """
     from torch import Tensor
 
@@ -75,9 +75,10 @@ def _sample_of(task: Task) -> Sample | None:
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
-    """Return a program's constants, and a jax function that takes the constants and the inputs. Call `start` before.
+    """Return the constants of an exported program, and a jax function that takes these constants and the inputs. Call
+    `start` before.
 
-    Raises `Unsupported` if torchax cannot convert it.
+    Raises `Unsupported` if torchax cannot convert the program.
     """
     from opgrip.replay.modes.conversions.runtimes import reason
     from opgrip.traces.schema.tensor_specs import plain_name
@@ -97,7 +98,9 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
     dtypes = [plain_name(node.meta["val"].dtype) for node in outputs]
 
     def as_torch_has_it(states: Any, inputs: Any) -> Any:
-        """Run the function, and cast its results to torch's dtypes; for example, jax returns 32-bit indices."""
+        """Run the function and cast its results to the dtypes that torch returns; for example, jax returns 32-bit
+        indices.
+        """
         arrays = function(states, inputs)
         return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))
 
@@ -105,7 +108,9 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:
-    """Set the dtype of operators that rely on torch's default dtype, because jax's default differs in 64-bit mode."""
+    """Set the `dtype` argument of operators that rely on torch's default dtype, because jax has another default in
+    64-bit mode.
+    """
     import torch
 
     for node in graph.nodes:
@@ -120,11 +125,11 @@ def _name_dtypes(graph: torch.fx.Graph) -> None:
 
 @contextmanager
 def _importable() -> Iterator[None]:
-    """Make torchax importable in the block, and undo its changes to torch afterwards.
+    """Let the block import torchax, and undo its changes to torch afterwards.
 
-    torchax refers to overloads that newer versions of torch removed; these are replaced by placeholders. Importing
-    torchax also registers a backend, replaces decompositions and disables a fast path of attention, which would affect
-    other modes.
+    torchax refers to overloads that newer versions of torch have removed; placeholders replace them. Importing torchax
+    also registers a backend, replaces decompositions and disables a fast path of attention, which would affect other
+    modes.
     """
     import torch
     from torch._ops import OpOverloadPacket
@@ -240,7 +245,7 @@ def _to_tensorflow(tensor: torch.Tensor) -> Any:
 
 
 def _hide_gpus() -> None:
-    """Hide GPUs from TensorFlow, because it would use them whatever device torch uses."""
+    """Prevent TensorFlow from using GPUs, which it would do whatever device torch uses."""
     from tensorflow import config
 
     if config.get_visible_devices("GPU"):
@@ -251,7 +256,9 @@ def _hide_gpus() -> None:
 
 
 def _set_threads(threads: int) -> None:
-    """Set TensorFlow's threads per operator; raise `Unsupported` if it already runs with another number."""
+    """Set how many threads a TensorFlow operator uses; raise `Unsupported` if TensorFlow already runs with another
+    number.
+    """
     from tensorflow import config
 
     started = config.threading.get_intra_op_parallelism_threads()

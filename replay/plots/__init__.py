@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PlottedRun(Protocol):
-    """Rows and header of a replay, as in `Results`."""
+    """The rows and header of a replay that is plotted, as in `Results`."""
 
     @property
     def rows(self) -> Sequence[Result]:
@@ -27,17 +27,17 @@ class PlottedRun(Protocol):
 
     @property
     def header(self) -> Mapping[str, Any]:
-        """Trace, versions and device."""
+        """Facts about the replay: trace, versions and device."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlotRequest:
-    """The input for drawing a plot.
+    """The runs and choices from which a plot is drawn.
 
-    runs : results by name, in drawing order
+    runs : results to plot by name, in drawing order
     title : title of the plot; empty for none
-    by : grouping of cases, such as `family` or `op`; None for the kind's default
-    over : column of the x axis; None for the kind's default
+    by : how cases are grouped, such as `family` or `op`; None for the default of the kind of plot
+    over : column on the x axis; None for the default of the kind of plot
     """
 
     runs: Mapping[str, PlottedRun]
@@ -53,11 +53,11 @@ Draw = Callable[[PlotRequest], "Figure"]
 class Plot:
     """A kind of plot.
 
-    summary : text for the command's help
+    summary : one-line description for the command's help
     draw : function that returns the figure, or raises `UserError` if there is nothing to draw
     by : accepted values of `--by`, the default first
     over : accepted values of `--over`
-    least, most : smallest and largest number of runs; None for no limit
+    least, most : smallest and largest number of runs that it can draw; None for no limit
     """
 
     summary: str
@@ -73,7 +73,7 @@ plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")
 
 
 def timed(rows: Sequence[Result]) -> list[Result]:
-    """Return the rows that have a reliable time."""
+    """Return the rows with status ok and a time."""
     from opgrip.replay.results.results import OK
 
     return [row for row in rows if row.status == OK and row.median_us]
@@ -85,7 +85,9 @@ def time_of(row: Result) -> float:
 
 
 def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result]]]:
-    """Yield name and timed rows for each mode of each run; the name includes the run if there are several."""
+    """Yield (name, timed rows) for each mode of each run; the name includes that of the run if there are
+    several runs.
+    """
     for name, run in runs.items():
         rows = timed(run.rows)
         for mode in dict.fromkeys(row.mode for row in rows):
@@ -93,7 +95,7 @@ def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result
 
 
 def longest(rows: Sequence[Result], most: int) -> list[str]:
-    """Return up to `most` operators, longest total time first."""
+    """Return at most `most` operators, those with the longest total time, longest first."""
     totals: dict[str, float] = {}
     for row in rows:
         totals[row.op] = totals.get(row.op, 0.0) + time_of(row)
@@ -106,12 +108,13 @@ FITTING = ("modes", "scaling", "operators")
 
 @dataclass(frozen=True, slots=True)
 class PlotChoices:
-    """User's choices for a plot; None means the default.
+    """A user's choices for a plot; None means the default.
 
     op : shell pattern for operator names
-    case : beginning of the key of the only case to draw
-    by, over : grouping of cases and x axis, as in `PlotRequest`
-    title : title; the default consists of trace, machine and version of torch
+    case : beginning of the key of the single case to draw
+    by : how cases are grouped
+    over : column on the x axis
+    title : title of the plot; by default trace, machine and version of torch
     """
 
     op: str | None = None
@@ -123,14 +126,14 @@ class PlotChoices:
 
 @dataclass(frozen=True, slots=True)
 class SelectedRun:
-    """A run reduced to the rows that the user selected."""
+    """The rows of a run that the user selected, and the run's header."""
 
     rows: Sequence[Result]
     header: Mapping[str, Any]
 
 
 def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
-    """Raise `UserError` for an unknown kind or choices that the kind does not accept.
+    """Raise `UserError` if a kind of plot is unknown, or does not accept the choices or the number of runs.
 
     number : number of runs to draw
     """
@@ -146,9 +149,9 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
-    """Return the request for a plot of runs.
+    """Return what a plot of these runs is to show.
 
-    Raises `UserError` as `check_choices`, or if no row is selected.
+    Raises `UserError` in the same cases as `check_choices`, or if no row is selected.
     """
     check_choices(kind, len(runs), choices)
     selected = {
@@ -162,12 +165,14 @@ def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices)
 
 
 def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure, drawn in matplotlib's current style; raise `UserError` if there is nothing to draw."""
+    """Return the figure of a plot, drawn in matplotlib's current style; raise `UserError` if there is
+    nothing to draw.
+    """
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 
 
 def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of the kind of plot that suits the runs: `modes`, `scaling`, or else `operators`."""
+    """Return the figure of the first kind of plot that can show these runs: `modes`, `scaling`, or else `operators`."""
     *special, usual = FITTING
     for kind in special:
         with suppress(UserError):
@@ -188,8 +193,8 @@ def _is_selected(row: Result, choices: PlotChoices) -> bool:
 
 
 def _title(kind: str, runs: Mapping[str, PlottedRun]) -> str:
-    """Return a title with trace, machine and torch version; for a roofline only the trace, because the plot names the
-    machine.
+    """Return the default title with trace, machine and torch version; for a roofline only the trace, because the plot
+    itself names the machine.
     """
     headers = [run.header for run in runs.values()]
     traces = dict.fromkeys(str(header.get("trace", "")) for header in headers)

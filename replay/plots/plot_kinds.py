@@ -1,4 +1,6 @@
-"""Plots of times: by operator, by mode, over stored runs, over threads, batch sizes or streams, and rooflines."""
+"""The kinds of plots: times by operator, by mode, over stored runs, over thread counts or batch sizes, and
+rooflines.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ CAPTURED = "captured"
 
 
 def draw_operators(request: PlotRequest) -> Figure:
-    """Return a plot with one bar per group and series: total replayed time, next to the captured time."""
+    """Return a plot with one bar for each group of cases and series: total replayed time, next to the captured time."""
     from opgrip.replay.results.ratios import shares_by
 
     by = request.by or OPERATOR_GROUPS[0]
@@ -68,7 +70,7 @@ def draw_operators(request: PlotRequest) -> Figure:
 
 
 def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
-    """Return rows with the total time of their calls, by series: captured times first, then replayed ones."""
+    """Return (row, total time in us of its calls) by name of the series: captured times first, then replayed ones."""
     replayed = dict(series_of(request.runs))
     if not replayed:
         raise UserError("the results have no case with a time", "see the column error, or use opreplay --strict")
@@ -79,7 +81,7 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
 
 
 def _first_ways(rows: list[Result]) -> list[Result]:
-    """Return the first row of each case; other rows of a case are variants of the same calls."""
+    """Return the first row of each case; the other rows of a case are variants of the same calls."""
     from opgrip.replay.results.results import VARIANT_COLUMNS
 
     cases: dict[tuple[object, ...], Result] = {}
@@ -104,7 +106,7 @@ multiples
 
 
 def draw_modes(request: PlotRequest) -> Figure:
-    """Return a plot of the speed-up of each group and mode: geometric mean, and a bar over the middle 80 %."""
+    """Return a plot of each mode's speed-up per group: a point at the geometric mean, a bar over the middle 80 %."""
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
     for rows_by_group in series.values():
@@ -129,7 +131,7 @@ def draw_modes(request: PlotRequest) -> Figure:
 
 
 def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Result]]], str]:
-    """Return the rows with a speed-up, by series and group, and the name of the reference mode."""
+    """Return the rows with a speed-up by series (mode) and group, and the name of the reference mode."""
     from opgrip.replay.results.ratios import GROUPS, reference_of, with_ratios_by_case
 
     group_of = GROUPS[request.by or MODE_GROUPS[0]]
@@ -165,7 +167,7 @@ def _draw_series(axes: Axes, place: int, name: str, offset: float, groups: Seque
 
 
 def _scale(axes: Axes) -> None:
-    """Make an axis logarithmic with plain numbers as labels, so that 2 and 1/2 are equally far from 1."""
+    """Give an axis a logarithmic scale with plain numbers as labels, so that 2 and 1/2 are equally far from 1."""
     from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")
@@ -176,7 +178,7 @@ def _scale(axes: Axes) -> None:
 
 
 def _label_major(axis: Axis, locator: Locator, form: str) -> None:
-    """Label only the ticks of a locator, with plain numbers."""
+    """Label an axis only at the ticks of a locator, with plain numbers in the format `form`."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     axis.set_major_locator(locator)
@@ -185,7 +187,7 @@ def _label_major(axis: Axis, locator: Locator, form: str) -> None:
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """Return a plot over several runs: a line and a p10 to p90 band per mode, for cases timed in all runs."""
+    """Return a plot over several runs: a line and a p10 to p90 band per mode, over the cases timed in all runs."""
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
@@ -211,12 +213,12 @@ def draw_history(request: PlotRequest) -> Figure:
 
 
 def _identity(row: Result) -> tuple[object, ...]:
-    """Return the identity of a row including its device, so that different devices get separate lines."""
+    """Return a key of a row's case, variant and device, so that different devices get separate lines."""
     return (row.device, *row.identity)
 
 
 def _moment(name: str, run: PlottedRun) -> datetime:
-    """Return the time at which a run was made, in UTC."""
+    """Return the time in UTC at which a run was made; raise `UserError` if its header does not state it."""
     try:
         moment = datetime.fromisoformat(str(run.header["time"]))
     except (KeyError, ValueError) as error:
@@ -225,7 +227,7 @@ def _moment(name: str, run: PlottedRun) -> datetime:
 
 
 def _total(rows: list[Result], name: str, common: set[object]) -> float:
-    """Return the time in us of one call if there is a single case, else the total time of all calls."""
+    """Return the sum of a time column in us over all calls or, if there is a single case, the time of one call."""
     if len(common) == 1:
         return float(getattr(rows[0], name) or rows[0].median_us or 0.0)
     return fsum(max(row.count, 1) * (getattr(row, name) or row.median_us or 0.0) for row in rows)
@@ -252,7 +254,7 @@ size
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """Return a plot with one line per mode: total time, with a band from the 10th to the 90th percentile of cases."""
+    """Return a plot of total time over an option's values: a line and a p10 to p90 band of cases for each mode."""
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
     figure, (axes,) = new_figure(request.title, size=(4.6, 3.6))
@@ -272,7 +274,7 @@ def draw_scaling(request: PlotRequest) -> Figure:
 
 
 def _varied(rows: list[Result]) -> str:
-    """Return the only column in which the rows differ; raise `UserError` if there is none or several."""
+    """Return the single column of `VARIED` in which the rows differ; raise `UserError` if it is not exactly one."""
     names = [name for name in VARIED if len({getattr(row, name) for row in rows} - {None}) > 1]
     if not names:
         raise UserError("the rows have one number of threads, one batch and one stream", "replay with --threads 1,2,4")
@@ -282,7 +284,7 @@ def _varied(rows: list[Result]) -> str:
 
 
 def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], column: str) -> list[int]:
-    """Draw the cases that were timed at all values of a column, and return these values."""
+    """Draw the cases that were timed at all values of a column; return these values (none if no case was)."""
     import numpy as np
 
     by_case: dict[Any, dict[int, float]] = {}
@@ -324,7 +326,7 @@ WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
-    """Return a plot with one point per case (its median), error bars from p10 to p90, and one series per mode."""
+    """Return a plot with a panel per operator and a point per case: its median time, with a bar from p10 to p90."""
     column, name, unit = WORK[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]
@@ -354,7 +356,7 @@ def draw_shapes(request: PlotRequest) -> Figure:
 
 
 def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], column: str) -> None:
-    """Draw the points of a series, also of an empty one: the first panel's legend lists all series."""
+    """Draw the points of a series, even if it has none, because the first panel's legend lists all series."""
     style = marked(place) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
     medians = [row.median_us or 0.0 for row in rows]
     bands = [_band(row) for row in rows]
@@ -366,13 +368,13 @@ def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], col
 
 
 def _band(row: Result) -> tuple[float, float]:
-    """Return the 10th and 90th percentile, widened to include the median, in us."""
+    """Return the 10th and 90th percentile of a row's times in us, widened to include the median."""
     median = row.median_us or 0.0
     return min(row.p10_us or median, median), max(row.p90_us or median, median)
 
 
 def draw_roofline(request: PlotRequest) -> Figure:
-    """Return the same roofline as `opreplay --roofline -o x.svg`; the results must contain the machine's peaks."""
+    """Return the roofline that `opreplay --roofline -o x.svg` draws; the results must contain the peak rates."""
     from opgrip.replay.analyses.roofline import drawing
     from opgrip.traces.analysis.machine_ceilings import from_json
 

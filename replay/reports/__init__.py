@@ -24,9 +24,10 @@ Read = Callable[[Path], pd.DataFrame]
 class Report:
     """An output format of results.
 
+    write : function that writes rows and header to a file
     needs : name of the analysis that the format requires; empty for none
-    read : function that reads such a file back, with the header in `attrs`; None if the format cannot be read. It may
-        raise OSError, ValueError, KeyError or TypeError for a damaged file
+    read : function that reads such a file, with the header in `attrs`; None if the format cannot be read. It may raise
+        OSError, ValueError, KeyError or TypeError for a damaged file
     binary : True if the file is binary
     package : package needed for writing, and the extra that installs it; empty if none is needed
     """
@@ -43,8 +44,10 @@ reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")
 
 
 def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
-    """Return a decorator that registers a function as the attribute `write` of a new report; `about` are its other
+    """Return a decorator that registers a function as the `write` of a new output format; `about` are its other
     attributes.
+
+    suffix : file suffix that selects the format
     """
 
     def enter(write: Write) -> Write:
@@ -55,10 +58,7 @@ def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
 
 
 def report_for(path: Path) -> Report:
-    """Return the report for the suffix of a file name.
-
-    Raises `UserError` for an unknown suffix.
-    """
+    """Return the output format that the suffix of a file name selects; raise `UserError` for an unknown suffix."""
     named_report = reports.get(path.suffix)
     if named_report is None:
         raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(reports.names())}")

@@ -1,4 +1,6 @@
-"""Conversion of rows to the cells of all columns, reading of result files, and checks whether a file is complete."""
+"""Conversion of rows to values in all columns, reading of result files, and checks whether a result file is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,13 @@ OF_HEADER: dict[str, type] = {
 
 
 def check_size(path: Path) -> None:
-    """Raise `UserError` for a file too large for memory."""
+    """Raise `UserError` if a result file is too large to be read into memory."""
     if path.stat().st_size > LARGEST_BYTES:
         raise UserError(f"{path} is larger than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse untrusted JSON; raise `ValueError` for excessive nesting or invalid numbers."""
+    """Return the content of untrusted JSON text; raise `ValueError` for excessive nesting or invalid numbers."""
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
         document = json.loads(content)
@@ -52,7 +54,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the header from the facts that a file contains.
+    """Return the header of a result file from the fields that the file contains.
 
     Raises `UserError` if a field has the wrong type.
     """
@@ -75,9 +77,9 @@ def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
 
 
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
-    """Return the checked cells of a column, with None for empty ones.
+    """Return the values in a column of a result file, checked against the column's declaration; None for empty ones.
 
-    Raises `UserError` if a cell does not match the column's declaration.
+    Raises `UserError` if a value does not match the declaration.
     """
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
@@ -88,7 +90,7 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
 
 
 def other_columns(path: Path) -> UserError:
-    """Return the error for a file that has columns which results do not have."""
+    """Return the error for a file that has columns which result files do not have."""
     return UserError(f"{path} has columns that this version of opreplay does not write", "choose another file")
 
 
@@ -112,13 +114,13 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
 
 
 def added_columns() -> list[Column]:
-    """Return the columns of all analyses and of measurements on request."""
+    """Return the columns that analyses and optional measurements add to rows."""
     declared = [*(analysis.columns for analysis in in_order()), *(columns for _, columns in ON_REQUEST)]
     return [about for group in declared if group is not None for about in columns_in(group)]
 
 
 def all_columns() -> list[Column]:
-    """Return the columns of every row, followed by the added columns.
+    """Return the columns that every row has, followed by the columns that analyses and optional measurements add.
 
     Raises `UserError` if two columns have the same name.
     """
@@ -130,19 +132,19 @@ def all_columns() -> list[Column]:
 
 
 def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return the cells of rows in all columns; empty cells are None."""
+    """Return, for each row, its values by column name for all columns; None if it has no value."""
     names = [about.name for about in all_columns()]
     return [{name: cells.get(name) for name in names} for cells in (row.to_plain() for row in rows)]
 
 
 def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
-    """Return a data frame of one row per result, with all columns."""
+    """Return a data frame with one row per result and all columns."""
     cells = [{name: _as_unicode(cell) for name, cell in row.items()} for row in whole_cells(rows)]
     return pd.DataFrame(cells, columns=[about.name for about in all_columns()])
 
 
 def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
-    """Return a data frame of one row per result and call site; see `Results.by_call_site`."""
+    """Return a data frame with one row per result and call site; see `Results.by_call_site`."""
     places, cells = [], []
     for place, row in enumerate(rows):
         sites = row.sites
@@ -165,16 +167,16 @@ def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
 
 
 def _as_unicode(cell: Any) -> Any:
-    """Return a cell as valid Unicode: lone surrogates, which an untrusted name can contain, are escaped."""
+    """Return a value as valid Unicode: lone surrogates, which an untrusted name can contain, are escaped."""
     if not isinstance(cell, str) or cell.isascii():
         return cell
     return cell.encode(errors="backslashreplace").decode()
 
 
 def load_results(path: str | Path) -> pd.DataFrame:
-    """Return the rows of a file written by `opreplay -o`, such as `.json` or `.csv`, with the header in `attrs`.
+    """Return the rows of a file that `opreplay -o` wrote, such as `.json` or `.csv`, with the header in `attrs`.
 
-    Raises `UserError` if the file is missing, damaged or of a kind that cannot be read.
+    Raises `UserError` if the file is missing, damaged or of a format that cannot be read.
     """
     path = Path(path)
     read = report_for(path).read
@@ -196,12 +198,12 @@ def load_results(path: str | Path) -> pd.DataFrame:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Return the rows of a file written by `opreplay -o`; raise the same errors as `load_results`."""
+    """Return the rows of a file that `opreplay -o` wrote; raise the same errors as `load_results`."""
     return rows_in(load_results(path), path)
 
 
 def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
-    """Return the rows of a data frame read from a file; raise `UserError` if a cell is missing or invalid."""
+    """Return the rows of a data frame that was read from `path`; raise `UserError` if a value is missing or invalid."""
     by_name = {about.name: about for about in all_columns()}
     cells = {str(name): cells_in(by_name[str(name)], frame[name], path) for name in frame.columns}
     try:
@@ -211,7 +213,7 @@ def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
 
 
 def check_columns(names: Iterable[Hashable], path: Path) -> None:
-    """Raise `UserError` for duplicate or unknown columns."""
+    """Raise `UserError` if columns of a result file are unknown or occur twice."""
     count = Counter(list(names))
     if max(count.values(), default=1) > 1 or not count.keys() <= {about.name for about in all_columns()}:
         raise other_columns(path)
@@ -227,13 +229,13 @@ OPTIONS = "options_hash"
 def read_completed(
     path: Path, expected: Sequence[Result], devices: Collection[str], caches: Collection[str], header: Mapping[str, Any]
 ) -> list[Result]:
-    """Return the rows of an existing result file of the same replay, or no rows if its format cannot be read.
+    """Return the rows of an existing result file of the same replay; an empty list if its format cannot be read.
 
     expected : rows of the replay before they are measured
     devices : devices of the replay
     caches : cache states of the replay
-    header : header of the file to be written
-    Raises `UserError` if the file shows that its results are from another replay.
+    header : header of the file that the replay would write
+    Raises `UserError` if the file is from another replay.
     """
     if report_for(path).read is None:
         return []
@@ -252,11 +254,15 @@ def read_completed(
 
 
 def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
-    """Return the rows of a file that this replay would measure again; see `read_completed`."""
+    """Return the rows of a file that this replay would measure again.
+
+    expected : rows of the replay before they are measured
+    caches : cache states of the replay
+    """
     keys = {_key(row) for row in expected}
     return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]
 
 
 def _key(row: Result) -> tuple[str, ...]:
-    """Return the cells that identify a row; some can be empty."""
+    """Return the values that identify a row, as text; some can be empty."""
     return tuple(str(getattr(row, name)) for name in OF_CASE)

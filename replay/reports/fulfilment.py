@@ -1,4 +1,4 @@
-"""Requests of a replay that no row fulfilled: modes, directions, dtypes and analyses without results."""
+"""Options of a replay that no row fulfils: modes, directions, dtypes and analyses without results."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ WITH_RESULTS = (OK, WRONG, CONTENDED)
 class Request:
     """An option as given on the command line.
 
-    words : the option and its value
-    is_of : function that returns True if a row fulfils the request
-    absence : reason that is given if no row fulfils it
+    words : the option and its value, as text
+    is_of : function that returns True if a row fulfils the option
+    absence : reason to print if no row fulfils it
     """
 
     words: str
@@ -40,7 +40,9 @@ class Request:
 
 
 def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
-    """Return a line for each request that no row fulfilled; if no case ran at all, return a single line."""
+    """Return a line for each option of the command line that no row fulfils; if no case ran, return a single line that
+    says so.
+    """
     if not any(row.status in WITH_RESULTS for row in rows):
         return [f"no case ran{_why(rows)}"] if rows else []
     lines = []
@@ -92,12 +94,12 @@ def _has(column: str, value: object, row: Result) -> bool:
 
 
 def _is_of_dtype(dtype: str, row: Result) -> bool:
-    """Return True if a row was converted to a dtype, or recorded in it."""
+    """Return True if a row's tensors were converted to a dtype, or had it in the program."""
     return row.dtype == dtype or f"{dtype}[" in row.shapes
 
 
 def _is_seen(columns: type[Columns], row: Result) -> bool:
-    """Return True if an analysis added columns to a row."""
+    """Return True if an analysis has added values in its columns to a row."""
     return columns.of(row) != columns()
 
 
@@ -106,7 +108,9 @@ def _matches(pattern: str, row: Result) -> bool:
 
 
 def _why(rows: Sequence[Result]) -> str:
-    """Return the most frequent reason of failure, with its number of rows if there are several reasons."""
+    """Return the most frequent reason why rows failed, with its number of rows if there are several reasons; empty if
+    none failed.
+    """
     reasons = Counter(f"{row.error}" if row.error else row.status for row in rows if row.status not in WITH_RESULTS)
     if not reasons:
         return ""

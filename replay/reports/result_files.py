@@ -1,4 +1,4 @@
-"""Result files: CSV, JSON, JUnit XML, Parquet, Excel, and the roofline as SVG."""
+"""Result files: CSV, JSON, JUnit XML, Parquet, Excel, and a roofline as SVG."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opgrip.traces.formats.parquet_files import ParquetFile, ParquetLimits, TooL
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """Return the rows of a CSV file."""
+    """Return the rows of a result file in CSV."""
     columns = all_columns()
     # keep the text `None`, a common argument, and read keys as text even if they look like numbers
     texts = {about.name: str for about in columns if about.kind in (str, list)}
@@ -42,7 +42,7 @@ def read_csv(path: Path) -> pd.DataFrame:
 
 @report(".csv", read=read_csv)
 def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write a line of column names and one line per row; the header is not written."""
+    """Write rows as CSV: a line of column names, then one line per row. The header of the results is not written."""
     frame = to_frame(results)
     for name, column in frame.items():
         if not pd.api.types.is_numeric_dtype(column):
@@ -57,7 +57,7 @@ _AS_NUMBER = re.compile(rf'^( +"(?:{_UNBOUNDED})": )"{_INFINITE}"(,?)$', re.MULT
 
 
 def read_json(path: Path) -> pd.DataFrame:
-    """Return the rows of a JSON file, with the header in `attrs`."""
+    """Return the rows of a result file in JSON, with the header in `attrs`."""
     header = parse_json(path.read_bytes())
     plain = header.pop("results")
     # check the names before a data frame gets a column for each of, say, a million names
@@ -69,7 +69,7 @@ def read_json(path: Path) -> pd.DataFrame:
 
 @report(".json", read=read_json)
 def write_json(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write an object with the header's fields and `results`, a list of one object per row."""
+    """Write rows as a JSON object that has the header's fields, and in `results` a list with one object per row."""
     rows = [{name: _INFINITE if cell == inf else cell for name, cell in row.items()} for row in whole_cells(results)]
     text = json.dumps({**header, "results": rows}, indent=1, allow_nan=False, ensure_ascii=False)
     file.write(_AS_NUMBER.sub(rf"\g<1>{_INFINITE}\g<2>", text) + "\n")
@@ -82,7 +82,7 @@ MOST_CELLS = 100_000_000
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
-    """Return the rows of a Parquet file, with the header in `attrs`."""
+    """Return the rows of a result file in Parquet, with the header in `attrs`."""
     arrow = needed("pyarrow")
     columns = {about.name: about for about in all_columns()}
     limits = ParquetLimits(rows=MOST_CELLS, total_bytes=LARGEST_BYTES, texts=1 << 62, batch_texts=1 << 62)
@@ -116,13 +116,13 @@ def read_parquet(path: Path) -> pd.DataFrame:
 
 @report(".parquet", read=read_parquet, binary=True)
 def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write one row per result, with the header in the file's metadata."""
+    """Write rows as Parquet, with the header as JSON in the file's metadata."""
     write_parquet_table(to_frame(results), file, {HEADER: json.dumps(header).encode()})
 
 
 @report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))
 def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Draw a roofline with one dot per timed row, under the peaks in the header."""
+    """Draw a roofline with one dot per timed row; the header contains the machine's peak rates."""
     if "ceilings" not in header:
         raise UserError("the rows were not compared with the machine's limits", "replay with --roofline")
     ceilings, threads = from_json(header["ceilings"]), header.get("threads", 1)
@@ -142,7 +142,9 @@ _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 @report(".xlsx", binary=True, package=("xlsxwriter", "excel"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write one worksheet per mode with all columns that are not empty, and a chart of the calls that take longest."""
+    """Write rows as an Excel workbook: one worksheet per mode with all columns that are not empty, and a chart of the
+    calls that take longest.
+    """
     workbook = needed("xlsxwriter", "excel").Workbook(
         file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
     )
@@ -161,7 +163,7 @@ class _Sheet:
         self._formats: dict[str, Any] = {}
 
     def write(self, rows: Sequence[Result]) -> None:
-        """Write rows, up to the maximum of a worksheet."""
+        """Write rows to the worksheet, as many as it can hold."""
         cells = [row.to_plain() | {"status": row.marked_status} for row in rows[:ROWS]]
         columns = [
             about
@@ -236,7 +238,7 @@ def _flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 
 def _sheet_name(name: str, taken: set[str]) -> str:
-    """Return a worksheet name that Excel accepts and that is not in `taken`."""
+    """Return a worksheet name that Excel accepts and that is not in `taken`; add it to `taken`."""
     text = _FORBIDDEN.sub("-", printable(name))[:28] or "sheet"
     number = 1
     while (unique := text if number == 1 else f"{text}-{number}").lower() in taken:
@@ -250,6 +252,8 @@ class Test:
     """A test in a JUnit document.
 
     group : name of the group, shown before the test's name
+    name : name of the test
+    seconds : duration of the test
     outcome : `failure`, `error`, `skipped`, or empty if the test passed
     reason : explanation of the outcome
     """
@@ -263,9 +267,9 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """A suite: tests that were run together.
+    """A suite in a JUnit document: tests that were run together.
 
-    properties : facts common to all tests
+    properties : facts that all tests share, by name
     """
 
     name: str
@@ -274,7 +278,7 @@ class Suite:
 
 
 def write_suites(suites: Iterable[Suite], file: IO[str]) -> None:
-    """Write a JUnit document with all suites."""
+    """Write a JUnit document that contains the suites."""
     root = ElementTree.Element("testsuites")
     for suite in suites:
         _add_suite(root, suite)
@@ -303,8 +307,8 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write one test per row: it fails if the row is wrong, failed or timed out, and is skipped if the row has no
-    result.
+    """Write rows as JUnit XML with one test per row: it fails if the row is wrong, failed or timed out, and is skipped
+    if the row has no result.
     """
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
     write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)

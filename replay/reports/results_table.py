@@ -1,4 +1,4 @@
-"""Tables of results and cases for a terminal, a pipe or Markdown."""
+"""Tables of results and of cases, for a terminal, a pipe or Markdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ COLUMNS = ("case", "share", "count", "operator", "shapes")
 
 
 def list_cases(cases: Sequence[Case], file: IO[str]) -> None:
-    """Print one line per case: number, share of time, calls, operator and arguments, cut to the terminal's width."""
+    """Print one line per case: number, share of time, number of calls, operator and arguments, cut to the terminal's
+    width.
+    """
     rows = [COLUMNS, *map(_cells, cases)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     most = shutil.get_terminal_size().columns if file.isatty() else None
@@ -76,9 +78,9 @@ MOST_INPUTS = 60
 
 
 def print_results(results: Sequence[Result], file: IO[str], share: str = "share") -> None:
-    """Print the table, then one line for each reason why rows are not ok.
+    """Print the table of results, then one line for each reason why rows are not ok.
 
-    share : heading of the column of shares
+    share : heading of the column with the cases' share of time
     """
     print_table(table_columns(results, share), results, file, style=lambda result: STYLES.get(result.status))
     for line in _notes(results):
@@ -86,8 +88,8 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 
 
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
-    """Print a table with one row for each distinct input and variant of several traces, worst first, then notes and
-    reasons.
+    """Print a table of results from several traces, with one row per distinct input and variant, the worst first; then
+    notes and reasons.
     """
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)
@@ -96,9 +98,9 @@ def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
 
 
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
-    """Return one row per distinct input and variant, inputs with the worst row first.
+    """Return one row per distinct input and variant, the input with the worst row first.
 
-    If rows differ only in their trace, the worst one is kept, with the number of calls in all traces.
+    If rows differ only in their trace, the worst row is kept, with the number of calls in all traces.
     """
     by_input: dict[object, dict[object, list[Result]]] = {}
     for row in results:
@@ -125,21 +127,21 @@ def _joined(rows: Sequence[Result]) -> Result:
 
 
 def _rank(row: Result) -> tuple[bool, float, float]:
-    """Return a sort key: first rows that did not run, then rows with a low speed-up, then rows with a long
-    total time.
+    """Return a key by which rows are sorted, worst first: rows that did not run, then by lowest speed-up, then by
+    longest total time.
     """
     return row.status in RAN, row.speed_up or inf, -row.count * (row.median_us or 0.0)
 
 
 def print_reasons(results: Sequence[Result], file: IO[str]) -> None:
-    """Print only one line for each reason why rows are not ok."""
+    """Print only the lines with the reasons why rows are not ok."""
     for line in _reasons(results):
         print_line(line, file)
 
 
 @report(".md")
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write the table in Markdown under a line with the origin of the results."""
+    """Write the table of results in Markdown, under a line that says where the results come from."""
     origin = _scalars({name: value for name, value in header.items() if not isinstance(value, float)})
     totals = f"the whole step: {_scalars(header['sequence'])}" if "sequence" in header else ""
     paragraphs = [literal(origin), *([literal(totals)] if totals else [])]
@@ -150,7 +152,7 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
-    """Return the notes to print below the table."""
+    """Return the lines to print below the table of results."""
     return [
         *(*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_contended(results)),
         *_reasons(results),
@@ -163,9 +165,9 @@ def _scalars(header: Mapping[str, Any]) -> str:
 
 
 def table_columns(results: Sequence[Result], share: str = "share") -> list[TableColumn]:
-    """Return the columns of a table of results; columns without content are hidden when the table is shown.
+    """Return the columns of the table of results; columns without content are hidden when the table is printed.
 
-    share : heading of the column of shares
+    share : heading of the column with the cases' share of time
     """
     # samples have no captured time, and neither do gripped calls
     in_program = any(result.captured_total_us for result in results)
@@ -240,7 +242,7 @@ def _has(about: Column, result: Result) -> bool:
 
 
 def _added(about: Column, result: Result) -> str:
-    """Return the text of a cell in an added column."""
+    """Return the text that a table shows for a row in a column that an analysis added."""
     cell = result.added.get(about.name)
     if about.unit == "us":
         return _number(cell)
@@ -252,7 +254,7 @@ def _added(about: Column, result: Result) -> str:
 
 
 def _clocks(results: Sequence[Result]) -> list[str]:
-    """Return a line on how times were measured, if some are device times."""
+    """Return a line that says with which clocks times were measured, if some are device times."""
     if not any(result.captured_host_us for result in results):
         return []
     by_device = {_is_by_device(result) for result in results if result.median_us is not None}
@@ -266,7 +268,7 @@ def _is_by_device(result: Result) -> bool:
 
 
 def _speed_ups(results: Sequence[Result]) -> list[str]:
-    """Return the line that defines speed-up, if a row has one."""
+    """Return the line that defines speed-up, if a row has a speed-up."""
     if not any(result.speed_up for result in results):
         return []
     doubt = f"; {DOUBTFUL} before it: paired runs differ from it by over 10 %"
@@ -275,7 +277,9 @@ def _speed_ups(results: Sequence[Result]) -> list[str]:
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
-    """Return lines that explain the mark before doubtful captured times, and launch-bound rows, if there are any."""
+    """Return lines that explain the mark of doubtful captured times and the words after the status `ok`, if rows have
+    them.
+    """
     lines = []
     if any(result.is_captured_doubtful for result in results):
         lines.append(
@@ -287,7 +291,9 @@ def _doubts(results: Sequence[Result]) -> list[str]:
 
 
 def _behaviours(results: Sequence[Result]) -> Iterator[str]:
-    """Yield a line for each case with timing clusters, with the times of each cluster."""
+    """Yield a line for each case with timing clusters (calls that take distinctly different times), with the times of
+    each cluster.
+    """
     for result in results:
         clusters = ClusterColumns.of(result)
         if clusters.behaviour_shares is not None:
@@ -302,7 +308,7 @@ def _behaviours(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _contended(results: Sequence[Result]) -> list[str]:
-    """Return the line with the number of contended rows and what to do about them."""
+    """Return a line that says how many rows other processes disturbed, and what to do about it."""
     count = sum(result.status == CONTENDED for result in results)
     if not count:
         return []
@@ -311,7 +317,7 @@ def _contended(results: Sequence[Result]) -> list[str]:
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:
-    """Return one line per reason why rows are not ok: operators, then the reason."""
+    """Return one line for each reason why rows are not ok: the operators, then the reason."""
     operators: dict[str, dict[str, int]] = {}
     for result in results:
         if result.error is not None:

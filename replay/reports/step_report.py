@@ -1,4 +1,4 @@
-"""Text report of a step replay on one or several ranks."""
+"""Printed report of a step replay on one or several ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ ONLY_CONTENDED = "other processes used the cores in all passes, so its time is n
 
 
 def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
-    """Print time and memory of a step next to the captured values, the rows that take longest, and the reasons why
-    calls were not replayed.
+    """Print time and memory of a replayed step next to the captured values, then the rows that take longest, then the
+    reasons why calls were not replayed.
 
-    rows : rows in order of share of time, largest first; the first `most` are printed
+    rows : rows in order of their share of time, largest first
+    most : number of rows to print
     """
     for name, text in _lines(result):
         print_line(f"{name:8} {text}", file, indent=9)
@@ -49,8 +50,10 @@ def _slowed(result: SequenceResult) -> str:
 
 
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
-    """Return the reasons why calls were not replayed or did not run in the mode, without those already printed with a
-    row.
+    """Return lines with the reasons why calls were not replayed or did not run in the requested mode, without those
+    that a printed row shows.
+
+    shown, others : rows that are printed, and rows that are not
     """
     printed = {(row.op, row.error) for row in shown}
     lines = {
@@ -80,7 +83,10 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
 
 
 def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, str]]:
-    """Return the lines with captured and replayed times."""
+    """Return the lines (name, text) with captured and replayed times.
+
+    captured : captured time of the replayed calls in ms
+    """
     middle = result.replayed_quantile_ms(0.5)
     ratio = f", {middle / captured:.2f} times" if captured and not result.is_contended else ""
     if result.graphs:
@@ -111,7 +117,7 @@ def _critical(result: SequenceResult) -> tuple[str, str]:
 
 
 def _replayed_times(result: SequenceResult) -> list[tuple[str, str]]:
-    """Return the lines with replayed times only, for a trace without times."""
+    """Return the lines (name, text) with replayed times only, for a trace without captured times."""
     host = f"{_replayed(result, result.host_quantile_ms(0.5))}; the other {DEVICE_TIME}"
     return [
         ("time", f"{_replayed(result, result.replayed_quantile_ms(0.5))} {_passes(result)}"),
@@ -132,7 +138,10 @@ def _passes(result: SequenceResult) -> str:
 
 
 def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
-    """Print the step time of each rank, the collectives that take longest, and the calls that were not replayed."""
+    """Print the step time of each rank, the collectives that take longest, and the calls that were not replayed.
+
+    most : number of collectives to print
+    """
     print_table(RANK_COLUMNS, outcome.ranks, file, f"{len(outcome.ranks)} of {outcome.recorded} recorded ranks")
     shown = outcome.collectives[:most]
     if shown:

@@ -1,1 +1,1 @@
-"""Result rows: columns, repeats, ratios, and origins."""
+"""Result rows: their columns, repeats, ratios to other rows, verdicts on candidates, and origins."""

@@ -22,17 +22,18 @@ COLUMN = "column"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The declaration of a column.
+    """The declaration of a column of result rows.
 
     meaning : one-line description of the column
     unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share from 0 to 1; empty if it has no unit
     heading : heading in the printed table; the column is printed if a row has a value for it
     name : name of the field
-    whole, several : True if the column has integers; lists
+    whole : True if the column contains integers
+    several : True if the column contains lists
     unbounded : True if its numbers may be infinite
     hidden : True if tables for people omit it
-    kind : type of its cells: bool, int, float, str, list
-    may_lack : True if a cell may be empty
+    kind : type of its values: bool, int, float, str, list
+    may_lack : True if a value may be missing
     """
 
     meaning: str
@@ -54,11 +55,11 @@ class _HasAdded(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Base class for the columns that an analysis adds to a row; all fields are None if the analysis was not run."""
+    """Base class of the columns that an analysis adds to a row; all fields are None if the analysis was not run."""
 
     @classmethod
     def of(cls: type[T], row: _HasAdded) -> T:
-        """Return the values that this analysis added to a row."""
+        """Return the values that a row has in these columns."""
         return cls(**{item.name: row.added[item.name] for item in fields(cls) if item.name in row.added})
 
 
@@ -71,7 +72,7 @@ def column(
     unbounded: bool = False,
     hidden: bool = False,
 ) -> Any:
-    """Return a dataclass field that declares a column; see `Column`."""
+    """Return a dataclass field that declares a column; the parameters are the fields of `Column`."""
     # lists cannot be hashed
     return field(
         default=default,
@@ -83,7 +84,7 @@ def column(
 
 
 def columns_in(declared: type) -> Iterator[Column]:
-    """Yield the columns that a class declares."""
+    """Yield the declaration of each column in a class of columns."""
     types = get_type_hints(declared)
     for item in fields(declared):
         about = item.metadata.get(COLUMN)
@@ -93,7 +94,7 @@ def columns_in(declared: type) -> Iterator[Column]:
 
 
 def _kind(declared: Any) -> tuple[type, bool]:
-    """Return the type of a field's values, and True if the value can also be None."""
+    """Return the type of the values of a field, given the field's annotation, and True if they can also be None."""
     members = get_args(declared) if get_origin(declared) is UnionType else (declared,)
     kinds = [get_origin(item) or item for item in members if item is not NoneType]
     return kinds[0] if len(kinds) == 1 else object, NoneType in members

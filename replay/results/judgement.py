@@ -1,4 +1,6 @@
-"""Verdicts on candidates: whether a row is right, and faster than the operator, and what that saves of the step."""
+"""Verdicts on candidates (a user's implementations of operators): whether a row is right, and faster than the operator,
+and how much of the step that saves.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ BUSY = 0.05
 
 @dataclass(frozen=True, slots=True)
 class CandidateColumns(Columns):
-    """The verdict on a candidate's row, and what it saves."""
+    """The columns of a candidate's row: its verdict, and how much of the step it saves."""
 
     verdict: str | None = column(
         "verdict on the candidate: `wrong`, `failed`, `slower`, `faster`, `equal` (within 5 %), `undecided`",
@@ -54,7 +56,7 @@ class CandidateColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class PairedRatio:
-    """The time of a candidate over that of the operator, from alternating runs of both.
+    """The time of a candidate divided by that of the operator, from alternating runs of both.
 
     log : natural logarithm of the ratio
     error : standard error of `log`
@@ -82,7 +84,9 @@ class PairedRatio:
 
 
 def paired_ratio(row: Result, base: Result | None) -> PairedRatio | None:
-    """Return a row's time divided by the operator's; None if one of the two has no valid time."""
+    """Return a candidate's time divided by the operator's (the row `base`); None if one of the two rows has no valid
+    time.
+    """
     if base is None or OK not in (row.status, base.status) or not row.ratio or not row.ratio_p50:
         return None
     # loads torch, which declarations of options must not
@@ -105,14 +109,18 @@ def paired_ratio(row: Result, base: Result | None) -> PairedRatio | None:
 
 
 def _error_of_one_process(row: Result, base: Result) -> float:
-    """Return the part of the error of a logarithmic ratio that all runs in one process share."""
+    """Return the part of the standard error of a log ratio that all runs in one process share, so that more runs do not
+    reduce it.
+    """
     disturbed = [(item.slowed or 0.0) + item.dropped / max(item.samples, 1) for item in (row, base)]
     relative = ON_BUSY_MACHINE if max(disturbed) > BUSY else TWO_MEMORIES
     return hypot(relative, CLOCK_US / max(base.median_us or 0.0, CLOCK_US))
 
 
 def _chance(logs: Sequence[float]) -> float:
-    """Return the two-sided probability of the sign test: that as many of the logarithms have one sign by chance."""
+    """Return the two-sided p-value of the sign test: the probability that the signs of the logarithms are this unequal
+    by chance.
+    """
     above, below = sum(item > 0 for item in logs), sum(item < 0 for item in logs)
     count = above + below
     as_few = sum(comb(count, number) for number in range(min(above, below) + 1))
@@ -127,11 +135,11 @@ def _error_of_median(logs: Sequence[float]) -> float:
 
 
 def judge_rows(rows: Sequence[Result], reference: str, step_us: float | None, export: str) -> list[Result]:
-    """Return the rows, with verdicts on candidates.
+    """Return the rows, in which candidates' rows have a verdict.
 
-    reference : mode that candidates are compared with
-    step_us : captured time of all calls of the step; None if the rows are of no step
-    export : command that exports a case, without its number
+    reference : mode with which candidates are compared
+    step_us : captured time of all calls of the step in us; None if the rows belong to no step
+    export : start of the command that exports a case, to which the case number is added
     """
     from opgrip.replay.results.ratios import base_place
 
@@ -166,21 +174,25 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
 
 
 def saving_in_words(saving: float, error: float) -> str:
-    """Return a share that is saved, or costs more if negative, such as `saves 3.1 % ± 0.4`."""
+    """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` for a negative saving.
+
+    saving, error : saved share of the step (0 to 1), and half of its 95 % interval
+    """
     return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.1f} % ± {100 * error:.1f}"
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
-    """The saving of candidates in the step of one trace.
+    """How much candidates save in the step of one trace.
 
-    trace : name of the trace, if there are several
+    trace : name of the trace if there are several, else empty
     rows : rows of the candidates
-    verdicts, gradients : number of signatures by verdict, of the calls and of their gradients
-    share : share of the step's captured time that the judged operators take; None if the rows are of no step
-    saving, error : share of the step that the candidates save, and half of its 95 % interval
-    untimed : number of signatures that are right and have no valid time
-    phases : saving by phase
+    verdicts : number of signatures with each verdict
+    share : share of the step's captured time that the judged operators take; None if the rows belong to no step
+    saving : share of the step's captured time that the candidates save
+    error : half of the 95 % interval of `saving`
+    untimed : number of signatures with correct results but without a valid time
+    phases : the part of `saving` in each phase
     """
 
     trace: str
@@ -199,22 +211,26 @@ class JudgedStep:
 
     @property
     def ratio_low(self) -> float:
-        """Lower end of the 95 % interval of the judged operators' time with the candidates over their time without."""
+        """Lower end of the 95 % interval of a ratio: time of the judged operators with the candidates over their time
+        without.
+        """
         return 1 - (self.saving + self.error) / self.share if self.share else 0.0
 
     @property
     def ratio_high(self) -> float:
-        """Upper end of the 95 % interval of the judged operators' time with the candidates over their time without."""
+        """Upper end of the 95 % interval of a ratio: time of the judged operators with the candidates over their time
+        without.
+        """
         return 1 - (self.saving - self.error) / self.share if self.share else inf
 
     @property
     def broken(self) -> int:
-        """Number of signatures on which a candidate or its gradients are wrong, or do not run."""
+        """Number of signatures for which a candidate returns wrong results or does not run."""
         return sum(counts[verdict] for counts in (self.verdicts, self.gradients) for verdict in (WRONG, FAILED))
 
     @property
     def line(self) -> str:
-        """The judgement in one line."""
+        """The verdicts and the saving in one line of text."""
         of, of_gradients = (counted_signatures(sum(counts.values())) for counts in (self.verdicts, self.gradients))
         parts = [f"{verdict} on {self.verdicts[verdict]} {of}" for verdict in (WRONG, FAILED) if self.verdicts[verdict]]
         parts += [
@@ -245,18 +261,20 @@ def counted_signatures(count: int) -> str:
 
 
 def is_slower_by(row: Result, limit: float) -> bool:
-    """Return True if a candidate's row has the verdict `slower`, with a ratio above a limit."""
+    """Return True if a candidate's row has the verdict `slower`, and its time over the operator's exceeds `limit`."""
     return CandidateColumns.of(row).verdict == SLOWER and (row.ratio_p50 or 0.0) > limit
 
 
 def may_be_slower_by(row: Result, limit: float) -> bool:
-    """Return True if a candidate's row is undecided, and its interval does not end below a limit."""
+    """Return True if a candidate's row is undecided, and its time over the operator's may exceed `limit` according to
+    its 95 % interval.
+    """
     judged = CandidateColumns.of(row)
     return judged.verdict == UNDECIDED and (judged.ratio_high is None or judged.ratio_high > limit)
 
 
 def judged_steps(rows: Iterable[Result]) -> list[JudgedStep]:
-    """Return what the candidates among rows save, by trace in order."""
+    """Return how much the candidates among the rows save in the step of each trace, in the order of the traces."""
     by_trace: dict[str, list[Result]] = {}
     for row in rows:
         if CandidateColumns.of(row).verdict is not None:

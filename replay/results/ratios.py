@@ -1,4 +1,4 @@
-"""Ratios of rows to the rows with which they are compared, groups of rows, and combination of repeats."""
+"""Ratios between rows, groups of rows, timing clusters of rows, and the combination of repeats."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 
 
 def shares_by(row: Result, by: str) -> dict[str, float]:
-    """Return the share of a row's calls in each group; the shares add up to 1.
+    """Return the share of a row's calls in each group, by group name; the shares add up to 1.
 
+    by : what the groups are: a name in `GROUPS`, `module`, `phase` or `line`
     Modules and lines of different traces are in different groups.
-
-    by : a name in `GROUPS`, `module`, `phase` or `line`
     """
     if by in GROUPS:
         return {GROUPS[by](row): 1.0}
@@ -47,15 +46,15 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
 
 
 def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None:
-    """Return the index of the row (of the same case) with which a row is compared, or None.
+    """Return the index of the row of the same case with which a row is compared, or None if there is none.
 
     A row of another mode is compared with the row of the reference mode. Within the reference mode, a row with other
-    values is compared with the row of the first values, else a row with other threads with the row of the first
-    threads, else a row with another cache state with the row of the first.
+    values is compared with the row of the first values; otherwise a row with another number of threads with the row of
+    the first number; otherwise a row with another cache state with the row of the first state.
 
     place : index of the row
     rows : all rows of a case, in the order of the request
-    reference : mode that other modes are compared with
+    reference : mode with which other modes are compared
     """
     row = rows[place]
     alike = [
@@ -85,10 +84,10 @@ def _variant_key(row: Result) -> tuple[str, int | None, str | None]:
 
 
 def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
-    """Return the rows of a case with `ratio` filled in: their median divided by that of the row with which they are
+    """Return the rows of a case with `ratio` filled in: the row's median divided by that of the row with which it is
     compared.
 
-    A row that is not compared with another row keeps its ratio.
+    A row that is compared with no other row keeps its ratio.
     """
     places = (base_place(place, rows, reference) for place in range(len(rows)))
     return [
@@ -98,14 +97,15 @@ def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
 
 
 def ratio_over(row: Result, base: Result) -> float | None:
-    """Return the median of a row divided by that of another, or None if one of them has no valid time."""
+    """Return the median time of a row divided by that of the row `base`, or None if one of them has no valid time."""
     if row.status != OK or base.status != OK or not row.median_us or not base.median_us:
         return None
     return row.median_us / base.median_us
 
 
 def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
-    """Return the rows of several cases in order, adding ratios that are missing or from an older opgrip.
+    """Return the rows of several cases in unchanged order, with ratios that are missing or in an older format filled
+    in.
 
     Older versions of opgrip stored the median ratio of paired runs as `ratio`, and had no `ratio_p50`.
     """
@@ -123,13 +123,15 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
 
 
 def reference_of(rows: Sequence[Result]) -> str:
-    """Return the mode with which other rows of a run are compared: the first one that ran."""
+    """Return the mode with which the other rows of a run are compared: that of the first row; empty if there are no
+    rows.
+    """
     return rows[0].mode if rows else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterColumns(Columns):
-    """Columns for timing clusters: calls of one signature that take distinctly different times at different places in
+    """Columns about timing clusters: calls of one signature that take distinctly different times at different places in
     the program.
     """
 
@@ -145,7 +147,7 @@ class ClusterColumns(Columns):
 
 
 def shares_of(case: Case) -> list[float]:
-    """Return the share of a case's calls that each of its input sets represents, or an empty list if unknown."""
+    """Return which share of a case's calls each of its input sets represents, or an empty list if this is unknown."""
     if len(case.timing_clusters) != 1 + len(case.input_sets):
         return []
     counts = [len(item.calls) for item in case.timing_clusters]
@@ -153,7 +155,9 @@ def shares_of(case: Case) -> list[float]:
 
 
 def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    """Return a row with the place of the case's only timing cluster, or with the times of several clusters."""
+    """Return a row with the call site of the case's single timing cluster, or with the times of its several
+    clusters.
+    """
     if len(case.timing_clusters) == 1:
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)
@@ -168,8 +172,8 @@ def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result
 def join_repeats(rows: Sequence[Result]) -> Result:
     """Return one row that combines the repeats of a case in one mode.
 
-    Each repeat has the same weight, regardless of its number of runs; contended repeats count only if all are
-    contended. If a repeat failed, its row is returned. `ratio` stays empty until `with_ratios` fills it in.
+    Each repeat has the same weight, regardless of its number of runs. Repeats that other processes disturbed count only
+    if all were disturbed. If a repeat failed, its row is returned. `ratio` stays empty until `with_ratios` fills it in.
     """
     bad = max((row for row in rows if row.status not in RAN), key=_severity, default=None)
     if bad is not None or len(rows) == 1:
@@ -213,7 +217,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
 
 
 def _severity(row: Result) -> tuple[bool, float]:
-    """Return a sort key: wrong rows last, in ascending order of error."""
+    """Return a key by which rows are sorted: wrong rows last, those with the largest error at the end."""
     return row.status == WRONG, row.max_abs or 0.0
 
 
@@ -222,7 +226,7 @@ def _largest(errors: Iterable[float | None]) -> float | None:
 
 
 def weights_of(row: Result) -> list[float]:
-    """Return the weight of each run of a row; the weights sum to 1."""
+    """Return the weight of each timed run of a row; the weights sum to 1."""
     count = len(row.times_us or ())
     weights = row.weights or []
     # files may contain invalid weights
@@ -233,7 +237,7 @@ def weights_of(row: Result) -> list[float]:
 
 
 def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
-    """Yield the times in us and the weights of each repeat of a timed row."""
+    """Yield, for each repeat of a timed row, the times of its runs in us and their weights."""
     times, weights = row.times_us or [], weights_of(row)
     counts = row.repeats or []
     if sum(counts) != len(times) or min(counts, default=0) < 0:

@@ -1,4 +1,4 @@
-"""Result rows of a replay: one row for each variant of a case."""
+"""Result rows of a replay: one row for each variant (run configuration) of a case."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MODE_COLUMNS = ("mode", "tune")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A row: the measurement of one variant of a case, or the reason why there is none.
+    """One row of results: the measurement of one variant of a case, or the reason why there is none.
 
     added : values that analyses have added, by column name; see `Columns`
     """
@@ -204,7 +204,7 @@ class Result:
     added: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Derive `doubts` and `speed_up` from other columns; only the doubt `LAUNCH_BOUND` is set while timing."""
+        """Set `doubts` and `speed_up` from other columns; only the doubt `LAUNCH_BOUND` is given to the constructor."""
         doubts = {
             "unfaithful": self.faithful is False,
             "noisy": self.noisy,
@@ -218,39 +218,39 @@ class Result:
 
     @classmethod
     def from_plain(cls, cells: Mapping[str, Any]) -> Result:
-        """Return the row with these cells, by column name; cells of added columns are included."""
+        """Return the row with these values by column name, which may include columns of analyses."""
         core = {name: cell for name, cell in cells.items() if name in CORE}
         added = {name: cell for name, cell in cells.items() if name not in CORE and cell is not None}
         return cls(**core, added=added)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the cells by column name: the core columns, then the added ones."""
+        """Return the values by column name: the columns that every row has, then those that analyses added."""
         return {**{name: getattr(self, name) for name in CORE}, **self.added}
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Key that identifies the same case and variant in other runs; the number of the case is not part of it."""
+        """Key that is equal for the same case and variant in different runs; it does not contain the case number."""
         return self.identity_without()
 
     def identity_without(self, *columns: str) -> tuple[object, ...]:
-        """Return the key without some columns, to match rows that differ in them, for example in the trace or mode."""
+        """Return the key without some columns, to match rows that differ in them, for example in `trace` or `mode`."""
         what = self.key or f"{self.op} {self.shapes}"
         apart = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
         trace = () if "trace" in apart else (self.trace,)
         return (what, *trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in apart))
 
     def _variant_cell(self, name: str) -> object:
-        """Return the cell of a column; for the device only its kind, because equal devices have different indices."""
+        """Return the value of a column; for `device` only its type, because equal devices have different indices."""
         return self.device.partition(":")[0] if name == "device" else getattr(self, name)
 
     @property
     def case_of_trace(self) -> tuple[str, int]:
-        """Key of the case within a run; case numbers are unique only within a trace."""
+        """Key of the case within a run: trace name and case number; case numbers are unique only within a trace."""
         return self.trace, self.case
 
     @property
     def variant(self) -> str:
-        """Description of how the case was run, without the mode, if this differs from the defaults: `backward, 2
+        """How the case was run if this differs from the defaults, as text without the mode, such as `backward, 2
         threads`.
         """
         words = {
@@ -267,8 +267,8 @@ class Result:
 
     @property
     def is_captured_doubtful(self) -> bool:
-        """True if the captured time is from a single call, from calls that vary widely, from perturbed calls only, or
-        an estimated part of a graph's launches.
+        """True if the captured time comes from a single call, from calls that vary widely, from perturbed calls only,
+        or is an estimated part of a CUDA graph's launches.
         """
         if not self.captured_us:
             return False
@@ -276,19 +276,21 @@ class Result:
 
     @property
     def is_slowed(self) -> bool:
-        """True if most runs were on a processor that was slowed down or taken away."""
+        """True if most runs were on a processor that was slowed down or used by other processes."""
         return self.slowed is not None and self.slowed > SLOWED
 
     @property
     def is_speed_up_doubtful(self) -> bool:
-        """True if the ratio of paired runs and the ratio of medians differ by more than the factor `DISAGREEMENT`."""
+        """True if the median ratio of paired runs and the ratio of medians differ by more than the factor
+        `DISAGREEMENT`.
+        """
         if self.ratio is None or not self.ratio_p50 or self.speed_up is None:
             return False
         return not 1 / DISAGREEMENT <= self.ratio_p50 / self.ratio <= DISAGREEMENT
 
     @property
     def marked_status(self) -> str:
-        """Status as shown in tables: `ok` is followed by the reasons why the time is doubtful."""
+        """Status as tables show it: after `ok` follow the reasons why the time is doubtful."""
         return f"{self.status}, {self.doubts}" if self.doubts else self.status
 
     @property
@@ -298,7 +300,7 @@ class Result:
         return known or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
 
     def adding(self, part: Columns) -> Result:
-        """Return the row with an analysis's columns added."""
+        """Return a copy of the row with the columns of an analysis added."""
         return replace(self, added={**self.added, **asdict(part)})
 
 
@@ -307,7 +309,7 @@ CORE = tuple(about.name for about in columns_in(Result))
 
 
 def summarize(results: list[Result]) -> str:
-    """Return one line with the number of rows by status."""
+    """Return one line with the number of cases, and of rows with each status."""
     counts: dict[str, int] = {}
     for result in results:
         counts[result.status] = counts.get(result.status, 0) + 1
@@ -318,18 +320,18 @@ def summarize(results: list[Result]) -> str:
 
 
 def rate_of(amount: int | None, time_us: float) -> float | None:
-    """Return the rate in billions per second, or None if the amount is unknown or zero."""
+    """Return amount per time in billions per second; None if the amount is unknown or zero."""
     return amount / time_us / 1e3 if amount and time_us > 0 else None
 
 
 def not_run(results: Iterable[Result]) -> set[int]:
-    """Return the numbers of the cases without any row that ran."""
+    """Return the numbers of the cases of which no row ran."""
     rows = list(results)
     return {row.case for row in rows} - {row.case for row in rows if row.status in RAN}
 
 
 def describe_shapes(signature: Signature) -> str:
-    """Return the dtypes and shapes of a call's arguments in short: `float32[64,256] [1,1] False dim=0`."""
+    """Return the dtypes and shapes of a call's arguments as short text, such as `float32[64,256] [1,1] False dim=0`."""
     from opgrip.traces.schema.operator_arguments import is_launch, launch_facts
 
     kwargs = launch_facts(signature) if is_launch(signature) else signature.kwargs
@@ -340,8 +342,10 @@ def describe_shapes(signature: Signature) -> str:
 def same_outputs(
     recorded: Any, outputs: Sequence[Any], dtypes: bool = True, unused: Collection[int] = ()
 ) -> bool | None:
-    """Return True if the output tensors have the recorded shapes and dtypes, or None if these are unknown.
+    """Return True if the output tensors have the recorded shapes and dtypes, or None if the recorded ones are unknown.
 
+    recorded : recorded results
+    outputs : results of the replay
     dtypes : False to compare only shapes
     unused : indices of outputs that are not compared
     """

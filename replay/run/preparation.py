@@ -137,9 +137,7 @@ class _Preparation:
         return result, None
 
     def _made(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
-        """Return the row and the subject to time. If an argument cannot require a gradient, try again without its
-        gradient.
-        """
+        """Return the row and the subject to time; an argument that cannot require a gradient is tried without it."""
         workload = self._workload
         make = self._backward if way.direction == BACKWARD else self._forward
         is_unsaid = workload.adds_gradients and workload.wants_grad(case, way.direction) and not operator.mutates
@@ -199,9 +197,8 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, RunOutputs]:
-        """Run a program once; return the row with operations, memory and the time of the first call, and the results.
-
-        began : time in ns at which the compilation began
+        """Run a program once; return the row with operations, memory and first-call time (from `began`), and the
+        results.
         """
         workload = self._workload
         device = _device_of(case.signature, workload)
@@ -225,11 +222,7 @@ class _Preparation:
     def _with_work(
         self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
     ) -> Result:
-        """Return a row with the operations and bytes of a call, which are the same in all modes.
-
-        in_torch : True if the results of a run are torch tensors
-        run : arguments, keyword arguments and results of the call
-        """
+        """Return a row with the operations and bytes of a call (`run`: arguments, keyword arguments and results)."""
         key = (result.threads, result.batch_scale, result.streams, result.values)
         if key not in self._works:
             if case.operator is None and in_torch:
@@ -306,11 +299,7 @@ class _Preparation:
         )
 
     def _reference(self, case: Case, way: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
-        """Return the correct results for one input set of a case.
-
-        place : index of the input set
-        inputs : arguments of the input set
-        """
+        """Return the correct results for the input set with index `place`, whose arguments are `inputs`."""
         key = (way.cache, way.point, way.values, way.direction, place)
         if key not in self._references:
             right = case.reference or operator
@@ -368,8 +357,8 @@ class _Preparation:
 
 
 def _with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose operator the device has, and a note on the operator that it replaces; empty if it replaces
-    none.
+    """Return a case whose operator the device has, and a note that names that operator; empty if it is the recorded
+    one.
     """
     if case.operator is not None:
         return case, ""

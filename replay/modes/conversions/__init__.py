@@ -1,3 +1,3 @@
-"""Conversions that several modes share. They import torch, which a mode's module must not import before the
-mode runs.
+"""Conversions that several modes share. They import torch, which the module of a mode must not import before the mode
+runs.
 """

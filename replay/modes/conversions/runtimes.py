@@ -1,5 +1,5 @@
-"""Conversion of calls to functions of tensors, start of jax, and conversion of tensors and devices for other
-runtimes.
+"""Conversion of calls to functions of tensors, start of jax, and conversion of tensors and devices for
+other runtimes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from opgrip.traces.schema.arguments import map_leaves
 
 
 def device_index(device: str) -> int:
-    """Return the index of a device; for a name without index, the index of torch's current device."""
+    """Return the index of a device; for a name without index, that of torch's current device."""
     place = torch.device(device)
     index: int | None = place.index
     if index is None:
@@ -43,7 +43,7 @@ RANDOM = "get_and_rotate_prng_key"
 
 
 def start(task: Task) -> Any:
-    """Set jax's platform, threads, precision and cache for a task, and return its jax device.
+    """Start jax with a task's device, threads, precision and cache folder, and return the jax device.
 
     Raises `Unsupported` if XLA already runs with another number of threads or cannot start on that device.
     """
@@ -68,7 +68,7 @@ def platform_of(place: torch.device) -> str:
 
 
 def _set_platform(place: torch.device) -> None:
-    """Start jax on this device only, without preallocation.
+    """Let jax use only this device's platform, without preallocating memory.
 
     By default, jax would take three quarters of the memory of every GPU.
     """
@@ -83,7 +83,7 @@ def _set_platform(place: torch.device) -> None:
 
 
 def to_jax(tensor: Tensor, device: Any) -> Any:
-    """Return a tensor as a jax array, over the same memory if it is contiguous and aligned."""
+    """Return a torch tensor as a jax array, over the same memory if it is contiguous and aligned."""
     import jax
 
     array = jax.numpy.from_dlpack(tensor.detach().resolve_conj().resolve_neg().contiguous())
@@ -91,13 +91,13 @@ def to_jax(tensor: Tensor, device: Any) -> Any:
 
 
 def to_torch(array: Any) -> Tensor:
-    """Return a jax array as a tensor over the same memory."""
+    """Return a jax array as a torch tensor over the same memory."""
     tensor: Tensor = torch.utils.dlpack.from_dlpack(array)
     return tensor
 
 
 def reason(error: Exception) -> str:
-    """Return the message of an error of torchax or jax without the advice that it contains."""
+    """Return the message of an error of torchax or jax, without the long advice that follows it."""
     if type(error).__name__ in VALUES_NEEDED:
         return "shapes in it depend on values"
     if RANDOM in str(error):
@@ -119,7 +119,7 @@ def _set_threads(threads: int) -> None:
 
 
 def _keep_in(folder: Path | None) -> None:
-    """Set the folder in which jax caches compiled programs; None for no cache."""
+    """Set the folder in which jax keeps compiled programs; None to keep none."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -134,9 +134,10 @@ def _keep_in(folder: Path | None) -> None:
 
 
 class TensorCall(nn.Module):
-    """A call as a module whose inputs are the call's tensors; all other arguments are constants.
+    """A call as a torch module: its inputs are the call's tensors, and all other arguments are constants.
 
     Arguments that the call writes into are returned after its results.
+
     in_place : True to write into the arguments, as the call does; False to write into copies, for runtimes that cannot
         write into inputs
     """
@@ -169,9 +170,9 @@ class TensorCall(nn.Module):
 
 
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:
-    """Export a call with torch.export; return the program and the exported module.
+    """Return the program that torch.export makes from a call, and the module that was exported.
 
-    Raises `Unsupported` if it takes or returns no tensor, or writes into memory that its arguments share.
+    Raises `Unsupported` if the call takes or returns no tensor, or writes into memory that its arguments share.
     """
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])
