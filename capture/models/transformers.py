@@ -239,8 +239,6 @@ def _class_named(package: Any, name: str) -> Any:
 def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
     """Build the config of a model class; raise `UserError` for an unknown setting, or one that contradicts others.
 
-    Parameters
-    ----------
     found : the class
     cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
     sizes : settings derived from other options; a setting that the config lacks is ignored
@@ -381,9 +379,8 @@ def small_settings(config: Any) -> dict[str, Any]:
 
 
 def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return small settings for the numbers of attention heads, which must divide other settings.
-
-    values : settings of the config
+    """Return small settings for numbers of attention heads, which must divide others; `values` are the config's
+    settings.
     """
     settings: dict[str, Any] = {}
     heads, groups = getattr(config, "num_attention_heads", None), values.get("num_key_value_heads")
@@ -399,9 +396,8 @@ def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return settings that move ids of special tokens to the end of the small vocabulary.
-
-    values : settings of the config
+    """Return settings that move special tokens to the end of the small vocabulary; `values` are the config's
+    settings.
     """
     names = [name for name, value in values.items() if name.endswith(_SPECIAL) and type(value) is int]
     large = sorted(name for name in names if values[name] >= WORDS)

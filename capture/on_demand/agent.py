@@ -54,8 +54,6 @@ PAUSE_S = 0.1
 class Agent:
     """Agent of this process, which answers requests over a socket.
 
-    Attributes
-    ----------
     path : path of the socket
     failures : number of errors in the agent, by message; they do not reach the program
     """
@@ -99,8 +97,6 @@ class Agent:
     ) -> dict[str, Any]:
         """Record steps as requested, and return facts about the recording; raise `UserError` if that is not possible.
 
-        Parameters
-        ----------
         armed : called with a description of the recording once it can begin at the next step
         waiting : called with the reason if no step begins for some time
         """

@@ -337,7 +337,7 @@ def load() -> None:
 def position() -> int | None:
     """Return the number of steps that the program has marked or, if it marks none, of collectives that it has begun.
 
-    This position is the same for all ranks of a job; None if both numbers are 0.
+    This position is the same for all ranks of a job. It is None if unknown.
     """
     return marks.steps or collectives_begun()
 

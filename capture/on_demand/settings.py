@@ -1,4 +1,4 @@
-"""Settings of a process whose steps can be recorded on demand, and names of its recordings."""
+"""Settings of a process whose steps can be recorded on demand, and names of the files of its recordings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "A
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """Settings of the agent of a process.
+    """Settings for the recordings of one process.
 
     Attributes
     ----------
@@ -38,8 +38,8 @@ class AgentSettings:
     output : pattern for the absolute paths of recordings
     steps, seconds, warmup : as in `Extent`
     step_module : pattern for classes of modules whose calls are steps; None to detect steps (see `sources_of`)
-    signal : signal that requests a recording
-    every_s : interval of periodic recordings in seconds
+    signal : name of the signal that requests a recording, or None
+    every_s : interval of periodic recordings in seconds, or None
     new_only : True to keep only periodic recordings with signatures that are new to the service, and to count all calls
         in a file per day
     max_disk_bytes : maximum total size of periodic recordings; the oldest ones are removed
@@ -62,17 +62,17 @@ class AgentSettings:
 
 
 def default_settings() -> AgentSettings:
-    """Return the settings of a process for which none were given."""
+    """Return the settings of a process that was started without any."""
     return AgentSettings(program_name(), str(Path(DEFAULT).absolute()))
 
 
 def program_name() -> str:
-    """Return the name of the program; a program that embeds Python may have no `sys.argv`."""
+    """Return the name of the running script, or `python` if a program that embeds Python has no `sys.argv`."""
     return Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `UserError` if a pattern is not valid for the name of a trace."""
+    """Raise `UserError` if a pattern for paths of traces has unknown fields or no suffix of a trace."""
     strange = next((field for field in FIELD.findall(pattern) if field not in FIELDS), None)
     if strange is not None:
         fields = ", ".join(f"%{name}" for name in FIELDS)
@@ -82,17 +82,17 @@ def check_pattern(pattern: str) -> None:
 
 
 def recording_path(pattern: str, number: int) -> Path:
-    """Return an unused path for a recording of this process."""
+    """Return an unused path for a recording of this process; `number` replaces the field `%n` of the pattern."""
     return unused(Path(own_path(pattern, number)))
 
 
 def folder_of(pattern: str) -> Path:
-    """Return the folder in which this process writes recordings."""
+    """Return the folder in which this process writes recordings whose paths follow a pattern."""
     return Path(own_path(pattern)).parent
 
 
 def is_of_pattern(name: str, pattern: str) -> bool:
-    """Return True if a process on this host would give a recording this name, for a pattern."""
+    """Return True if a recording of some process on this host could have this file name, according to a pattern."""
     host, number = re.escape(socket.gethostname()), r"\d+"
     forms = {"h": host, "p": number, "r": number, "t": r"\d{8}T\d{6}", "n": number, "%": "%"}
     parts = FIELD.split(Path(pattern).name)
@@ -101,9 +101,7 @@ def is_of_pattern(name: str, pattern: str) -> bool:
 
 
 def signal_of(name: str) -> signal.Signals:
-    """Return the signal with a name such as USR1; raise `UserError` if it does not exist or is used for
-    something else.
-    """
+    """Return the signal with a name such as USR1; raise `UserError` if it does not exist or has another purpose."""
     word = name.upper().removeprefix("SIG")
     number = getattr(signal, f"SIG{word}", None)
     if not isinstance(number, signal.Signals) or word in _OTHER_SIGNALS:
@@ -140,7 +138,7 @@ docs/production.md)
 
 
 def settings_of(environment: Mapping[str, str]) -> AgentSettings:
-    """Return the settings from environment variables; raise `UserError` for an invalid value."""
+    """Return the settings that environment variables contain; raise `UserError` for an invalid value."""
     pattern = environment["OPGRIP_CAPTURE"]
     check_pattern(pattern)
     values: dict[str, Any] = {}

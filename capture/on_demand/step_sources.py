@@ -1,4 +1,4 @@
-"""Detection of a program's steps: where each one begins and ends, and the reason why none begins."""
+"""Detection of a program's steps: where each step begins and ends, and the reason if none begins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not 
 
 
 class StepSource(ABC):
-    """Context manager that detects steps; `name` describes which."""
+    """Context manager that detects the program's steps in one way; `name` describes these steps to the user."""
 
     name: str
 
@@ -53,7 +53,7 @@ class ThreadState(threading.local):
 
     Attributes
     ----------
-    step : the step that the thread is in
+    step : the step that the thread is in, or None
     left_on : an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
     call_is_wide : value of `ModuleSteps.is_wide` when the current outermost call of a module began; None outside of
         calls
@@ -65,7 +65,7 @@ class ThreadState(threading.local):
 
 
 class Boundaries(StepSource):
-    """Detects steps that last from one boundary to the next in each thread.
+    """Detects steps that last from one event of a thread, the boundary, to the next.
 
     It continues until each thread has passed a boundary, because only a thread itself can remove its dispatch mode.
     """
@@ -84,7 +84,7 @@ class Boundaries(StepSource):
         self._close_if_over()
 
     def pass_boundary(self) -> None:
-        """End this thread's step and begin another. Never raises."""
+        """End this thread's step and begin the next one. Never raises an error."""
         here, recording = self.here, self.recording
         if here.left_on is not None and recording.capture.leave_step(here.left_on):
             here.left_on = None
@@ -114,7 +114,7 @@ class Boundaries(StepSource):
 
 
 class ProgramSteps(Boundaries):
-    """Steps from one `opgrip.capture.step()` to the next."""
+    """Detects steps that last from one call of `opgrip.capture.step()` to the next."""
 
     name = PROGRAM
 
@@ -129,12 +129,12 @@ class ProgramSteps(Boundaries):
 
 
 class OptimizerSteps(Boundaries):
-    """Steps from the end of one optimizer step to the end of the next."""
+    """Detects steps that last from the end of one optimizer step to the end of the next."""
 
     name = OPTIMIZER
 
     def enter(self) -> None:
-        """Watch optimizers; the first one that makes a step defines the boundaries."""
+        """Watch all optimizers; the steps are those of the first one that makes a step."""
         self._optimizer: ref[Any] | None = None
         self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
 
@@ -154,7 +154,8 @@ MOST_NAMES = 3
 
 
 class ModuleSteps(StepSource):
-    """Steps that are outermost calls of modules whose class matches a pattern or, without a pattern, that are not in
+    """Detects steps that are outermost calls of modules whose class matches a pattern or, without a pattern, that are
+    not in
     training mode. Calls of other modules count as parts of steps.
 
     Attributes
@@ -221,14 +222,14 @@ class ModuleSteps(StepSource):
         return any(fnmatchcase(name, self._pattern) for name in names) or self._pass(OTHER, module)
 
     def _pass(self, reason: str, module: nn.Module) -> bool:
-        """Record the reason why a call is not a step, and return False."""
+        """Note the reason why a call of a module is not a step, and return False."""
         names, name = self.passed.setdefault(reason, []), type(module).__name__
         if len(names) < MOST_NAMES and name not in names:
             names.append(name)
         return False
 
     def _is_inside_module(self) -> bool:
-        """Return True if this thread is inside a call of such a module that began before the recording."""
+        """Return True if this thread is inside a call of a matching module that began before the recording."""
         frame: FrameType | None = sys._getframe(3)
         while frame is not None:
             if frame.f_code in MODULE_CALLS:
@@ -242,7 +243,7 @@ class ModuleSteps(StepSource):
 
 
 class StepSources:
-    """All sources of a recording's steps.
+    """All ways in which the steps of a recording are detected.
 
     These are the program's marks, else calls of modules and optimizers; or only calls of modules that match
     `step_module`.
@@ -274,7 +275,7 @@ class StepSources:
             source.leave()
 
     def widen(self, is_late: bool) -> None:
-        """Count more calls of modules as steps, if there are any and no optimizer is expected to make a step.
+        """Count more calls of modules as steps, if modules were called and no optimizer is expected to make a step.
 
         Parameters
         ----------
@@ -290,7 +291,7 @@ class StepSources:
             modules.is_wide = True
 
     def explain(self) -> str:
-        """Return the reason why no step has begun."""
+        """Return the reason why no step has begun, as a text for the user."""
         if self._recording.refused:
             return f"none could be recorded: {'; '.join(self._recording.refused)}"
         if self._modules is None:

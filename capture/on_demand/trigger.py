@@ -1,4 +1,6 @@
-"""Recordings that the program itself requests, with `step()`, `opgrip.capture.trigger()` or a signal."""
+"""Recordings that the program itself requests, with `opgrip.capture.trigger()` or a signal, and `step()`, which
+marks steps.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from opgrip.errors import UserError, one_line, raise_if_from_program
 
 
 def listen_to(number: signal.Signals) -> None:
-    """Record when a signal arrives. The result is printed to stderr, because no client waits for it.
+    """Record the next steps whenever a signal arrives. The result is printed to stderr, because no client waits for it.
 
     Raises
     ------
@@ -64,14 +66,14 @@ def _record() -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines about a recording for which no client waits."""
+    """Print lines about a recording to stderr, because no client waits for them."""
     with suppress(Exception):
         for line in lines:
             print(f"opgrip: {line}", file=sys.stderr, flush=True)
 
 
 def record_at_start(agent: Agent) -> None:
-    """Record the next steps, and report the recording on stderr."""
+    """Record the program's next steps, and report the recording on stderr when it ends."""
     # begin here: the program must not make a step meanwhile
     session, _ = agent.begin(RecordingRequest(wait_s=inf), perf_counter_ns())
     recording = threading.Thread(
@@ -89,7 +91,7 @@ def record_at_start(agent: Agent) -> None:
 
 
 class MarkedSteps:
-    """Counts the steps that the program marks, and notifies recordings."""
+    """Counts the steps that the program marks with `step()`, and notifies the current recording of each."""
 
     def __init__(self) -> None:
         self.listeners: tuple[Callable[[], None], ...] = ()
@@ -125,7 +127,7 @@ def step() -> None:
 
 
 class Triggered:
-    """A recording that the program requested.
+    """A recording that the program requested with `trigger`.
 
     Attributes
     ----------
@@ -162,8 +164,8 @@ def trigger(
     step_module: str | None = None,
     **options: Any,
 ) -> Triggered:
-    """Record the next steps of this program, in any of its threads. The function returns at once; the recording runs in
-    the background.
+    """Record the next steps of this program, in any of its threads; return at once, while the recording runs in the
+    background.
 
     ::
 

@@ -1,4 +1,4 @@
-"""Subcommands of `opcapture` for running processes, and `opcapture --on-demand`."""
+"""Subcommands of `opcapture` for running processes, such as `opcapture trigger`, and `opcapture --on-demand`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ProcessVerb:
 
 
 def make_verb_parser(verb: str) -> argparse.ArgumentParser:
-    """Return the parser of a subcommand; the attribute `run` of the parsed arguments executes it."""
+    """Return the parser of a subcommand; its parsed arguments have a function `run` that executes the subcommand."""
     declared = VERBS[verb]
     epilog = f"examples:\n{declared.examples}"
     parser = OneLineParser(f"opcapture {verb}", description=declared.description, epilog=epilog)
@@ -127,7 +127,9 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _trigger(args: argparse.Namespace) -> int:
-    """Request a recording, wait for it, and report it; print the paths of the traces to stdout."""
+    """Request a recording, wait for it, and report it; print the paths of the traces to stdout. Return the exit
+    status.
+    """
     reporter = Reporter("opcapture")
     chosen = choose_ranks(find_processes(args.process), args.rank, reporter)
     request = {
@@ -182,7 +184,10 @@ _OF_WHOLE_PROGRAMS = ("last", "grip", "grip_to", "find_longtail", "audit", "forc
 
 
 def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> int:
-    """Run a script with an agent, and return its exit status."""
+    """Run a script with an agent in its process, and return the script's exit status.
+
+    program : the script and its arguments
+    """
     if program is None:
         raise UserError("--on-demand is for scripts", "put one after --, as in opcapture --on-demand -- server.py")
     others = [declared for declared in OPTIONS if declared is not Steps]

@@ -1,1 +1,1 @@
-"""Facts about the recorded program: location, settings, devices, processes and environment."""
+"""Facts about the recorded program: its location, settings, devices, processes and environment."""

@@ -32,13 +32,13 @@ def accelerators() -> tuple[str, ...]:
 
 
 def is_started(kind: str) -> bool:
-    """Return True if this process uses a kind of accelerator; False in a fork, which cannot use it."""
+    """Return True if this process uses a kind of accelerator, such as `cuda`; False in a fork, which cannot use it."""
     is_initialized = getattr(getattr(torch, kind, None), "is_initialized", None)
     return is_initialized is not None and bool(is_initialized())
 
 
 def started_devices() -> list[str]:
-    """Return the devices of the kinds that this process uses."""
+    """Return the devices, such as `cuda:0`, of the kinds of accelerators that this process uses."""
     devices: list[str] = []
     with suppress(Exception):
         for kind in filter(is_started, accelerators()):
@@ -53,7 +53,8 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
     Parameters
     ----------
-    values : arguments that are not tensors; one of them may be a device
+    tensors : tensors among the arguments
+    values : other arguments; one of them may be a device
     """
     devices = [tensor.device for tensor in tensors]
     devices += [value for value in values if isinstance(value, torch.device)]
@@ -63,7 +64,9 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return a device with an index; the default is this thread's current device of the same kind."""
+    """Return a device with its index; a device without index gets that of this thread's current device of the
+    same kind.
+    """
     index: int | None = device.index
     if index is not None:
         return device
@@ -83,7 +86,7 @@ _own = threading.local()
 
 @contextmanager
 def in_stream(stream: Any) -> Iterator[None]:
-    """Make a stream that the capture created for its own work this thread's current stream inside the block."""
+    """Make a stream of the capture's own this thread's current stream inside the block."""
     _own.is_active = True
     try:
         with getattr(torch, stream.device.type).stream(stream):
@@ -98,7 +101,7 @@ def is_own_stream() -> bool:
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which a device is this thread's current device.
+    """Return a context in which `device` is this thread's current device.
 
     Without this, querying or recording an event creates a CUDA context on the thread's current device, which takes
     memory.
@@ -123,7 +126,10 @@ def synchronize(device: torch.device) -> None:
 
 
 def is_capturing(kind: str) -> bool:
-    """Return True if this thread's current stream captures work for a CUDA graph instead of running it."""
+    """Return True if this thread's current stream captures work for a CUDA or HIP graph instead of running it.
+
+    kind : type of the device
+    """
     asks = getattr(getattr(torch, kind), "is_current_stream_capturing", None)
     return asks is not None and bool(asks())
 
@@ -135,9 +141,9 @@ class DeviceQueries:
 
     Attributes
     ----------
-    is_capturing : returns True if the current stream captures work for a graph
+    is_capturing : returns True if the current stream captures work for a CUDA or HIP graph
     current_device : returns the index of the current device
-    stream_handle : returns a number that identifies the current stream of a device
+    stream_handle : returns a number that identifies the current stream of the device with this index
     """
 
     is_capturing: Callable[[], bool]
@@ -162,7 +168,7 @@ def queries_of(kind: str) -> DeviceQueries:
 
 
 def describe_devices() -> dict[str, str]:
-    """Return names of the accelerators of the kinds that the program uses, by device."""
+    """Return the name of each accelerator of the kinds that the program uses, by device such as `cuda:0`."""
     names: dict[str, str] = {}
     with suppress(Exception):
         for device in started_devices():
@@ -177,7 +183,7 @@ CLASSES = ("CUDAGraph", "XPUGraph", "Graph")
 
 
 def graph_classes() -> Iterator[tuple[str, Any]]:
-    """Yield the classes of graphs with the kinds of device that they are for."""
+    """Yield the classes of CUDA and HIP graphs, each with the type of device that it is for."""
     for kind in accelerators():
         for name in CLASSES:
             graph = getattr(getattr(torch, kind, None), name, None)
@@ -186,14 +192,16 @@ def graph_classes() -> Iterator[tuple[str, Any]]:
 
 
 class GraphCaptures:
-    """Prevents that the recording queries a device while the program captures a graph."""
+    """Prevents queries of a device by the recording while the program captures a CUDA or HIP graph, which would
+    fail.
+    """
 
     def __init__(self) -> None:
         self._patches = Patches()
         self.forget()
 
     def forget(self) -> None:
-        """Reset to no graph capture and no query, also in a forked process, in which only this thread exists."""
+        """Reset to no graph capture and no query; also for a forked process, where only this thread exists."""
         self._changed = Condition()
         self._ongoing = self._questions = 0
 
@@ -212,7 +220,10 @@ class GraphCaptures:
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """Delay graph captures during the block; yield True if devices may be queried, False during a graph capture."""
+        """Delay the program's captures of graphs during the block; yield False if one is going on, True if not.
+
+        Devices may only be queried if the value is True.
+        """
         with self._changed:
             may_ask = self._ongoing == 0
             self._questions += may_ask

@@ -1,4 +1,4 @@
-"""Values of a capture's options, and checks for options that exclude each other."""
+"""Values of a capture's options, and checks for options that cannot be combined."""
 
 from __future__ import annotations
 
@@ -42,7 +42,11 @@ def check_choices(model: object, values: str, device_time: str) -> None:
 
 
 def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:
-    """Raise `UserError` if an option needs all calls although the capture keeps only the last ones."""
+    """Raise `UserError` if another option needs all calls although the capture keeps only the last ones.
+
+    last : number of calls to keep, or None for all
+    has_limits : True if the recording has a maximum number of calls or bytes
+    """
     if last is None:
         return
     if last < 1:
@@ -79,7 +83,7 @@ def check_private(private: bool, salt_file: str | Path | None, values: str, grip
 
 
 def policy_of(private: bool, salt_file: str | Path | None) -> Policy | None:
-    """Return the policy by which records are redacted, or None."""
+    """Return the policy by which the records of a private capture are redacted, or None if it is not private."""
     from opgrip.traces.analysis.redaction import Policy, salt_of
 
     if not private:

@@ -23,7 +23,7 @@ from opgrip.traces.table.accelerators import describe_accelerators
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return the fields of a trace's header: versions, command, devices, settings, time."""
+    """Return the fields of a trace's header that describe the process: versions, command, devices, settings, time."""
     number = rank()
     ranks = {} if number is None else {"rank": number, "world_size": int(os.environ["WORLD_SIZE"])}
     accelerator = describe_accelerators(started_devices())
@@ -88,12 +88,14 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def read_context() -> tuple[Any, ...]:
-    """Return the values of all settings in `MODES`, `SETTINGS` and `CUDA_SETTINGS`, in this order."""
+    """Return the current values of the settings in `MODES`, `SETTINGS` and `CUDA_SETTINGS`, in this order."""
     return (*[read() for read in MODES.values()], *read_settings())
 
 
 def read_settings() -> tuple[Any, ...]:
-    """Return the values of all settings in `SETTINGS` and `CUDA_SETTINGS`; None for settings that cannot be read."""
+    """Return the current values of the settings in `SETTINGS` and `CUDA_SETTINGS`; None for settings that cannot
+    be read.
+    """
     values = [_read(read) for read in SETTINGS.values()]
     if is_started("cuda"):
         values += [_read(read) for read in CUDA_SETTINGS.values()]
@@ -101,7 +103,7 @@ def read_settings() -> tuple[Any, ...]:
 
 
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values from `read_context` by name, without settings that could not be read."""
+    """Return the values that `read_context` returned, by name, without settings that could not be read."""
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
     return {
         name: plain_name(value) if isinstance(value, torch.dtype) else value

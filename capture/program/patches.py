@@ -13,7 +13,7 @@ from typing import Any
 
 
 class LateModules(MetaPathFinder):
-    """Import hook that reports modules after they were loaded, while its context is active."""
+    """Import hook that calls a function with each watched module after it was loaded, while its context is active."""
 
     def __init__(self, is_watched: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
         self.is_watched = is_watched
@@ -29,7 +29,9 @@ class LateModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a module that is waited for, with a loader that reports when it was loaded."""
+        """Return the spec of a watched module, with a loader that reports when the module was loaded; None for
+        other modules.
+        """
         if not self.is_watched(fullname):
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -63,13 +65,13 @@ _MARK = "_opgrip_patch"
 
 
 class Patches:
-    """Functions that one hook has replaced."""
+    """The functions that one hook has replaced by wrappers, so that they can be restored."""
 
     def __init__(self) -> None:
         self._all: list[tuple[Any, str, _Patch]] = []
 
     def replace(self, owner: Any, name: str, watching: Callable[[Callable[..., Any]], Any]) -> None:
-        """Replace an owner's attribute with the result of `watching(attribute)`."""
+        """Replace an attribute of `owner` by the wrapper `watching(attribute)`."""
         original = getattr(owner, name)
         patch = _Patch(original)
         wrapper = watching(original)
@@ -78,7 +80,7 @@ class Patches:
         self._all.append((owner, name, patch))
 
     def undo(self) -> None:
-        """Restore everything that this object replaced; later replacements by other captures stay active."""
+        """Restore all replaced attributes; wrappers that other captures have added since stay active."""
         for owner, name, patch in reversed(self._all):
             patch.active = False
             function = getattr(owner, name)

@@ -1,4 +1,4 @@
-"""Location of a program when it makes a call: module, phase, function, and the qualified name of its code."""
+"""Location of a program when it makes a call: module, phase, and the functions on the stack."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=256)
 def _names(file: str) -> dict[tuple[str, int], str]:
-    """Return the qualified names of all functions of a source file, by name and first line."""
+    """Return the qualified name of each function in a source file, by its name and first line."""
     try:
         module = compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
@@ -63,8 +63,9 @@ _RUNNER = "opgrip.cli.command"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """Location of a thread, as tracked by the hooks. `Places` creates each location once, so that locations are
-    compared by identity.
+    """Location of a thread in the program, as tracked by the hooks. `Places` creates each location once, so that
+    locations
+    are compared by identity.
 
     Attributes
     ----------
@@ -86,7 +87,7 @@ class Location:
 
 
 class Places:
-    """All locations of a capture."""
+    """All locations of the threads of a capture, each of which exists once."""
 
     def __init__(self) -> None:
         self._places_by_key: dict[tuple[str, str, str, str | None, str, bool], Location] = {}
@@ -111,7 +112,7 @@ class Places:
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
-        """Return the location inside a function that is recorded as a call, at the same module and phase."""
+        """Return the location inside a function that is recorded as a call, with the module and phase of `place`."""
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
     def autocast(self, place: Location, autocast: str) -> Location:
@@ -119,7 +120,7 @@ class Places:
 
 
 class ModulePaths:
-    """Paths of the modules called so far; modules are identified by id, because they may redefine `==`.
+    """Paths of the modules that were called so far, identified by id, because modules may redefine `==`.
 
     Parameters
     ----------
@@ -168,13 +169,14 @@ class ModulePaths:
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A source line of the program.
+    """A line of the program's source that a thread executes.
 
     Attributes
     ----------
     function : qualified name of the function
     file : path of the file: for a module derived from its name, such as `mmdet/models/necks/fpn.py`; for a script
         relative to the working directory
+    line : number of the line
     """
 
     function: str
@@ -183,14 +185,14 @@ class SourceLine:
 
 
 class SourceLines:
-    """Finds the frames of the program on the stack, without frames of torch, Triton and opgrip."""
+    """Finds the frames of the program on a thread's stack, without frames of torch, Triton and opgrip."""
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
         self._files: dict[CodeType, str | None] = {}
 
     def here(self) -> tuple[SourceLine, ...]:
-        """Return the innermost frames of the program in this thread, as source lines."""
+        """Return the lines that the innermost frames of the program in this thread execute, innermost first."""
         frame: FrameType | None = sys._getframe(1)
         sites: list[SourceLine] = []
         while frame is not None and len(sites) < self.depth:
@@ -207,7 +209,7 @@ class SourceLines:
 
 
 def innermost_module() -> nn.Module | None:
-    """Return the module of the innermost method on this thread's stack.
+    """Return the module whose method is innermost on this thread's stack, or None.
 
     Hooks report calls of modules, but only the stack shows a method such as `head.loss()`. The search ends at the frame
     of the call that the hooks reported.
@@ -238,7 +240,10 @@ def is_running(frame: FrameType) -> bool:
 
 
 def _short_name(file: str, module: object) -> str | None:
-    """Return the name of a source file for the trace, or None if the file is not part of the program."""
+    """Return the path of a source file as the trace shows it, or None if the file is not part of the program.
+
+    module : name of the module, or None
+    """
     if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith((_OF_TRITON, *_OWN_PACKAGES)):
         return None
     if isinstance(module, str) and module != "__main__" and file.endswith(".py"):

@@ -1,4 +1,4 @@
-"""One trace file per process: ranks of a distributed program, and child processes that a program forks."""
+"""Paths of traces, one per process: ranks of a distributed program, and child processes that a program forks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ FIELD = re.compile(r"%(.?)", re.DOTALL)
 
 
 def own_path(path: str | Path, number: int = 1) -> str | Path:
-    """Return the path for this process's output, with fields such as `%p` replaced. The rank is added if all ranks
-    would otherwise have the same path.
+    """Return the path for the output of this process, with fields such as `%p` replaced.
+
+    The rank is added if all ranks would otherwise have the same path.
 
     Parameters
     ----------
-    number : value of `%n`
+    number : value of the field `%n`
     """
     pattern = str(path)
     if pattern == "-":
@@ -46,7 +47,9 @@ def own_path(path: str | Path, number: int = 1) -> str | Path:
 
 
 def unused(path: Path) -> Path:
-    """Return the path; if it or its file of full values exists, with a number before the suffixes."""
+    """Return the path of a trace, or if it or its file of full values exists, the path with a number before the
+    suffixes.
+    """
     # import here, because modules that run before torch is loaded import this module
     from opgrip.traces.io.tensor_file import values_path
 
@@ -63,11 +66,11 @@ def child_path(path: str | Path) -> Path:
 
 
 class ChildFiles:
-    """Traces that child processes wrote next to the process's own trace.
+    """Traces that child processes wrote next to the trace of this process.
 
     Parameters
     ----------
-    path : path of the process's own trace, which does not exist yet or will be replaced
+    path : path of this process's trace, which does not exist yet or will be replaced
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -75,15 +78,17 @@ class ChildFiles:
         self._before = self._find()
 
     def new(self) -> tuple[Path, ...]:
-        """Return the children's traces written since this object was created."""
+        """Return the traces that child processes have written since this object was created."""
         return tuple(child for child, identity in self._find().items() if self._before.get(child) != identity)
 
     def old(self) -> tuple[Path, ...]:
-        """Return traces of child processes of an earlier program."""
+        """Return the traces of child processes that existed when this object was created, so that an earlier run
+        wrote them.
+        """
         return tuple(child for child, identity in self._find().items() if self._before.get(child) == identity)
 
     def remove_old(self) -> None:
-        """Remove the traces of an earlier program and their files of full values."""
+        """Remove the traces in `old`, with their files of full values."""
         from opgrip.traces.io.tensor_file import values_path
 
         for child in self.old():
@@ -92,7 +97,7 @@ class ChildFiles:
                     file.unlink(missing_ok=True)
 
     def _find(self) -> dict[Path, tuple[int, int]]:
-        """Return the trace files of child processes, with inode and modification time to detect replaced files."""
+        """Return the traces of child processes, with inode and modification time, which show if a file was replaced."""
         stem, dot, suffixes = self._path.name.partition(".")
         form = re.compile(rf"{re.escape(stem)}\.pid\d+{re.escape(dot + suffixes)}")
         children = {}
@@ -104,7 +109,7 @@ class ChildFiles:
 
 
 class ForkWatch:
-    """Calls `forked` in every child that the process forks, and `ended` when such a child ends.
+    """Calls the function `forked` in every child that the process forks, and `ended` when such a child ends.
 
     `ended` is not called if the child ends without Python's cleanup, for example by `os._exit` or a signal.
     """

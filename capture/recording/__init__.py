@@ -1,1 +1,1 @@
-"""Tables of a recording: signatures, scopes, storages, observations."""
+"""Tables of a recording: signatures, scopes, storages, observed values, and records to be written."""

@@ -1,4 +1,6 @@
-"""The graphs of a recording: calls that a program makes while it captures a graph belong to it, and not to a step."""
+"""CUDA and HIP graphs of a recording: calls made while the program captures a graph belong to the graph, not to
+a step.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,14 @@ Columns = NDArray[np.int64]
 
 @dataclass(slots=True, eq=False)
 class GraphCapture:
-    """The capture of a graph by the program.
+    """The calls that the program made while it captured a CUDA or HIP graph.
 
     Attributes
     ----------
     signature : number of the signature of the graph's launches
-    mode : mode of the capturing thread
-    started_ns, ended_ns : times by `perf_counter_ns`
-    parts : calls for the graph
+    mode : mode of the thread that captured the graph
+    started_ns, ended_ns : start and end of the graph's capture by `perf_counter_ns`
+    parts : calls that belong to the graph, by thread
     """
 
     signature: int
@@ -45,14 +47,16 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return a mask of the calls of a thread that were made while the graph was captured."""
+        """Return a mask of the calls of a thread that were made while the graph was captured; `starts` are their
+        start times.
+        """
         if mode is not self.mode and mode.thread_name != ENGINE:
             return np.zeros(len(starts), dtype=np.bool_)
         mask: NDArray[np.bool_] = (starts >= self.started_ns) & (starts < self.ended_ns)
         return mask
 
     def record(self, describe: Callable[[Columns], tuple[Sequence[int], Sequence[int]]]) -> Graph:
-        """Return the record of the graph.
+        """Return the trace's record of the graph.
 
         Parameters
         ----------
@@ -69,7 +73,7 @@ class GraphCapture:
         return Graph(self.signature, list(signature), list(scope), tensors[order].tolist(), storages.tolist())
 
     def written(self) -> Iterator[WrittenCalls]:
-        """Yield the calls of each thread, with their positions in the graph as signatures."""
+        """Yield the graph's calls by thread, with the index of each call in the graph in place of its signature."""
         starts = np.concatenate([part.calls[:, 1] for part in self.parts])
         places = np.argsort(np.argsort(starts, kind="stable"), kind="stable")
         ends = np.cumsum([len(part.calls) for part in self.parts])
@@ -80,12 +84,12 @@ class GraphCapture:
 
 @dataclass(frozen=True, slots=True)
 class KeptGraph:
-    """The calls of a graph, for recordings that begin after its capture.
+    """The calls of a CUDA or HIP graph, for recordings that begin after the graph was captured.
 
     Attributes
     ----------
     graph : record of the graph, with numbers of the recording that has seen its capture
-    records : by type and number, the records that it refers to
+    records : the records that it refers to, by type and number
     keys : key of each signature by its number
     """
 
@@ -99,13 +103,13 @@ kept_graphs: WeakKeyDictionary[Any, KeptGraph] = WeakKeyDictionary()
 
 
 class GraphTemplates:
-    """Graphs that the program captured or launched while calls were recorded.
+    """The CUDA and HIP graphs that the program captured or launched while calls were recorded.
 
     Attributes
     ----------
-    signatures : by graph, the number of the signature of its launches
-    all_signatures : these numbers, also of graphs that no longer exist
-    captures : captures whose calls were not all taken, in order
+    signatures : number of the signature of each graph's launches
+    all_signatures : these numbers, and those of graphs that no longer exist
+    captures : captures of graphs whose calls were not all taken, in order
     """
 
     def __init__(self, add_signature: Callable[[str, torch.device, int], int]) -> None:
@@ -115,7 +119,7 @@ class GraphTemplates:
         self.captures: list[GraphCapture] = []
 
     def add(self, graph: Any, device: torch.device) -> int:
-        """Return the number of a new signature for the launches of a graph on a device."""
+        """Add a graph, and return the number of a new signature for its launches on a device."""
         name = f"torch.{device.type}:{type(graph).__qualname__}.replay"
         number = self._add_signature(name, device, len(self.all_signatures) + 1)
         self.all_signatures.add(number)
@@ -123,7 +127,7 @@ class GraphTemplates:
         return number
 
     def begin(self, graph: Any, device: torch.device, mode: ThreadMode) -> GraphCapture:
-        """Note that the program captures a graph in a thread from now on."""
+        """Note that a thread begins to capture a graph, and return an object for the calls in it."""
         capture = GraphCapture(self.add(graph, device), mode, perf_counter_ns())
         self.captures.append(capture)
         return capture

@@ -48,8 +48,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class _Table(Generic[Key]):
-    """Call sites of a signature; if there are too many, only call sites with the shortest and the longest calls are
-    kept.
+    """Durations of a signature's calls at each call site; of many call sites, only those with the shortest and longest
+    calls
+    are kept.
 
     Each step's activations use different memory, and a model has many parameters of the same shape, of which the last
     ones may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
@@ -71,7 +72,10 @@ class _Table(Generic[Key]):
         self._forget_dull()
 
     def add(self, place: Key, duration_ns: int, call: int) -> bool:
-        """Add a call at a call site; return True if this may change a recurring call site."""
+        """Add the duration of a call at a call site; return True if this may change a call site that has recurred.
+
+        call : how many calls the signature had up to this one
+        """
         least_ns = self.least_ns.get(place)
         if least_ns is None:
             if self._dull_from_ns <= duration_ns <= self._dull_to_ns and call < self._dull_until:
@@ -95,7 +99,10 @@ class _Table(Generic[Key]):
         return {place: time for place, time in self.least_ns.items() if place not in self.first}
 
     def _thin_out(self, call: int) -> None:
-        """Keep only the fastest and slowest call sites: among recurring ones, and among those that may still recur."""
+        """Keep only the fastest and slowest call sites: among recurring ones, and among those that may still recur.
+
+        call : how many calls the signature had up to now
+        """
         least_ns, first, oldest = self.least_ns, self.first, call - MOST_CALLS_BETWEEN
         ranked = sorted(least_ns, key=least_ns.__getitem__)
         again = [place for place in ranked if place not in first]
@@ -113,12 +120,12 @@ class _Table(Generic[Key]):
 
 
 def _extremes(ranked: list[Key], slowest: int) -> list[Key]:
-    """Return the first `FASTEST` and the last `slowest` entries."""
+    """Return the first `FASTEST` and the last `slowest` entries of a list, or all if it has no more."""
     return ranked if len(ranked) <= FASTEST + slowest else [*ranked[:FASTEST], *ranked[-slowest:]]
 
 
 class _CallSites:
-    """The call sites of a signature, with the durations of their calls.
+    """All call sites of one signature, with the durations of their calls.
 
     Attributes
     ----------
@@ -137,13 +144,16 @@ class _CallSites:
         return len(self._by_scope.least_ns) + len(self._by_memory.least_ns)
 
     def add(self, place: PlaceKey, duration_ns: int) -> bool:
-        """Add a call at a call site; return True if this may change the duration at a recurring one."""
+        """Add the duration of a call at a call site; return True if this may change a call site that has recurred."""
         self._calls = call = self._calls + 1
         has_changed = self._by_scope.add(place[0], duration_ns, call)
         return self._by_memory.add(place, duration_ns, call) or has_changed
 
     def different(self) -> Iterator[PlaceKey]:
-        """Yield one call site per timing cluster, without call sites requested before."""
+        """Yield call sites whose calls take distinctly different times, one for each such time.
+
+        Call sites that were yielded before are left out.
+        """
         by_scope, by_memory = self._by_scope.recurring_ns(), self._by_memory.recurring_ns()
         # a quick check, which most signatures fail
         if not _differ([*by_scope.values(), *by_memory.values()]):
@@ -165,7 +175,7 @@ class _CallSites:
 
 
 def _differ(times_ns: Sequence[int]) -> bool:
-    """Return True if the times of a signature's call sites differ enough to observe each."""
+    """Return True if the times of a signature's call sites differ so much that each call site should be observed."""
     least_ns, most_ns = min(times_ns, default=0), max(times_ns, default=0)
     return most_ns >= max(least_ns * DIFFERENT, least_ns + LEAST_NS)
 
@@ -182,7 +192,10 @@ class PlaceTimes:
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, PlaceKey]]:
-        """Add calls; yield signatures and call sites whose values should be observed."""
+        """Add calls; yield the signature and call site of calls whose values should be observed.
+
+        All arrays are (N,); `memory` has the storage of each call's first tensor.
+        """
         # most operators of a program are too short for differences to matter
         long = set(signatures[durations_ns >= LEAST_NS].tolist()) - self._complete
         if not long:
@@ -219,7 +232,7 @@ ALLOWANCE_NS = 20_000_000
 
 
 class Look(Enum):
-    """Reason for observing a call: its values, or the values at its call site."""
+    """Reason to observe a call: the values of its signature, the values at its call site, or none."""
 
     NO = auto()
     VALUES = auto()
@@ -227,7 +240,7 @@ class Look(Enum):
 
 
 class Observations:
-    """Schedule of the repeated observations of signatures.
+    """Schedule of the repeated observations of the tensor values in a signature's calls.
 
     Parameters
     ----------
@@ -256,7 +269,9 @@ class Observations:
         self._idle_since_ns: int | None = None
 
     def set_idle(self, idle: bool) -> None:
-        """Start or end an interval in which calls are not recorded; it does not count as the program's time."""
+        """Begin (`idle` is True) or end a period in which no calls are recorded; it does not count as the
+        program's time.
+        """
         now = perf_counter_ns()
         if idle and self._idle_since_ns is None:
             self._idle_since_ns = now
@@ -265,8 +280,9 @@ class Observations:
             self._idle_since_ns = None
 
     def set_learning(self, learning: bool) -> None:
-        """Start or stop learning. While learning, observations have no time limit; afterwards only observations of late
-        calls are made.
+        """Begin (`learning` is True) or end the learning steps before the recorded ones.
+
+        During these, observations have no time limit; afterwards only late calls are observed.
         """
         self._learning = learning
         # the time spent on learning must not reduce the time for observations in later steps
@@ -277,25 +293,30 @@ class Observations:
             self._due.clear()
 
     def forget(self) -> None:
-        """Clear all tables, because signatures get new numbers."""
+        """Clear all tables, because signatures get new numbers from now on."""
         for table in (self._key_lookups, self._calls, self._next, self._looks, self._places, self._tries):
             table.clear()
         self._due.clear()
 
     def want(self, number: int) -> None:
-        """Request further observations of a signature after its first call."""
+        """Request that some later calls of a signature are observed.
+
+        number : number of the signature, whose first call was recorded
+        """
         if number not in self._next:
             self._key_lookups[number] = 1
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return the number of calls after which a signature no longer needs to be looked up by its key."""
+        """Return the number of calls of a signature after which calls need not be looked up by key, but can be
+        predicted.
+        """
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Count a call that is looked up by its key; return True if it should be observed."""
+        """Count a call of a signature that is looked up by its key; return True if the call should be observed."""
         if number in self._next:
             self._key_lookups[number] += 1
             if self._key_lookups[number] in self._early and self._looks[number] < MOST:
@@ -303,19 +324,22 @@ class Observations:
         return number in self._due or self.waits(number)
 
     def want_at(self, number: int, place: PlaceKey, modes: Sequence[ThreadMode]) -> None:
-        """Request an observation of the next recorded call of a signature at a call site."""
+        """Request that the next recorded call of a signature at a call site is observed.
+
+        modes : modes of all threads
+        """
         self._places.setdefault(number, set()).add(place)
         for mode in modes:
             mode.schedule_observation(number)
 
     def waits(self, number: int) -> bool:
-        """Return True if an observation of a signature at a call site is pending."""
+        """Return True if an observation of a signature's call at some call site is pending."""
         return number in self._places
 
     def take(self, number: int, here: Callable[[], PlaceKey]) -> Look:
-        """Return the reason for observing a call, and mark that observation as done.
+        """Return the reason to observe a call of a signature, and mark that observation as done.
 
-        If several threads call this, only the first one gets the observation.
+        If several threads call this, only the first one gets the observation. `here` returns the call site.
         """
         if number in self._due and self.is_affordable():
             self._due.discard(number)
@@ -341,19 +365,22 @@ class Observations:
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Add time of the capture's other work, which does not count as the program's time."""
+        """Add the time of other work of the capture, which does not count as the program's time."""
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 
     def is_affordable(self) -> bool:
-        """Return True if observations have taken less than their share of the program's time."""
+        """Return True if observations have taken less than their share of the program's time so far."""
         if self._learning or self.suspended:
             return not self.suspended
         program_ns = perf_counter_ns() - self._began_ns - self._own_ns - self._aside_ns
         return self._own_ns <= ALLOWANCE_NS + self._share * program_ns
 
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
-        """Count calls that were made, and schedule the observations of late calls that become due."""
+        """Count calls by signature, and schedule observations for signatures whose next observation is due.
+
+        modes : modes of all threads
+        """
         counts = Counter(filter(self._next.__contains__, signatures))
         for number, count in counts.items():
             self._calls[number] += count

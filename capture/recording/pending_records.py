@@ -1,6 +1,6 @@
 """Records that wait to be written, and counts of calls that could not be recorded.
 
-All threads share both, and change them only while they hold the lock of the recording's tables.
+Both are shared by all threads, which change them only while they hold the lock of the recording's tables.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ class OwnCalls(threading.local):
 
 
 class PendingRecords:
-    """Encoded records that must be written before the calls that refer to them.
+    """Records that must be written before the calls that refer to them, encoded as lines of JSON.
 
     Parameters
     ----------
+    own_calls : marks the thread while records are made
     privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
     redacts_late : True to leave redaction and encoding to the code that writes records to a file
 
@@ -63,8 +64,9 @@ class PendingRecords:
                 raise
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return the entries of `lines` for a record. Call this with the lock held, and call `take_back` if the entries
-        are not added.
+        """Return the entries of `lines` for a record.
+
+        Call this with the lock held, and call `take_back` if the entries are not added.
         """
         # Encode now: at the first call of its kind this costs little, later it would delay other calls.
         with self._own_calls.lock:
@@ -90,7 +92,7 @@ class PendingRecords:
         return taken
 
     def outgoing(self, record: Record) -> Sequence[Record]:
-        """Return the records to write for `record`: the record itself, or the result of its redaction."""
+        """Return the records to write for a record: itself, or the result of its redaction."""
         if self._redaction is None:
             return (record,)
         # redaction runs operators on values; they are not calls of the program
@@ -99,12 +101,12 @@ class PendingRecords:
 
     @property
     def custom_operators(self) -> list[str]:
-        """Names of the program's own operators that a private trace contains."""
+        """Names of the operators that a private trace contains although they belong to the program."""
         return [] if self._redaction is None else self._redaction.custom_operators
 
 
 class LostCalls:
-    """Counts of calls and values that could not be recorded.
+    """Counts of calls and tensor values that could not be recorded.
 
     Attributes
     ----------
@@ -122,13 +124,13 @@ class LostCalls:
         self._lock = lock
 
     def drop(self, op: str, reason: BaseException) -> None:
-        """Count a call that could not be recorded; raise the reason again if it is an exception of the program."""
+        """Count a call that could not be recorded because of an error; raise the error again if it is the program's."""
         raise_if_from_program(reason)
         self.count(op, one_line(reason))
 
     def lose(self, op: str, reason: BaseException) -> None:
-        """Count a call that ran but could not be described; raise the reason again if it is an exception of the
-        program.
+        """Count a call that ran but could not be described because of an error; raise the error again if it is
+        the program's.
         """
         is_own = not is_from_program(reason)
         self.count(op, one_line(reason) if is_own else interrupted_by(reason))
@@ -136,25 +138,28 @@ class LostCalls:
             raise reason
 
     def count(self, op: str, reason: str) -> None:
-        """Count a call that ran and is not in the trace."""
+        """Count a call that ran and is not in the trace, with the reason."""
         with self._lock:
             self.dropped[op, reason] += 1
 
     def lose_values(self, op: str, reason: Exception) -> None:
-        """Count a tensor whose values could not be read; raise the reason again if it is an exception of the
-        program.
+        """Count a tensor whose values could not be read because of an error; raise the error again if it is the
+        program's.
         """
         raise_if_from_program(reason)
         with self._lock:
             self.without_values[op, one_line(reason)] += 1
 
     def count_without_work(self, op: str, reason: str) -> None:
-        """Count a call on meta or fake tensors."""
+        """Count a call on meta or fake tensors, with the reason why it is not recorded."""
         with self._lock:
             self.without_work[op, reason] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call on fake tensors, or a call of which the trace contains only the calls inside it."""
+        """Count a call that tensor subclasses or modes of `types` ran in place of the operator.
+
+        The trace contains only the calls that they made, or none if the tensors are fake.
+        """
         with self._lock:
             if any(map(is_fake, types)):
                 self.without_work[op, ON_FAKE] += 1

@@ -55,7 +55,7 @@ from opgrip.traces.table.step_starts import MOST_STEPS
 
 
 class Recorder:
-    """The parts of one process's recording.
+    """The tables and threads of one process's recording; see the table in the module's docstring.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Start with empty tables, also in a forked process, in which only this thread exists."""
+        """Start with empty tables; also for a forked process, where only this thread exists."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.uses_streams = False
@@ -138,13 +138,13 @@ class Recorder:
         self.threads.set_idle(idle)
 
     def use_streams(self) -> None:
-        """Record the stream of each call from now on."""
+        """Record the accelerator stream of each call from now on."""
         self.uses_streams = True
         for mode in self.threads.all:
             mode.forget_calls()
 
     def stop(self) -> None:
-        """Stop recording for good, and discard what is not written yet."""
+        """Stop recording for good, and discard calls that are not written yet."""
         self._stopped = True
         self.set_idle(True)
         for mode in self.threads.all:
@@ -156,7 +156,7 @@ class Recorder:
         return is_held
 
     def write_ahead_of(self, signature: int) -> None:
-        """Write all pending data before a call of a signature runs, if `write_ahead` is set."""
+        """Write all pending data to the file before a call of a signature runs, if the option `write_ahead` is set."""
         try:
             if self.write_ahead is not None:
                 self.write_ahead()
@@ -164,10 +164,11 @@ class Recorder:
             self.lost.drop(f"signature {signature}", error)
 
     def adopt(self, kept: KeptGraph, signature: int) -> Graph:
-        """Return the record of a graph that was captured before the recording began.
+        """Return the trace's record of a CUDA graph that was captured before the recording began.
 
         Parameters
         ----------
+        kept : calls of the graph
         signature : number of the signature of the graph's launches
         """
         graph, records = kept.graph, kept.records
@@ -188,7 +189,9 @@ class Recorder:
         )
 
     def forget(self) -> None:
-        """Start new tables. The records to which calls refer by number stay until `prune`."""
+        """Start new tables, so that signatures get new numbers. Records to which calls refer by number stay
+        until `prune`.
+        """
         with self.pending.lock:
             self.epochs.begin()
             for table in (self.signatures, self.scopes, self.fitter, self.observations):
@@ -200,7 +203,7 @@ class Recorder:
         Parameters
         ----------
         epochs : epochs whose numbers a thread may still use
-        pairs : pairs of signature and scope of calls that are not written yet
+        pairs : numbers of the pairs of signature and scope of calls that are not written yet
         running : signature and scope of each call that has not ended
         """
         running = list(running)
@@ -223,21 +226,23 @@ class Recorder:
         return names | {(Signature, number) for number in signatures} | {(Scope, number) for number in scopes}
 
     def thin(self) -> None:
-        """Update which kinds of data are left out of the recording, according to the time budget."""
+        """Update which kinds of data the recording leaves out to stay within its time budget."""
         if self.budget is not None:
             self.thinning = self.budget.thinning()
             self.scopes.refines = self.thinning < Thinning.SCOPES
             self.fitter.spared = self.observations.suspended = self.thinning >= Thinning.VALUES
 
     def leave_out(self, what: Thinning) -> bool:
-        """Return True if a kind of data is currently left out; count it then."""
+        """Return True if the recording currently leaves out a kind of data; count that it did."""
         if self.thinning < what or self.budget is None:
             return False
         self.budget.leave_out(what)
         return True
 
     def leaves_out_step(self) -> bool:
-        """Return True if the time budget does not allow recording the step that begins now in this thread."""
+        """Return True if the step that begins now in this thread must not be recorded, to stay within the time
+        budget.
+        """
         if self.passes_step():
             return True
         began = perf_counter_ns()
@@ -249,17 +254,17 @@ class Recorder:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Return True if the time budget has already decided to skip this step; see `Budget.passes_step`."""
+        """Return True if the time budget has decided before the step to leave it out; see `Budget.passes_step`."""
         return self.budget is not None and self.budget.passes_step()
 
     def leave_steps(self) -> None:
-        """Record that this thread is now outside the steps about which the time budget decides."""
+        """Note that this thread is now outside of the steps about which the time budget decides."""
         if self.budget is not None:
             self.budget.spending.begin_step(None)
 
 
 class StepMarks:
-    """Start times of a program's steps, reported by the program or derived from its optimizer.
+    """Start times of a program's steps, which the program reports or which follow from its optimizer.
 
     Attributes
     ----------
@@ -275,12 +280,12 @@ class StepMarks:
         self.program_reports = self.in_header = False
 
     def begin_step(self) -> None:
-        """Record that a step begins; used if the program reports its steps."""
+        """Note that a step begins now; called if the program reports its steps."""
         self._add(self._reported)
 
     def end_optimizer_step(self, optimizer: Any) -> None:
-        """Record that an optimizer made a step. If the program reports no steps, the first optimizer's steps delimit
-        them.
+        """Note that an optimizer has made a step. The steps of the first optimizer count unless the program
+        reports its own.
         """
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = ref(optimizer)

@@ -1,4 +1,7 @@
-"""Numbers of scopes, of settings, and of signatures in scopes. Numbers continue to increase when tables are cleared."""
+"""Numbers of scopes, of torch settings, and of pairs of signature and scope.
+
+Numbers continue to increase when the tables are cleared.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ FIRST_PAIR = 1 << 61
 
 
 class Epochs:
-    """Ranges of numbers that were assigned in each epoch; a new epoch begins whenever the tables are cleared.
+    """Numbers that were assigned between two clearings of the recorder's tables; such a period is an epoch.
 
     Attributes
     ----------
@@ -34,7 +37,7 @@ class Epochs:
         self._ends: dict[int, dict[Hashable, int]] = {}
 
     def next(self, kind: Hashable) -> int:
-        """Return a new number of a kind. The caller must hold the lock of the tables."""
+        """Return a new number for a record of a kind. The caller must hold the lock of the tables."""
         number = self._next[kind]
         self._next[kind] = number + 1
         return number
@@ -53,13 +56,13 @@ class Epochs:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, epochs: set[int]) -> Iterator[int]:
-        """Yield the numbers assigned in some epochs, without epochs that were removed."""
+        """Yield the numbers of a kind that were assigned in some epochs; removed epochs have none."""
         for epoch in sorted(epochs & self._firsts.keys()):
             end = self._next[kind] if epoch == self.current else self._ends[epoch].get(kind, 0)
             yield from range(self._firsts[epoch].get(kind, 0), end)
 
     def keep(self, epochs: set[int]) -> None:
-        """Remove all epochs except some and the current one."""
+        """Remove all epochs except those in `epochs` and the current one."""
         for epoch in [epoch for epoch in self._firsts if epoch not in epochs and epoch != self.current]:
             del self._firsts[epoch], self._ends[epoch]
 
@@ -68,12 +71,12 @@ Sites = tuple[SourceLine, ...]
 
 
 class ScopeTable:
-    """The scopes of one capture's calls.
+    """The scopes of one recording, with their numbers, and the pairs of signature and scope of its calls.
 
     Attributes
     ----------
     refines : True to assign a call to the module whose method makes it, even if the module itself was not called
-    pairs : signature, scope and number of tensors by pair number
+    pairs : (signature, scope, number of tensors) by pair number
     """
 
     def __init__(
@@ -97,7 +100,10 @@ class ScopeTable:
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
 
     def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
-        """Return the scope number and the pair number of calls of a signature from this thread's current location."""
+        """Return the scope number and the pair number for calls of a signature from this thread's current location.
+
+        tensors : number of input and output tensors of the calls
+        """
         scope = self.scope(self._refine_place(place), self._lines.here(), self._context(place.autocast))
         return scope, self.pair(signature, scope, tensors)
 
@@ -129,8 +135,9 @@ class ScopeTable:
         return number
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a scope for a backward call that refers to the scope of its forward call; `scope` if
-        that was removed.
+        """Return the number of a scope for backward calls that refers to the scope of the forward call.
+
+        If the scope `forward` was removed, return `scope` itself.
         """
         key = (scope, forward)
         number = self._scopes.get(key)
@@ -141,7 +148,10 @@ class ScopeTable:
         return number
 
     def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
-        """Return the number of an equal scope of another recording, whose records are given by type and number."""
+        """Return the number of a scope that equals one of another recording.
+
+        records : records of that recording by type and number
+        """
         context, forward = records.get((Context, scope.context)), records.get((Scope, scope.forward))
         context_number = forward_number = None
         if isinstance(context, Context):
@@ -153,14 +163,15 @@ class ScopeTable:
         return self._add(self._scopes, record, record)
 
     def forget(self) -> None:
-        """Start new tables; the caller must hold the lock. Records to which calls refer stay until `prune_pairs` and
-        `prune_scopes`.
+        """Start new tables; the caller must hold the lock.
+
+        Records to which calls refer stay until `prune_pairs` and `prune_scopes`.
         """
         for table in (self._pair_numbers, self._scopes, self._contexts):
             table.clear()
 
     def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
-        """Remove all pairs except those in `pairs` and those of `epochs`."""
+        """Remove all pairs except those whose numbers are in `pairs` or were assigned in `epochs`."""
         of_epochs = (FIRST_PAIR + number for number in self._epochs.numbers(PAIR, epochs))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
             number: self.pairs[number] for number in of_epochs if number in self.pairs
@@ -170,7 +181,7 @@ class ScopeTable:
         self._records = {number: self._records[number] for number in scopes if number in self._records}
 
     def _refine_place(self, place: Location) -> Location:
-        """Return a location that names the module whose method runs, if the module itself was not called."""
+        """Return a location with the module whose method runs, even if the module itself was not called."""
         module = innermost_module() if place.module_type and self.refines else None
         path = None if module is None else self._path_of(module)
         if path is None or path == place.module:
@@ -186,7 +197,7 @@ class ScopeTable:
         return number
 
     def _add(self, table: dict[Hashable, int], key: Hashable, record: Scope | Context) -> int:
-        """Add a record to a table under a new number, unless another thread has added it; return its number."""
+        """Return the number of a record in a table; add the record under a new number if no thread has added it yet."""
         with self._lock:
             number = table.get(key)
             if number is None:

@@ -31,7 +31,7 @@ from opgrip.traces.table.profiler_labels import is_mark
 
 
 class SignatureTable:
-    """The signatures of one recording.
+    """The signatures of one recording, with their numbers.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class SignatureTable:
     differentiable : numbers of signatures with an argument that requires a gradient
     marks : numbers of the signatures of `record_function` labels
     on_accelerator : numbers of signatures with a tensor on an accelerator
-    families : number of the first signature of the same operator with similar tensors, by signature number
+    families : by signature number, the number of the first signature of the same operator with similar tensors
     """
 
     def __init__(
@@ -71,17 +71,22 @@ class SignatureTable:
         return self._epochs.count(Signature)
 
     def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Return the number of a call's signature. Call this before the call runs."""
+        """Return the number of a call's signature, which is added if it is new. Call this before the call runs.
+
+        name : operator or name of the function
+        """
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
         return self._add(key, kind, args, kwargs) if number is None else number
 
     def keys(self) -> dict[int, Hashable]:
-        """Return the key of each signature."""
+        """Return the key of each signature, by number."""
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:
-        """Return the number of a signature with this key; if it is new, add the record, without values."""
+        """Return the number of the signature with this key; if it is new, add the record of another recording
+        without values.
+        """
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
@@ -95,7 +100,11 @@ class SignatureTable:
         return number
 
     def add_launch(self, op: str, device: torch.device, graph: int) -> int:
-        """Return the number of a new signature for the launches of a graph on a device."""
+        """Add a signature for the launches of a CUDA or HIP graph on a device, and return its number.
+
+        op : name of the launch
+        graph : number that distinguishes the graph from others
+        """
         with self._lock:
             number = self._epochs.next(Signature)
             self._pending.add(Signature(number, EXTENSION, op, (graph,), {"device": device}, outputs=None))
@@ -103,7 +112,7 @@ class SignatureTable:
         return number
 
     def is_open(self, number: int) -> bool:
-        """Return True if no call of a signature has ended yet."""
+        """Return True if the signature is open: none of its calls has ended yet."""
         return number in self._open
 
     def open_name(self, number: int) -> str:
@@ -115,11 +124,14 @@ class SignatureTable:
         return self._open.get(number)
 
     def output_bytes(self, number: int) -> int:
-        """Return the size in bytes of the results of a signature's first call; 0 if it is small or unknown."""
+        """Return the size in bytes of the results of a signature's first call; 0 if that is small or unknown."""
         return self._large_outputs.get(number, 0)
 
     def close(self, number: int, result: Any, raised: BaseException | None) -> None:
-        """Create the record of an open signature after one of its calls has ended."""
+        """Make the record of an open signature when the first of its calls has ended.
+
+        result, raised : result of the call, and error that it raised or None
+        """
         with self._lock:
             signature = self._open.get(number)
             if signature is None:
@@ -183,13 +195,13 @@ class SignatureTable:
         return record_result
 
     def is_unread(self, number: int) -> bool:
-        """Return True if values of a signature's first call could not be read."""
+        """Return True if some tensor values of a signature's first call could not be read."""
         return number in self._unread
 
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read values that could not be read at the first call of a signature, from a later call before it runs.
+        """Read values that could not be read at a signature's first call from a later call, before it runs.
 
         Return a function to call with the result of the later call.
         """
@@ -205,15 +217,14 @@ class SignatureTable:
         return lambda result: note_outputs(self._outputs(result))
 
     def forget(self) -> None:
-        """Start new tables; the caller must hold the lock. Records to which calls refer by number stay until
-        `prune`.
-        """
+        """Start new tables; the caller must hold the lock. Records to which calls refer stay until `prune`."""
         self._numbers.clear()
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], epochs: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open ones, and those of `epochs`; return the remaining numbers. The
-        caller must hold the lock.
+        """Remove all signatures except `numbers`, open ones, and those of `epochs`; return the numbers of the others.
+
+        The caller must hold the lock.
         """
         kept = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}
         self.families = {number: self.families[number] for number in kept if number in self.families}
@@ -254,8 +265,8 @@ class SignatureTable:
         return number
 
     def _refine(self, signature: Signature, name: Hashable) -> Signature:
-        """Return the signature with the value models of its arguments refined by what its outputs show about them, such
-        as how many elements are not zero.
+        """Return the signature with value models refined by what the outputs show, such as the number of nonzero
+        elements.
 
         name : operator
         """

@@ -29,7 +29,7 @@ which that list is swept
 
 
 class StorageNumbers:
-    """Numbers of all storages of call inputs and outputs.
+    """Numbers of the storages of all tensors in arguments and results of calls.
 
     Attributes
     ----------
@@ -51,8 +51,8 @@ class StorageNumbers:
         self._sweeping = threading.Lock()
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage; assign one if necessary. Return `NO_STORAGE` if it has no
-        storage.
+        """Return the number of a tensor's storage, which is a new one if it has none; `NO_STORAGE` for a tensor
+        without storage.
         """
         try:
             number = self.numbers.get(storage_address(tensor))
@@ -66,7 +66,7 @@ class StorageNumbers:
             return NO_STORAGE
 
     def numbers_of(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
-        """Return the numbers of the storages of an operator's plain results, without those that are None.
+        """Return the storage numbers of an operator's results; results that are None are left out.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class StorageNumbers:
                     unpin(address)
 
     def _add(self, storage: torch.UntypedStorage, is_on_host: bool) -> int:
-        """Pin a storage, and return its number."""
+        """Pin the address of a storage, and return the storage's number."""
         address, number = pin(storage), next(self.new_number)
         registered_number = self.numbers.setdefault(address, number)
         if registered_number == number:
@@ -122,7 +122,7 @@ class StorageNumbers:
         return registered_number
 
     def _forget(self, addresses: list[int]) -> None:
-        """Remove addresses of freed storages from a list that other threads may extend at the same time.
+        """Remove the addresses of freed storages from a list that other threads may extend at the same time.
 
         An exception of the program may interrupt this at any point. Even then, an address is in a list exactly as long
         as it is pinned, and never twice.

@@ -1,4 +1,4 @@
-"""Calls of one thread in columns, taken from its rows."""
+"""Calls of one thread as columns, which are made from the integers that its mode collected."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ThreadCalls:
-    """Some calls of a thread.
+    """Some calls of one thread.
 
     Attributes
     ----------
+    mode : mode of the thread
     calls : (N, 4), pair number, start, end and sequence number of each call
-    tensors : number of tensors of each call
-    flows : storage numbers of these tensors, call after call
+    tensors : (N,), number of tensors of each call
+    flows : (sum of `tensors`,), storage numbers of these tensors, call after call
     open_since_ns : start of the first call that had not ended when the last of these calls ended
     """
 
@@ -43,12 +44,10 @@ class ThreadCalls:
         return ThreadCalls(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
 
     def selected(self, flags: NDArray[np.bool_]) -> ThreadCalls:
-        """Return the flagged calls."""
+        """Return the calls for which the mask `flags`, (N,), is True."""
         flows = self.flows[np.repeat(flags, self.tensors)]
         return replace(self, calls=self.calls[flags], tensors=self.tensors[flags], flows=flows)
 
     def copied(self) -> ThreadCalls:
-        """Return a copy of these calls if their arrays are views of larger ones, so that the larger ones can
-        be freed.
-        """
+        """Return a copy of these calls, so that larger arrays of which their arrays are views can be freed."""
         return replace(self, calls=self.calls.copy(), tensors=self.tensors.copy(), flows=self.flows.copy())

@@ -1,4 +1,4 @@
-"""Dispatch modes that record the threads and track the location of each."""
+"""Dispatch modes that record the calls of threads, and track the location of each thread in the program."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ThreadMode(OrderlyMode):
     place : current location of the thread; hooks change it with `enter` and `leave`
     last : call point of the last operator call, or the start point of the current location
     started : start of that call in ns
-    launched : start of the last launch of a graph in ns
+    launched : start of the last launch of a CUDA graph in ns
     rows : integers of all calls that were not taken yet; for each call its pair, start and end in ns, autograd sequence
         number (negative in a backward pass), and storages of input and output tensors. A call is added in one step that
         cannot be interrupted
@@ -76,7 +76,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start with empty tables at the thread's current location."""
+        """Start with empty tables, at the current location of the thread."""
 
     @abstractmethod
     def call(
@@ -88,10 +88,12 @@ class ThreadMode(OrderlyMode):
         kwargs: Mapping[str, Any],
         shown: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Record and run a function that the dispatcher does not see, together with the calls inside it.
+        """Run a function that the dispatcher does not see, and record its call and the calls inside it; return its
+        result.
 
         Parameters
         ----------
+        name, kind : name and kind of the signature
         run : function without arguments that calls the function
         args, kwargs : the function's arguments, for the record only
         shown : function that returns the result to record; None to record the result unchanged
@@ -99,7 +101,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
-        """Return start in ns and call point of the calls that the thread is running, outermost first.
+        """Return the start in ns and the call point of each call that the thread is running, outermost first.
 
         Parameters
         ----------
@@ -108,22 +110,22 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def check_settings(self) -> None:
-        """Check whether torch settings that scopes contain have changed."""
+        """Note if torch settings that scopes contain have changed."""
 
     @abstractmethod
     def forget_calls(self) -> None:
-        """Look up all calls again, because other things about them are recorded from now on."""
+        """Look up all calls again instead of predicting them, because more is recorded about them from now on."""
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None:
-        """Schedule an observation of the next call of a signature at each of its known call sites."""
+        """Arrange that the next call of a signature at each of its known call sites is observed."""
 
     @abstractmethod
     def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
-        """Return the storage numbers of a call's tensors."""
+        """Return the storage numbers of the tensors in a call's arguments."""
 
     def enter(self, token: object, place: Location, frame: FrameType | None = None) -> None:
-        """Set the thread's location until `leave` is called with the same token.
+        """Set the thread's location to `place` until `leave` is called with the same token.
 
         Parameters
         ----------
@@ -136,7 +138,7 @@ class ThreadMode(OrderlyMode):
         self._go(place)
 
     def leave(self, token: object) -> None:
-        """Return to the location before the `enter` with this token; inner locations are left too."""
+        """Return to the location before the `enter` with this token; locations entered since are left too."""
         outer = self._outer
         depth = len(outer) - 1
         if depth < 0 or outer[depth][0] is not token:
@@ -146,7 +148,7 @@ class ThreadMode(OrderlyMode):
         self.leave_to(depth)
 
     def leave_to(self, depth: int) -> None:
-        """Leave all locations that were entered since `depth()` returned `depth`."""
+        """Leave all locations that were entered since the method `depth` returned this number."""
         outer = self._outer
         if len(outer) > depth:
             left = outer[depth:] if self._frames else ()
@@ -162,7 +164,7 @@ class ThreadMode(OrderlyMode):
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        """Leave the location of a backward pass or a failed step that has ended."""
+        """Leave the location of a backward pass that has ended, or of a step that has failed."""
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):
@@ -174,7 +176,11 @@ class ThreadMode(OrderlyMode):
         self._frames = [entry for entry in self._frames if entry[0] is not token]
 
     def _go(self, place: Location, depth: int | None = None, in_backward: bool | None = None) -> None:
-        """Set the location, and leave all locations entered beyond `depth`."""
+        """Set the location to `place`.
+
+        depth : number of entered locations to keep; None for all
+        in_backward : whether the thread is in a backward pass; None if that has not changed
+        """
         # These statements contain no call, so that no exception of the program can occur between them: the thread is in
         # either the old or the new location, and predicts nothing.
         before, self.place = self.place, place
@@ -197,11 +203,11 @@ class ThreadMode(OrderlyMode):
 
 
 class ThreadModes:
-    """The modes of all threads of a process.
+    """The modes of all threads of a process, one for each thread.
 
     Attributes
     ----------
-    all : one mode per thread, in order of first use
+    all : the modes, in order of first use
     idle : True if no calls are recorded
     by_steps : True to record a thread only while it is in a step
     next_number : function that returns the number of the next mode
@@ -216,7 +222,7 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Start with the mode of this thread only, also in a forked process, in which no other thread exists."""
+        """Start with the mode of this thread only; also for a forked process, where no other thread exists."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []
@@ -226,7 +232,7 @@ class ThreadModes:
             mode.begin()
 
     def here(self) -> ThreadMode:
-        """Return the mode of this thread; create it if necessary."""
+        """Return the mode of this thread, which is created if it has none."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         if mode is None:
             mode = self._make_mode()
@@ -244,13 +250,13 @@ class ThreadModes:
         return None if mode is None or mode.idle else mode
 
     def of_engine(self) -> ThreadMode:
-        """Return the mode of this thread, in which autograd runs the backward pass of a recorded thread."""
+        """Return the mode of this thread, which belongs to autograd and runs the backward pass of a recorded thread."""
         mode = self.here()
         mode.idle = self.idle
         return mode
 
     def set_idle(self, idle: bool) -> None:
-        """Stop or resume recording the calls of all threads."""
+        """Stop (`idle` is True) or resume recording the calls of all threads."""
         self.idle = idle
         for mode in self.all:
             mode.idle = idle
@@ -262,5 +268,5 @@ class ThreadModes:
 
     @property
     def waiting(self) -> int:
-        """Number of integers in `rows` of all threads that were not taken yet."""
+        """Number of integers in `rows` of all threads, which were not taken yet."""
         return sum(len(mode.rows) for mode in tuple(self.all))

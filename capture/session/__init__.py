@@ -1,1 +1,1 @@
-"""A capture: its options, results, schedule and cost."""
+"""A capture of a program: its options, results, schedule and cost."""

@@ -210,7 +210,7 @@ class Capture(CaptureReport):
         self._flusher.discarded |= not if_empty
 
     def step(self) -> None:
-        """Report the end of a step of the program, which advances the schedule."""
+        """Note the end of a step of the program, which advances the schedule."""
         if self._flusher is None:
             return
         self._step += 1
@@ -275,7 +275,7 @@ class Capture(CaptureReport):
         self.close()
 
     def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        """Return a wrapper of the function that records its calls."""
+        """Return a wrapper of a function that records the calls of operators in it."""
 
         @functools.wraps(function)
         def captured(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
