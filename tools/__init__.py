@@ -1,1 +1,3 @@
-"""Programs that are built on capture and replay."""
+"""Programs built on capture and replay: the command `opgrip`, the decorator `grip`, the pytest plug-in and the HTML
+report.
+"""

@@ -1,4 +1,4 @@
-"""Cases as Python files that only need torch: a call, the recorded operators of a module, or the source of a gripped
+"""Cases written as Python scripts that only need torch: a call, the recorded operators of a module, or a gripped
 sample.
 """
 
@@ -38,11 +38,14 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
-    """Return the source of the file of one call.
+    """Return the source of a script that runs one call of a trace.
+
+    number : number of the call's signature
+    mode : mode in which the script also runs the call, such as `compile`
 
     Raises
     ------
-    UserError : if the trace has no signature, or if running it needs more than torch
+    UserError : if the trace has no such signature, or if running it needs more than torch
     """
     from opgrip.replay.cases.cases import make_cases
 
@@ -53,7 +56,7 @@ def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
 
 
 def source_of(trace: Trace, case: Case, mode: str = "eager") -> str:
-    """Return the source of a case's file; see `export_case`."""
+    """Return the source of the script for a case of the trace; `mode` is a mode in which the script also runs it."""
     from opgrip.replay.inputs.input_options import with_defaults
 
     signature = next(item for item in trace.signatures if item.number == case.trace_number)
@@ -63,7 +66,7 @@ def source_of(trace: Trace, case: Case, mode: str = "eager") -> str:
 
 
 def _check_may_run(signature: Signature) -> None:
-    """Raise `UserError` for an operator that a trace may not name."""
+    """Raise `UserError` if a trace may not name the operator of a signature."""
     from opgrip.replay.operators.lookup import Unsupported, find_operator
 
     try:
@@ -90,9 +93,11 @@ def _facts(trace: Trace, case: Case) -> list[str]:
 
 
 def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str]:
-    """Return a description and the source of the file of a module or function.
+    """Return a description of a module or function, and the source of a script that runs its recorded operators.
 
     name : path of a module, or `file:function`, followed by the phase unless it is forward
+    unit : `module` or `function`
+    mode : mode in which the script also runs it, such as `compile`
 
     Raises
     ------
@@ -117,7 +122,9 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 
 
 def _function_of(links: Links) -> ScriptFunction:
-    """Return the recorded calls as one function, whose arguments are the tensors from outside and the settings."""
+    """Return the recorded calls of a subgraph as one function, whose arguments are the tensors from outside and the
+    settings.
+    """
     if links.reason is not None:
         raise UserError("these calls cannot run as one function", links.reason)
     names = [f"x{place}" for place in range(len(links.outside))]
@@ -135,7 +142,10 @@ def _function_of(links: Links) -> ScriptFunction:
 
 
 def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
-    """Yield one statement for each call."""
+    """Yield the source of one statement for each call of a subgraph.
+
+    settings : name of the script's variable for each device, dtype and generator
+    """
     for index, (call, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
         signature, rest = call.signature, iter(sources)
         registered_operator(signature)
@@ -151,7 +161,9 @@ def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
 
 
 class _CallLiterals(Literals):
-    """Converts a call's arguments to source; devices, dtypes and generators become arguments of the function."""
+    """Converts the arguments of a call to source text; devices, dtypes and generators become arguments of
+    the function.
+    """
 
     def __init__(self, tensor: Callable[[TensorSpec], str], settings: Mapping[Any, str]) -> None:
         super().__init__(tensor, "")
@@ -179,9 +191,11 @@ def _source_of_tensor(source: Any, links: Links) -> str:
 
 
 def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, str]:
-    """Return a description and the source of the file of a gripped sample, whose code is not run.
+    """Return a description of a recorded call of a gripped sample, and the source of a script that runs it. The
+    sample's code is not run.
 
-    number : number of the recorded call
+    number : number of the recorded call, from 0
+    mode : mode in which the script also runs it, such as `compile`
 
     Raises
     ------
@@ -218,7 +232,7 @@ def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, st
 def _without_head(text: str, name: str) -> str:
     """Return the source of a sample's module without its docstring and `from __future__` imports.
 
-    Raise `UserError` if it needs more than torch, or defines a name that the script uses.
+    Raises `UserError` if it needs more than torch, or defines a name that the script itself uses.
     """
     tree = ast.parse(text)
     lines = text.splitlines()
@@ -246,9 +260,9 @@ def _without_head(text: str, name: str) -> str:
 
 
 class _SampleLiterals(Literals):
-    """Converts a function's arguments, including objects and modules, to source.
+    """Converts the arguments of a function, including objects and modules, to source text.
 
-    names : names in the script by `module:qualname`
+    names : name in the script of each class or function, by `module:qualname`
     """
 
     def __init__(self, tensor: Callable[[TensorSpec], str], main_device: str, names: Mapping[str, str]) -> None:
@@ -276,7 +290,7 @@ class _SampleLiterals(Literals):
         return super().of(value)
 
     def _fields(self, fields: Mapping[str, Any]) -> str:
-        """Return the source that sets attributes; attributes that the script cannot create stay unset."""
+        """Return a dictionary of attributes as source text, without attributes that the script cannot create."""
         parts = []
         for name, value in fields.items():
             if self._is_possible(value):

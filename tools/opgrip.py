@@ -1,4 +1,4 @@
-"""The command `opgrip`, with subcommands for traces, results and samples, and for gripping."""
+"""The command `opgrip`, with subcommands for traces, results and samples."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _VerbParser(OneLineParser):
-    """A parser that suggests the full name of a subcommand given without its group, and prints its help if none is
-    given.
+    """A parser that suggests the full name of a subcommand whose group is missing, and prints its help if no subcommand
+    is given.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -49,9 +49,7 @@ class _VerbParser(OneLineParser):
 
 
 class _OpgripParser(_VerbParser):
-    """A parser that joins the two words of a subcommand such as `corpus distill` whose first word is a subcommand
-    itself.
-    """
+    """A parser for subcommands of two words, such as `corpus distill`, whose first word is itself a subcommand."""
 
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
@@ -62,7 +60,7 @@ class _OpgripParser(_VerbParser):
 
 
 def _is_beside(name: str) -> bool:
-    """Return True for a subcommand of two words whose first word is a subcommand itself."""
+    """Return True if a subcommand consists of two words of which the first is itself a subcommand."""
     group, _, last = name.partition(" ")
     return bool(last) and group in verbs.names() and name in verbs.names()
 
@@ -75,7 +73,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list_verbs() -> str:
-    """Return the list of subcommands with one line per group, short enough for one terminal page."""
+    """Return the list of subcommands for the help text, with one line per group, short enough for one terminal page."""
     names = verbs.names()
     groups: dict[str, list[str]] = {name.partition(" ")[0]: [] for name in names if " " in name}
     for name in names:
@@ -97,11 +95,12 @@ def _list_verbs() -> str:
 
 
 def make_parser(prepared: Collection[str] | None = None) -> argparse.ArgumentParser:
-    """Return a parser with a branch per subcommand; `trace info` is the subcommand `info` of the group `trace`.
+    """Return the parser of `opgrip`, with a parser for each subcommand; `trace info` is the subcommand `info` of the
+    group `trace`.
 
     Parameters
     ----------
-    prepared : names of the subcommands whose options are added, or None for all
+    prepared : names of the subcommands whose options are added; None for all
     """
     parser = _OpgripParser("opgrip", usage=USAGE, epilog=_list_verbs())
     add_version(parser)

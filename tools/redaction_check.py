@@ -1,7 +1,7 @@
-"""Check that a redacted trace replays like the original, with the same sizes and similar times.
+"""Checks that a redacted trace replays like the original: with the same output sizes and similar times.
 
-`python -m opgrip.tools.redaction_check TRACE NUMBER ...` prints the output sizes of each call as one line of JSON. A
-call may crash that process.
+`python -m opgrip.tools.redaction_check TRACE NUMBER ...` prints the output sizes of calls, given by signature number,
+as one line of JSON each. A call may crash that process.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ Given = dict[int, Any]
 
 @dataclass(frozen=True, slots=True)
 class RedactionCheck:
-    """Comparison of two replays.
+    """Comparison of the replays of a trace and of its redacted version.
 
     Attributes
     ----------
     cases : number of replayed cases
-    sized : number of cases with outputs of the same sizes, or with the same reason why they cannot run
-    ran : number of cases that ran before redaction
-    other_sizes : operator and both results of each case whose sizes differ
+    sized : number of cases whose outputs have the same sizes in both, or that cannot run for the same reason in both
+    ran : number of cases of the original trace that could run
+    other_sizes : (operator, result of the original, result of the redacted trace) of each case in which they differ
     broken : operators whose redacted calls no longer run
-    verdicts : verdicts on the times, as in `opgrip compare`
+    verdicts : number of cases by verdict on their times, as in `opgrip compare`
     """
 
     cases: int
@@ -63,11 +63,11 @@ class RedactionCheck:
 
     @property
     def passed(self) -> bool:
-        """Return True if the replayable cases of the redacted trace have the same sizes."""
+        """Return True if no case has other sizes or no longer runs after redaction, and at least one case could run."""
         return not self.other_sizes and not self.broken and (self.ran > 0 or not self.cases)
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the report: a summary, and then each case that differs."""
+        """Yield the lines of a report: a summary, then one line for each case that differs."""
         alike = f"same output sizes in {counted(self.sized, 'case')}"
         times = ", ".join(f"{verdict.value.lower()} {self.verdicts[verdict]:,}" for verdict in Verdict)
         yield (
@@ -83,7 +83,7 @@ class RedactionCheck:
 
 
 def check_replays(original: Path, redacted: Path) -> RedactionCheck:
-    """Replay the cases that take most time from both traces, and compare them."""
+    """Replay the `CASES` cases that take most time from both traces, and return their comparison."""
     trace = load(original, partial=True)
     numbers = _longest(trace)
     both = [_shapes(path, numbers) for path in (original, redacted)]
@@ -105,14 +105,16 @@ def check_replays(original: Path, redacted: Path) -> RedactionCheck:
 
 
 def _longest(trace: Trace) -> list[int]:
-    """Return the signatures that take most time."""
+    """Return the numbers of the `CASES` signatures whose calls take most time."""
     calls = trace.own_distinct_calls
     times = (calls["time_ns"] * calls[COUNT]).groupby(calls["signature"]).sum()
     return [int(number) for number in times.sort_values(ascending=False).index[:CASES]]
 
 
 def _shapes(path: Path, numbers: Sequence[int]) -> Given:
-    """Return the output sizes of calls, each of which may crash the process that runs it."""
+    """Return the output sizes of signatures by number; they run in separate processes, because a call may crash its
+    process.
+    """
     given: Given = {}
     remaining = list(numbers)
     while remaining:
@@ -127,7 +129,7 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
 
 
 def _kind(given: Any) -> Any:
-    """Return the part of a result that is compared: sizes, or class of the error."""
+    """Return the part of a result that is compared: the output sizes, or the class of the error."""
     if not given or "shapes" in given:
         return given and given["shapes"]
     # compare only the class of an error, since its text may contain what was redacted
@@ -140,7 +142,9 @@ def _describe_result(given: Any, recorded: Shapes | None) -> str:
 
 
 def _with_keys_of(base: Results, new: Results) -> Results:
-    """Return rows with the keys of the original cases, because a redaction rounds the numbers on which keys depend."""
+    """Return the new rows with the keys and shapes of the original ones, because redaction rounds the numbers on which
+    keys depend.
+    """
     keys = {row.case: (row.key, row.shapes) for row in base}
     rows = [replace(row, key=keys[row.case][0], shapes=keys[row.case][1]) if row.case in keys else row for row in new]
     return Results(rows, new.header)
@@ -150,7 +154,7 @@ Shapes = list[list[int]]
 
 
 def main(path: str, numbers: Sequence[str]) -> None:
-    """Print the output sizes of signatures."""
+    """Print the output sizes of calls, given by signature number, as one line of JSON each."""
     trace = load(Path(path), partial=True)
     contexts = contexts_of(trace, trace.own_distinct_calls)
     signatures = {item.number: item for item in trace.signatures}
@@ -162,7 +166,7 @@ def main(path: str, numbers: Sequence[str]) -> None:
 
 
 def recorded_shapes(signature: Signature) -> Shapes:
-    """Return the output sizes of the signature's first call."""
+    """Return the recorded output sizes of a signature, which are those of its first call."""
     return [list(spec.shape) for spec in tensors(signature.outputs)]
 
 

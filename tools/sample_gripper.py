@@ -43,12 +43,12 @@ DLOP_ENTRY = "class_entry"
 
 
 class Gripping:
-    """Gripped functions, until `close` is called, or the block or the program ends.
+    """Functions that are gripped (their calls are recorded) until `close` is called, or the block or the program ends.
 
     Attributes
     ----------
     written : folders of the written samples
-    refused : reason why a function could not be gripped, by name
+    refused : reason why a function could not be gripped, by function name
     """
 
     def __init__(self, grips: Grips) -> None:
@@ -58,7 +58,7 @@ class Gripping:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Stop gripping and write the samples. Further calls of this method do nothing."""
+        """Stop recording and write the samples. Calling this method again does nothing."""
         grips, self._grips = self._grips, None
         if grips is None:
             return
@@ -78,7 +78,7 @@ class Gripping:
 
 
 class Gripper:
-    """The type of `grip`."""
+    """The class of `grip`, which is called as a decorator and has the method `this`."""
 
     @overload
     def __call__(self, function: Function) -> Function: ...
@@ -192,7 +192,7 @@ def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
 
 
 def _with_method(owner: type, entry: str, grips: Grips) -> type:
-    """Return the class after gripping its method; an inherited method is gripped for this class only."""
+    """Grip one method of a class and return the class; an inherited method is gripped for this class only."""
     holder = next((cls for cls in owner.__mro__ if entry in vars(cls)), None)
     if holder is None:
         raise UserError(f"{owner.__qualname__} has no method {entry}", "name one with entry=")

@@ -1,4 +1,4 @@
-"""The pytest plug-in: replays of traces and samples as tests, compared with a baseline.
+"""The pytest plug-in: runs replays of traces and samples as tests, and compares their times with a baseline.
 
 pytest loads it in every project where opgrip is installed, so nothing heavy is imported before a test measures.
 """
@@ -67,7 +67,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Receiver:
-    """Collects results from the reports of this process, or of the pytest-xdist workers that it started."""
+    """Collects the results of all tests from their reports, in the process that runs the tests or that started
+    pytest-xdist's workers.
+    """
 
     def __init__(self, benchmarks: Benchmarks) -> None:
         self._benchmarks = benchmarks
@@ -79,14 +81,14 @@ class Receiver:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile | None:
-    """Collect trace files, if the command line asks for it."""
+    """Collect a trace file as tests if `--opgrip-traces` is given."""
     if not parent.config.getoption("--opgrip-traces"):
         return None
     return TraceFile.from_parent(parent, path=file_path) if file_path.name.endswith(SUFFIXES) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip the tests that measure, or all others, if the command line asks for it."""
+    """Skip the tests that measure times (`--opgrip-skip`), or all other tests (`--opgrip-only`)."""
     for option, skips_measuring in (("--opgrip-skip", True), ("--opgrip-only", False)):
         if config.getoption(option):
             for item in items:
@@ -95,13 +97,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _measures(item: pytest.Item) -> bool:
-    """Return True for a test of a trace, or one that uses a measuring fixture."""
+    """Return True if a test measures times: it replays a trace, or uses a fixture of this plug-in."""
     return bool({*FIXTURES} & {*getattr(item, "fixturenames", ())}) or getattr(item, "is_of_trace", False)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Compare a test's results with the baseline, and fail the test if it breaks a gate."""
+    """Compare the results of a test with the baseline, and fail the test if a gate (a condition on the comparison)
+    fails.
+    """
     try:
         value = yield
     finally:
@@ -123,7 +127,7 @@ def _judge(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add a test's results to its report."""
+    """Add the results of a test to its report, so that pytest-xdist sends them to the controller."""
     report = yield
     judged = item.stash.get(JUDGED, None)
     if judged is not None and call.when == "call":
@@ -132,7 +136,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Save the results as a baseline."""
+    """Save the results of all tests as a baseline if `--opgrip-save` is given."""
     benchmarks = session.config.stash[BENCHMARKS]
     path = benchmarks.options.save
     if path is None or hasattr(session.config, "workerinput"):
@@ -152,7 +156,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table of measured rows after the tests."""
+    """Print the table of measured times below the test results."""
     from opgrip.tools.pytest_plugin.baseline import print_summary
 
     print_summary(config.stash[BENCHMARKS], terminalreporter)
@@ -165,7 +169,10 @@ MOST_OF_NAME = 100
 
 
 class TraceTest(pytest.Item):
-    """Cases of a trace; the test passes if all their rows are ok."""
+    """A test that consists of one or more cases of a trace; it passes if all their rows are ok.
+
+    places, numbers : indices of the cases among the selected ones, and their case numbers
+    """
 
     is_of_trace = True
 
@@ -174,7 +181,7 @@ class TraceTest(pytest.Item):
         self.places, self.numbers = places, numbers
 
     def runtest(self) -> None:
-        """Replay the file, unless another test of it has already done so, and check the rows of this test."""
+        """Replay the trace, unless another test of the file has done so, and check the rows of this test."""
         assert isinstance(self.parent, TraceFile)
         judged = self.parent.judged
         self.stash[JUDGED] = judged
@@ -186,13 +193,13 @@ class TraceTest(pytest.Item):
             pytest.skip(_describe(rows[0]) if rows else "not replayed")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Return the location that pytest reports."""
+        """Return the file and the name that pytest reports for this test."""
         # include the file name, because pytest shows dots as colons in a bare test name
         return self.path, None, f"{self.path.name}: {self.name}"
 
 
 class TraceFile(pytest.File):
-    """A trace, replayed once for all its tests."""
+    """A trace file whose cases are tests; it is replayed once for all of them."""
 
     _judged: Judged | UserError | None = None
 
@@ -214,8 +221,8 @@ class TraceFile(pytest.File):
 
     @property
     def judged(self) -> Judged:
-        """Return the rows of all selected tests, compared with the baseline; fail the test if a comparison is not
-        possible.
+        """Return the rows of all selected tests of this file, compared with the baseline; fail the current test if this
+        is not possible.
         """
         if self._judged is None:
             try:
@@ -237,7 +244,11 @@ class TraceFile(pytest.File):
         return benchmarks.judge(pairs, results.header, self.nodeid)
 
     def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
-        """Return the results of a range of cases, which workers of pytest-xdist share in a folder."""
+        """Return the results of the cases from index `start` to before `stop`.
+
+        folder : folder in which workers of pytest-xdist share the results, so that one of them replays; None without
+            workers
+        """
         from opgrip.replay.command.replay import replay_arguments
         from opgrip.replay.outcome import read_run, write_results
 
@@ -252,7 +263,7 @@ class TraceFile(pytest.File):
         return read_run(path)
 
     def _arguments(self) -> argparse.Namespace:
-        """Return the arguments that `opreplay` would have for this file."""
+        """Return the parsed command line with which `opreplay` would replay this file."""
         from opgrip.replay.replay_options import make_parser
 
         text = self.config.getoption("--opgrip-options")
@@ -269,7 +280,10 @@ class TraceFile(pytest.File):
 
 
 def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
-    """Yield the name of each case's test, such as `operator[shapes]`, in the style of parametrized tests."""
+    """Yield the name of the test of each case: `operator[shapes]`, as for parametrized tests, or only the operator.
+
+    by : `case` or `operator`
+    """
     from opgrip.cli.terminal import shorten
     from opgrip.replay.results.results import describe_shapes
 

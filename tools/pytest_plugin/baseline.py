@@ -1,4 +1,4 @@
-"""Options and baselines of the pytest plug-in, and the summary below the tests."""
+"""The options of the pytest plug-in, its baseline files, and the summary below the test results."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ def add_options(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a pytest run.
+    """The options of the plug-in in a pytest run.
 
     Attributes
     ----------
-    save, compare : baseline files to write and to compare with; None for none
-    conditions : gates in the syntax of `opgrip compare`
+    save : baseline file to write; None for none
+    compare : baseline file to compare with; None for none
+    conditions : gates (conditions on the comparison) in the syntax of `opgrip compare`
     """
 
     save: Path | None
@@ -70,7 +71,7 @@ class Options:
 
 
 def read_options(config: pytest.Config) -> Options:
-    """Return the options; raise `pytest.UsageError` if they contradict each other."""
+    """Return the options of the plug-in; raise `pytest.UsageError` if they contradict each other."""
     save, compare = config.getoption("--opgrip-save"), config.getoption("--opgrip-compare")
     store = config.getoption("--opgrip-store")
     folder = config.rootpath / STORE if store is None else Path(store).absolute()
@@ -95,7 +96,9 @@ def _checked(name: str) -> str:
 
 
 def _find(name: str, folder: Path) -> Path:
-    """Return the file of a baseline; raise `pytest.UsageError` if it does not exist."""
+    """Return the path of a baseline, given a path or a name in `folder`; raise `pytest.UsageError` if it does not
+    exist.
+    """
     if Path(name).is_file():
         return Path(name).absolute()
     path = folder / f"{name}.json"
@@ -112,7 +115,7 @@ TestRow = tuple[str, "Result"]
 
 
 class StoredBaseline:
-    """A stored run with which other runs are compared.
+    """The rows of an earlier run, with which the rows of tests are compared.
 
     Parameters
     ----------
@@ -134,11 +137,13 @@ class StoredBaseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """Return the baseline rows that correspond to measured rows.
+        """Return (test, row) of the baseline's rows for the same cases as the measured rows; the test is empty in a
+        file of opreplay.
 
         Parameters
         ----------
         group : node id of the test or test file that measured the rows
+        rows : measured rows
         """
         if self._tests is not None:
             pairs = zip(self._tests, self._rows, strict=True)
@@ -152,7 +157,10 @@ def _case(row: Result) -> str:
 
 
 def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write the results of tests to a file, replacing it; raise `UserError` if that fails."""
+    """Write the rows of tests to a baseline file, replacing it; raise `UserError` if that fails.
+
+    headers : headers of the replays that measured the rows
+    """
     from opgrip.cli.output_files import cannot_be_written
     from opgrip.replay.outcome import write_results
 
@@ -165,7 +173,7 @@ def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: 
 
 
 def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return a common header of all results.
+    """Return one header for the results of several replays.
 
     A field has its value from the first header that contains it; `trace` and `device` list the values of all headers.
     """
@@ -192,7 +200,7 @@ MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print the measurements, differences to the baseline's machine, gates and notes."""
+    """Print the measured times, the differences from the baseline's machine, the outcomes of gates, and notes."""
     if not benchmarks.lines and not benchmarks.notes:
         return
     compared = benchmarks.options.compare

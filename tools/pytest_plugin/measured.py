@@ -1,4 +1,4 @@
-"""Results of tests, and the fixtures that measure them."""
+"""The results of tests, and the fixtures with which tests measure times."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ KEY = "opgrip_folder"
 
 
 class Turns:
-    """Lock shared by all workers of a pytest-xdist run, so that only one measures at a time.
+    """A lock that all workers of a pytest-xdist run share, so that only one of them measures at a time.
 
     Parameters
     ----------
-    folder : folder shared by all workers; None if tests run in one process
+    folder : folder that all workers share; None if tests run in one process
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -39,7 +39,7 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait until no other worker measures."""
+        """Wait until no other worker measures, and prevent others from measuring during the block."""
         if self.folder is None:
             yield
             return
@@ -55,7 +55,9 @@ class Turns:
 
 
 class SharedFolder:
-    """Plug-in of the process that starts pytest-xdist workers; it passes them a common temporary folder."""
+    """Plug-in for the process that starts pytest-xdist's workers: it passes all of them the path of one temporary
+    folder.
+    """
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="opgrip-pytest-")
@@ -72,13 +74,14 @@ ADDED, BROKEN, CHANGED = "ADDED", "BROKEN", "CHANGED"
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row of the table below the tests.
+    """A row of the table that is printed below the test results.
 
     Attributes
     ----------
-    base_us, ratio, low, high : comparison with the baseline; None if either has no time
+    base_us : median in the baseline; None if it has no time
+    ratio, low, high : time divided by the baseline's, and the interval of this ratio; None if either has no time
     verdict : verdict of the comparison; empty without a baseline
-    reason : why the times are inconclusive, such as a busy machine
+    reason : why the comparison is inconclusive, such as a busy machine
     """
 
     op: str
@@ -96,13 +99,14 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Rows that were measured together, compared with the baseline.
+    """The rows of tests that were measured together, compared with the baseline.
 
     Attributes
     ----------
-    rows, base_rows : rows with their tests
-    comparison : comparison with the baseline; None without one
-    held : results of the gates
+    rows, base_rows : (test, row) of the measured rows, and of the baseline's rows
+    header : header of the measured results
+    comparison : comparison of both; None without a baseline
+    held : outcomes of the gates
     """
 
     rows: Sequence[TestRow]
@@ -112,7 +116,9 @@ class Judged:
     held: Sequence[Held] = ()
 
     def broken(self, test: str) -> list[str]:
-        """Return the lines of gates that failed or are undecided because of rows of a test, or of all tests."""
+        """Return a line for each gate that failed or is undecided because of rows of this test, or because of the
+        total.
+        """
         own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
             item.line
@@ -121,7 +127,9 @@ class Judged:
         ]
 
     def of_test(self, test: str) -> str:
-        """Return the content of a test's report as JSON, which pytest-xdist sends from worker to controller."""
+        """Return the results of one test as JSON, for its report, which pytest-xdist sends from worker to
+        controller.
+        """
         rows = [row for name, row in self.rows if name == test]
         lines = [asdict(line) for line in self._lines(rows)]
         # without rows in the baseline, all facts would differ
@@ -152,14 +160,18 @@ def _line(row: Result, pair: Pair | None, verdict: str) -> Line:
 
 @dataclass
 class Benchmarks:
-    """Results of a pytest run.
+    """The results of all tests of a pytest run.
 
     Attributes
     ----------
-    rows, headers, lines, differs : results of all finished tests, collected in the controller or in a single
-        process
-    notes : additional lines of the summary
-    gate_lines : distinct lines of all gates, in order
+    options : options of the plug-in
+    turns : lock that lets one worker measure at a time
+    rows : (test, row) of all finished tests
+    headers : headers of the replays that measured them
+    lines : rows of the printed table
+    differs : settings in which the run differs from the baseline, as (baseline's value, current value) by name
+    notes : additional lines below the table
+    gate_lines : distinct lines with outcomes of gates, in order
     """
 
     options: Options
@@ -172,13 +184,13 @@ class Benchmarks:
     gate_lines: dict[str, None] = field(default_factory=dict)
 
     def check(self) -> None:
-        """Raise `UserError` if a condition is invalid, or the baseline cannot be read."""
+        """Raise `UserError` if a condition of `--opgrip-compare-fail` is invalid, or the baseline cannot be read."""
         if self.options.compare is not None:
             _ = self.gates, self.baseline
 
     @cached_property
     def gates(self) -> list[Gate]:
-        """Return the gates; raise `UserError` for an invalid condition."""
+        """Return the gates that the options describe; raise `UserError` for an invalid condition."""
         # the import below loads pandas
         if not self.options.conditions:
             return []
@@ -192,7 +204,12 @@ class Benchmarks:
         return None if self.options.compare is None else StoredBaseline(self.options.compare)
 
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
-        """Compare the rows of a group of tests with the rows of the same group in the baseline."""
+        """Compare measured rows with the baseline's rows for the same tests, and check the gates.
+
+        pairs : (test, row) of the measured rows
+        header : header of the measured results
+        group : node id of the test or test file
+        """
         if self.baseline is None:
             return Judged(pairs, header)
         from opgrip.replay.comparison import compare
@@ -204,7 +221,11 @@ class Benchmarks:
         return Judged(pairs, header, base_rows, comparison, hold_all(self.gates, comparison))
 
     def add(self, test: str, text: str) -> None:
-        """Add the content of a test's report."""
+        """Add the results of a test from its report.
+
+        test : node id of the test
+        text : JSON text that `Judged.of_test` returned
+        """
         from opgrip.replay.results.results import Result
 
         carried = json.loads(text)
@@ -216,7 +237,10 @@ class Benchmarks:
 
 
 def rows_of_test(test: str, results: Sequence[Results]) -> tuple[list[TestRow], dict[str, Any]]:
-    """Return the rows of a test with its name, and their common header."""
+    """Return (test, row) of all rows that a test measured, and one header for them.
+
+    results : results of each measurement of the test
+    """
     return [(test, row) for item in results for row in item.rows], join_headers([item.header for item in results])
 
 

@@ -1,4 +1,4 @@
-"""One offline HTML file for results and traces, with charts by Plotly and tables by DataTables."""
+"""The HTML report: one offline file that shows results and traces, with charts by Plotly and tables by DataTables."""
 
 from opgrip.tools.report.page import make_page
 

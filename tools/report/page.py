@@ -1,4 +1,4 @@
-"""The HTML page: its assembly, and its views of runs and comparisons."""
+"""The HTML page of a report: its assembly, and its views of runs and comparisons."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ GATES = ("slower<=5%", "failed<=0", "changed<=0")
 
 @cache
 def plotly() -> str:
-    """Return the script of Plotly."""
+    """Return the text of Plotly's script."""
     return _file(needed("plotly", "report"), "package_data/plotly.min.js")
 
 
 @cache
 def tables() -> tuple[str, str]:
-    """Return module and style sheet of DataTables from the package itables."""
+    """Return the text of DataTables' JavaScript module, and of its style sheet."""
     package = needed("itables", "report")
     return _file(package, "html/dt_bundle.js"), _file(package, "html/dt_bundle.css")
 
 
 @cache
 def own(name: str) -> str:
-    """Return the text of a static file in this package."""
+    """Return the text of a static file of this package, given by name."""
     return (files(__package__) / "static" / name).read_text(encoding="utf-8")
 
 
 def own_script() -> str:
-    """Return the page's scripts combined into one, in a private scope."""
+    """Return the scripts of the page joined into one text, in a private scope."""
     return '(() => {\n"use strict";\n' + "\n".join(map(own, SCRIPTS)) + "\n})();"
 
 
@@ -84,12 +84,13 @@ def make_page(
     corpus: Corpus | None = None,
     gates: Sequence[str] = GATES,
 ) -> str:
-    """Return the HTML page of runs and traces.
+    """Return the text of the HTML page that shows runs and traces.
 
     Parameters
     ----------
     runs, traces : results and traces by their names on the page
-    corpus : several traces to summarize on the page
+    title : title of the page
+    corpus : several traces to summarize on the page; None for none
     gates : conditions to check for each run, compared with the first run
     """
     data = {
@@ -116,7 +117,7 @@ def make_page(
 
 
 def _embedded(data: Any) -> str:
-    """Return JSON that is safe within a script element, even with untrusted names."""
+    """Return data as JSON text that is safe within a script element, even with untrusted names."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -127,7 +128,7 @@ def _inline(script: str) -> str:
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy that only allows these scripts and DataTables' module, and no requests."""
+    """Return a content security policy that allows only these scripts and DataTables' module, and no requests."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
     )
@@ -156,7 +157,9 @@ Plain = dict[str, Any]
 
 
 def describe_runs(runs: Mapping[str, Results]) -> Plain:
-    """Return the data of the page: result rows by column, times of their repeats, and facts about each run."""
+    """Return the page's data about runs: result rows by column, times of their runs, call sites, and facts about each
+    run.
+    """
     columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name != "detail")]
     # results of older versions contain ratios of paired runs
     rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]
@@ -178,7 +181,10 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
 
 
 def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
-    """Yield a summary of each mode of each run, as on the terminal."""
+    """Yield, for each mode of each run, the statuses and the speed-up over the reference mode.
+
+    rows : (name of the run, row)
+    """
     for name in dict.fromkeys(name for name, _ in rows):
         own = [row for run, row in rows if run == name]
         for item in summarize_modes(own, reference_of(own)):
@@ -194,7 +200,7 @@ def _speed_up(found: SpeedUp | None) -> Plain | None:
 
 
 def _sites(rows: Sequence[Result]) -> Plain:
-    """Return, for each row, the modules and lines of its calls and their share of the calls.
+    """Return, for each row, the modules and source lines that made its calls, with their share of the calls.
 
     Equal lists and equal names are stored once.
     """
@@ -216,14 +222,16 @@ def _sites(rows: Sequence[Result]) -> Plain:
 
 
 def _way(row: Result) -> object:
-    """Return a key that is equal for rows that differ only in mode."""
+    """Return a key that is equal for rows of a case that differ only in mode."""
     return (row.case, *row.identity_without("mode"))
 
 
 def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
-    """Return the cells of a row.
+    """Return the values of a row by column name, for the page.
 
-    Only the first variant of a case counts for total times; `ways` collects these variants.
+    name : name of the run
+    eager_us : median of the same variant in eager mode; None if unknown
+    ways : variant of each case that counts in total times; the function adds the first variant of each case
     """
     cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
     cells |= {"marked_status": row.marked_status, "is_speed_up_doubtful": row.is_speed_up_doubtful or None}
@@ -260,7 +268,7 @@ def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
 
 
 def _ceilings(header: Mapping[str, Any]) -> Plain:
-    """Return the machine's peaks for a roofline."""
+    """Return the machine's peak rates from the header of a run, for the roofline; empty if there are none."""
     found = header.get("ceilings")
     if not isinstance(found, Mapping):
         return {}
@@ -280,7 +288,7 @@ _SELECTING = ("-o", "--output", "--op", "--top", "--mode", "--device", "--sample
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command line without some options and their values."""
+    """Yield the words of a command line without the given options and their values."""
     rest = iter(words)
     for word in rest:
         if word in options:
@@ -290,7 +298,7 @@ def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
 
 
 def command_of(header: Mapping[str, Any], row: Result) -> str:
-    """Return the command that replays all cases of a case's operator again, with the options of the run."""
+    """Return the command that replays all cases with the operator of a row again, with the options of the run."""
     program, *given = shlex.split(str(header.get("command", ""))) or [""]
     if program == "opreplay":
         words = [program, *_without(given, _SELECTING), "--op", row.op]
@@ -308,7 +316,7 @@ COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "r
 
 
 def describe_comparisons(runs: Mapping[str, Results], gates: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the comparison of each run with the first."""
+    """Yield the page's data about the comparison of each run with the first run."""
     conditions = list(map(parse_gate, gates))
     names = list(runs)
     for name in names[1:]:

@@ -1,4 +1,4 @@
-"""The page's views of a trace, of its kernel launches, and of a corpus."""
+"""The views of a report page that show a trace, its kernel launches, and a corpus of traces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Called = tuple[Signature, str]
 
 
 def describe_trace(name: str, trace: Trace) -> Plain:
-    """Return all views of a trace."""
+    """Return the page's data for all views of a trace."""
     called = list(_called(trace))
     return {
         "name": name,
@@ -54,7 +54,9 @@ def describe_trace(name: str, trace: Trace) -> Plain:
 
 
 def _stacks(trace: Trace) -> list[tuple[list[str], float]]:
-    """Return the time in us by stack of Python functions, outermost first, with the operator at the end."""
+    """Return (stack, time in us) for each distinct stack of Python functions, outermost first, that ends with the
+    operator called.
+    """
     by_number = origins(trace)
     stacks: dict[tuple[str, ...], float] = defaultdict(float)
     calls = trace.own_calls
@@ -71,7 +73,7 @@ def _frame(file: str, function: str) -> str:
 
 
 def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
-    """Return file, line, function, time in us and number of calls."""
+    """Return (file, line, function, total time in us, number of calls) for each source line that makes calls."""
     calls = trace.own_calls
     grouped = calls.dropna(subset=["file"]).groupby(["file", "line", "function"], observed=True)["time_ns"]
     sums = grouped.agg(["sum", "size"])
@@ -82,7 +84,9 @@ def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
 
 
 def _timeline(trace: Trace) -> Plain:
-    """Return calls with start, duration, and a flag for those on the critical path."""
+    """Return the data of the timeline: the longest calls with start, duration and thread, and a flag for those on the
+    critical path.
+    """
     graph = make_graph(trace)
     critical = set(graph.facts.critical_path)
     steps = sorted(graph.steps.values(), key=lambda step: -step.duration_ns)[:MOST_CALLS]
@@ -126,7 +130,7 @@ def _longtail(trace: Trace) -> list[Plain]:
 
 
 def _called(trace: Trace) -> Iterator[Called]:
-    """Yield the called signatures with the keys of their cases."""
+    """Yield (signature, key of its case) for each signature that has calls."""
     contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
     places = trace.own_calls.groupby(["signature", "scope"]).size().reset_index()
     scopes: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -139,7 +143,7 @@ def _called(trace: Trace) -> Iterator[Called]:
 
 
 def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
-    """Yield each case's key with its arguments, value models and call sites."""
+    """Yield (key, data) for each case: its arguments, value models and call sites."""
     calls = trace.own_distinct_calls
     sites_by_signature = count_call_sites(calls, calls["signature"])
     for signature, key in called:
@@ -156,7 +160,7 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
 
 
 def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
-    """Yield a description of each argument; for tensors, with a description of the value model."""
+    """Yield (name, description) for all arguments together, and for each tensor with its value model."""
     yield "all", describe_shapes(signature)
     for place, (spec, name) in enumerate(named_tensors(signature)):
         model = None if spec.values is None else trace.values.get(spec.values)
@@ -166,7 +170,7 @@ def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
 
 
 def _model_in_words(model: ValueModel) -> str:
-    """Return the kind of a value model and its facts, without those that are zero, false or missing."""
+    """Return the kind of a value model and its parameters as text, without those that are zero, false or missing."""
     facts = value_model_to_json(model)
     kind = facts.pop("model")
     return f"{kind}, {', '.join(f'{name} {_in_brief(fact)}' for name, fact in facts.items() if fact)}"
@@ -201,13 +205,14 @@ POINTS_A_DECADE = 10
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
-    """Return numbers of launches for all calls, modules, operators and cases, and the distribution of their times.
+    """Return the numbers of launches in all calls, and by module, operator and case; and the distribution of their
+    times.
 
     A launch is a kernel if the trace contains the kernels of calls on an accelerator, otherwise an operator.
 
     Parameters
     ----------
-    key_by_signature : key of the case of each signature
+    key_by_signature : key of the case of each signature, by signature number
     """
     launches = _launches(trace)
     shapes = {signature.number: describe_shapes(signature) for signature in trace.signatures}
@@ -225,7 +230,9 @@ def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plai
 
 
 def _launches(trace: Trace) -> pd.DataFrame:
-    """Return one row per call: number of launches, their time, and the share in short launches."""
+    """Return a table with one row per call: its number of launches, their time, and how much of both is in short
+    launches.
+    """
     own = trace.own_calls
     launches = _per_call(trace, own["signature"])
     time_us = own["time_ns"] / 1e3
@@ -244,7 +251,7 @@ def _launches(trace: Trace) -> pd.DataFrame:
 
 
 def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
-    """Return the mean number of kernels per call of each call's signature; 1 if the trace has no kernels."""
+    """Return, for each call, the mean number of kernels per call of its signature; 1 if the trace has no kernels."""
     if not trace.kernels:
         return pd.Series(1.0, signatures.index)
     kernels: dict[int, float] = {}
@@ -256,14 +263,17 @@ def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
 
 
 def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the sums of groups by these columns, largest number of launches first."""
+    """Yield the sums of launches and times for each group of calls, the group with most launches first.
+
+    names : columns by which calls are grouped
+    """
     sums = launches.groupby(names, observed=True)[SUMMED].sum().reset_index()
     for row in sums.sort_values("launches", ascending=False, kind="stable").itertuples(index=False, name=None):
         yield (*row[: len(names)], *map(rounded, row[len(names) :]))
 
 
 def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
-    """Yield times of a launch in us, each with the shares of launches and of time in shorter launches."""
+    """Yield (time of a launch in us, share of launches that are shorter, share of the time in shorter launches)."""
     timed = launches[launches["of_launch"] > 0].sort_values("of_launch")
     if timed.empty:
         return
@@ -310,7 +320,7 @@ MEANINGS = {
 
 
 def describe_corpus(corpus: Corpus) -> Plain:
-    """Return all tables of a corpus."""
+    """Return the page's data about a corpus: its traces and all tables."""
     members = [[member.name, member.source, member.model, member.run, member.library] for member in corpus.members]
     tables = {by: _table(_in_percent(summarize(corpus, by).table, "share")) for by in TABLES}
     coverage = summarize_coverage(cover(corpus)).rename(columns={"operators": "of_torch", "share": "part_covered"})
@@ -336,8 +346,10 @@ def _table(table: pd.DataFrame) -> Plain:
 
 
 def plain(cell: Any, infinite: Any = None) -> Any:
-    """Return a cell for JSON: numbers with six significant digits, and text without lone surrogates, which browsers
-    reject.
+    """Return a value in a form that JSON and browsers accept: numbers with six significant digits, text without lone
+    surrogates.
+
+    infinite : value that replaces infinity
     """
     if isinstance(cell, float):
         return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)
@@ -345,5 +357,5 @@ def plain(cell: Any, infinite: Any = None) -> Any:
 
 
 def rounded(value: float) -> float:
-    """Return a number with six significant digits, which is more accurate than any measured time."""
+    """Return a number with six significant digits, which are more than any measured time has."""
     return float(f"{value:.6g}")

@@ -1,5 +1,5 @@
-"""The subcommands of `opgrip`. Each is a module of this package, or an entry point `opgrip.verbs` of another
-package.
+"""The subcommands of `opgrip`. Each is a module of this package, or an entry point `opgrip.verbs` of
+another package.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Verb:
 
     Attributes
     ----------
-    summary, examples : texts for its help
-    prepare : function that adds its options to a parser, or None
+    summary, examples : one-line summary and examples for its help
+    prepare : function that adds its options to a parser; None if it has none
     run : function that runs the subcommand and returns the exit status
-    runs_program : True if the arguments after `--` belong to a program and are stored in `args.program`
+    runs_program : True if the words after `--` belong to a program; they are then stored in `args.program`
     needs_torch : False for a subcommand that works without torch, which takes seconds to load
     """
 
@@ -43,7 +43,11 @@ verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
 
 
 def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None, **others: Any) -> Callable[[Run], Run]:
-    """Return a decorator that registers a function that runs a subcommand; `others` are attributes of `Verb`."""
+    """Return a decorator that registers a function as the `run` of a new subcommand.
+
+    name : group and name, such as `trace info`
+    others : further attributes of `Verb`
+    """
 
     def register(run: Run) -> Run:
         verbs.register(name)(Verb(summary, examples, prepare, run, **others))
@@ -53,7 +57,7 @@ def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None,
 
 
 def add_capture(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--capture`."""
+    """Add the option `--capture` to a parser."""
     parser.add_argument(
         "--capture",
         type=Path,
@@ -63,11 +67,14 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
-    """Add the options `--output` and `--force`."""
+    """Add the options `--output` and `--force` to a parser; `help` is the help text of `--output`."""
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=help)
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 
 
 def report_output(args: argparse.Namespace, what: str) -> None:
-    """Report on stderr what a subcommand has written to its output."""
+    """Print on stderr what a subcommand has written to its output file.
+
+    what : text that names the content, such as `3 rows`
+    """
     print(f"{args.prog}: wrote {what} to {args.output}", file=sys.stderr)

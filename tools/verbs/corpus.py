@@ -1,4 +1,4 @@
-"""`opgrip corpus` and `opgrip corpus distill`: many traces as one, and a short trace that represents them."""
+"""`opgrip corpus` and `opgrip corpus distill`: a summary of many traces, and a short trace that represents them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MOST_NOTES, MOST_NOTE = 10, 200
 
 
 def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
-    """Report the first notes.
+    """Print the first `MOST_NOTES` notes about files of a corpus.
 
     Parameters
     ----------
-    more : text that follows the number of notes that are not shown
+    more : text to print after the number of notes that are not shown
     """
     for note in notes[:MOST_NOTES]:
         reporter.say(shortened(printable(note), MOST_NOTE))
@@ -124,7 +124,7 @@ def _write(table: pd.DataFrame, corpus: Corpus, args: argparse.Namespace) -> Non
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return the smallest and largest number of models in which a row must occur; None for no upper limit.
+    """Return the smallest and the largest number of models in which a row has to occur; None for no upper limit.
 
     text : `2`, `2:`, `:3`, `2:5` (5 included), or `all`
     """
@@ -205,11 +205,13 @@ def run_distill(args: argparse.Namespace) -> int:
 
 
 def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[str, Times]:
-    """Return a description of the machine, and the times of several results; later results replace earlier ones.
+    """Return the name of the machine, and the times of cases from several results files; later files replace times of
+    earlier ones.
 
     Parameters
     ----------
-    chosen_by : times that are rejected, because the cases were chosen to predict them
+    names : results files, runs of the store, or `baseline`
+    chosen_by : times by which cases were chosen; results with the same times are rejected
     """
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run

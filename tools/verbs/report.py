@@ -1,4 +1,4 @@
-"""`opgrip plot` and `opgrip report`: pictures of results, and an HTML page of results and traces."""
+"""`opgrip plot` and `opgrip report`: plots of results, and an HTML page of results and traces."""
 
 from __future__ import annotations
 
@@ -156,7 +156,9 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
 
 
 def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
-    """Return the newest runs of a store with their names, oldest first; none if the folder is not a store."""
+    """Return (name, results) of the newest `MOST_RUNS` runs of a results store, oldest first; an empty list if the
+    folder is no store.
+    """
     from opgrip.replay.comparison.results_store import Store
 
     newest: list[tuple[str, Results]] = []

@@ -1,4 +1,6 @@
-"""`opgrip results list`, `merge`, `prune`, `score`, `show` and `opgrip compare`: the results that opreplay stored."""
+"""`opgrip results list`, `merge`, `prune`, `score`, `show` and `opgrip compare`: work with results that opreplay
+stored.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the folder of the store."""
+    """Add the option `--store`, the folder of the results store, to a parser."""
     parser.add_argument(
         "--store",
         type=Path,
@@ -29,14 +31,17 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the argument `which` for a run, and the option for its store."""
+    """Add the argument RUN and the option `--store` to a parser."""
     names = "results file, run of the results store (or the start or end of its name), or latest for the newest run"
     parser.add_argument("which", metavar="RUN", help=names)
     add_store(parser)
 
 
 def read_runs(store: Path | None, *names: str) -> list[Results]:
-    """Return the results of files, or of runs of a store."""
+    """Return the results of files, or of runs of the results store, given by name.
+
+    store : folder of the store; None for the default one
+    """
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
 

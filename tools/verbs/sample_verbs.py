@@ -137,7 +137,7 @@ def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
 
 
 def gigabytes(text: str) -> float:
-    """Parse a number of GB per second, and return bytes per second."""
+    """Return the number of bytes per second for a text that is a number of GB/s."""
     try:
         number = float(text)
     except ValueError:
@@ -239,7 +239,7 @@ def _outline(sample: Sample, configuration: str) -> str:
 
 
 class _Plain(str):
-    """Text that is shown without quotation marks."""
+    """A string whose `repr` has no quotation marks."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""`opgrip trace convert`: a trace as a file of another tool."""
+"""`opgrip trace convert`: converts between traces and files of other tools."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
-    """Write an opgrip trace, record by record."""
+    """Write the records of the input as an opgrip trace, one by one; return what could not be converted."""
     from opgrip.traces.io.writer import TraceWriter
     from opgrip.traces.schema.records import Header
 
@@ -136,7 +136,9 @@ def _written() -> list[str]:
 
 
 def _format_named(word: str) -> str:
-    """Return the name of a format for other spellings, such as `PARAM` or `execution-trace`."""
+    """Return the name of a format from another spelling of it, such as `PARAM` or `execution-trace`; an unknown word is
+    returned unchanged.
+    """
     from opgrip.traces.io.foreign_files import formats
 
     name = word.lower().replace("-", "_")
@@ -170,7 +172,7 @@ def _format_of_name(path: Path) -> str:
 
 
 class _ListFormats(argparse.Action):
-    """The action of `--formats`."""
+    """The action of `--formats`, which prints the formats and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from opgrip.display.tables import TableColumn, print_table
@@ -187,7 +189,7 @@ class _ListFormats(argparse.Action):
 
 
 def _tell(args: argparse.Namespace, losses: Losses) -> None:
-    """Print the written file and the content that could not be converted."""
+    """Print which file was written, and which content could not be converted."""
     print(f"{args.prog}: wrote {args.output}", file=sys.stderr)
     for default in (*losses.doubts, *losses.defaults):
         print(f"{args.prog}: {default}", file=sys.stderr)

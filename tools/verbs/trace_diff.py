@@ -1,4 +1,4 @@
-"""`opgrip trace diff` and `validate`: a trace compared with another, and with its format."""
+"""`opgrip trace diff` and `validate`: compare a trace with another one, and check that it conforms to its format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`opgrip trace export-case`: a call, module, function or gripped sample as a Python file that only needs torch."""
+"""`opgrip trace export-case`: writes a call, module, function or gripped sample as a Python script that only needs
+torch.
+"""
 
 from __future__ import annotations
 

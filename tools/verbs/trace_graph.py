@@ -64,7 +64,7 @@ def run_graph(args: argparse.Namespace) -> int:
 
 
 def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
-    """Yield the graph as one JSON object, with one line per call or storage."""
+    """Yield the lines of a file that contains the graph as one JSON object, with one line per call or storage."""
     path = ", ".join(map(str, facts.critical_path))
     memory = {"peak_bytes": facts.peak_bytes, "peak_at": facts.peak_at, "outside_bytes": facts.outside_bytes}
     yield f'{{"critical_path": {{"time_ns": {facts.critical_ns}, "duration_ns": {facts.critical_host_ns},'
@@ -93,7 +93,7 @@ def _as_line(item: DataflowStep | Storage) -> str:
 
 
 def _separated(items: Iterable[str]) -> Iterator[str]:
-    """Yield items with a comma after each but the last."""
+    """Yield the items with a comma added to each but the last."""
     before = ""
     for item in items:
         if before:
@@ -104,7 +104,7 @@ def _separated(items: Iterable[str]) -> Iterator[str]:
 
 
 def as_dot(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
-    """Yield the graph for Graphviz, with the critical path in red."""
+    """Yield the lines of a file that contains the graph for Graphviz, with the critical path in red."""
     critical = set(facts.critical_path)
     yield "digraph trace {"
     yield "node [shape=box, fontname=sans]"

@@ -1,4 +1,4 @@
-"""`opgrip trace info`: the contents of a trace."""
+"""`opgrip trace info`: prints facts about a trace, and tables of its calls."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
-    """Write all rows of the tables: several tables as one JSON object, or one table as CSV."""
+    """Write all rows of the tables to a file: several tables as one JSON object, or one table as CSV."""
     plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
     if path.suffix == ".csv":
         (table,) = plain.values()
@@ -105,7 +105,10 @@ def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> No
 
 
 def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return a table whose names can be encoded as UTF-8."""
+    """Return a table whose names can be encoded as UTF-8.
+
+    by : name of the table in `TABLES`
+    """
     names = [name for name in TABLES[by].columns if name not in NUMBERED]
     return table.assign(
         **{
@@ -120,7 +123,7 @@ def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Which rows a table has: title, and columns by which calls are grouped."""
+    """A table of calls: its title, and the columns by which calls are grouped."""
 
     title: str
     columns: tuple[str, ...]
@@ -167,7 +170,7 @@ LEAST = {
 
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
-    """Yield names and texts of the facts shown above the tables."""
+    """Yield (name, text) of the facts about a trace that are printed above the tables."""
     from opgrip.traces.analysis.redaction.redaction import REDACTED
     from opgrip.traces.table.accelerators import facts_in_words, time_doubts
     from opgrip.traces.table.call_table import COUNT
@@ -225,7 +228,7 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
-    """Yield facts about the number of calls: in total, of functions, and inside operators."""
+    """Yield (name, text) of the facts about numbers of calls: in total, of functions, and inside operators."""
     from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
     from opgrip.traces.table.call_table import COUNT
     from opgrip.traces.table.profiler_labels import operator_calls
@@ -255,7 +258,9 @@ def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _graphs(trace: Trace) -> Iterable[tuple[str, str]]:
-    """Yield how many graphs of known calls were launched, and how their device time is divided."""
+    """Yield (name, text) of the facts about CUDA graphs with known calls: how often they were launched, and how their
+    device time is divided among the calls.
+    """
     graphs = trace.graphs[trace.graphs["captured"]]
     if len(graphs):
         launches, calls = int(graphs["launches"].sum()), int((graphs["launches"] * graphs["calls"]).sum())
@@ -266,7 +271,7 @@ def _graphs(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yield facts about the traces that a distilled trace represents."""
+    """Yield (name, text) of the facts about the traces that a distilled trace represents."""
     from opgrip.traces.zoo.manifest import FIELD, chosen_numbers
 
     cases = chosen_numbers(header)
@@ -278,7 +283,7 @@ def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _redacted(form: Mapping[str, Any]) -> str:
-    """Return a description of a redaction."""
+    """Return a text that says what a redaction replaced and what it kept, from the trace's header."""
     kept = form.get("kept")
     names = f", except {', '.join(map(str, kept))}" if isinstance(kept, list) and kept else ""
     hidden = "; custom operators are renamed and cannot be replayed" if form.get("operators_hidden") else ""
@@ -286,7 +291,11 @@ def _redacted(form: Mapping[str, Any]) -> str:
 
 
 def _perturbed(calls: pd.DataFrame, contended: float) -> str:
-    """Return the number of perturbed calls, and how many of them use the times of other calls."""
+    """Return a text that says how many calls the capture perturbed, why, and for how many of them times of other calls
+    are used.
+
+    contended : share of the capture in which other processes used the processors
+    """
     from opgrip.traces.table.call_table import COUNT
 
     perturbed = calls[calls["perturbed"]]
@@ -301,7 +310,7 @@ def _perturbed(calls: pd.DataFrame, contended: float) -> str:
 
 
 def _run(name: object, steps: object, warmup: object) -> str:
-    """Return a description of the run, with its steps if the header contains plausible numbers."""
+    """Return the kind of run, with its number of steps if the header contains plausible numbers."""
     if not _is_count(steps):
         return str(name)
     return f"{name}, {counted(steps, 'step')}{f' after {warmup:,} to warm up' if _is_count(warmup) else ''}"
@@ -344,7 +353,7 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
-    """Return an unfinished call with its arguments and source line."""
+    """Return an unfinished call as text, with its arguments and source line."""
     from opgrip.traces.schema.arguments import leaves
 
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""
@@ -376,7 +385,7 @@ def _summary(trace: Trace, by: str) -> pd.DataFrame:
 
 
 def _place_column(name: str) -> TableColumn:
-    """Return the table column for a column by which calls are grouped."""
+    """Return the printed column for one of the columns by which calls are grouped."""
     empty = {"module": "(root)", "function": "(none)"}.get(name, "")
 
     def text(row: Any) -> str:

@@ -102,7 +102,9 @@ def run_trim(args: argparse.Namespace) -> int:
 
 
 def steps(text: str) -> tuple[int, int | None]:
-    """Parse a range of steps: `1`, `0:2`, `2:` or `:2`."""
+    """Return (first step, step before which the range ends; None for no end) for a text such as `1`, `0:2`, `2:` or
+    `:2`.
+    """
     match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a step such as 1 or a range such as 0:2")
@@ -115,7 +117,9 @@ def steps(text: str) -> tuple[int, int | None]:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Parse a time span `START:END`, in seconds or with units."""
+    """Return (start, end) in ns for a text `START:END`, whose times are in seconds or have units; the end is None if
+    left out.
+    """
     first, colon, end = text.partition(":")
     if not colon:
         raise argparse.ArgumentTypeError(f"{text!r} is not an interval such as 1.5s:2s")
@@ -198,7 +202,10 @@ def run_redact(args: argparse.Namespace) -> int:
 
 
 def _check_apart(paths: Mapping[str, Path | None]) -> None:
-    """Raise `UserError` if two arguments name the same file, because trace and salt must not be overwritten."""
+    """Raise `UserError` if two arguments name the same file, because trace and salt must not be overwritten.
+
+    paths : path of each argument, by the text that names it in the error
+    """
     roles: dict[Path, str] = {}
     for role, path in paths.items():
         other = role if path is None else roles.setdefault(path.resolve(), role)

@@ -1,4 +1,4 @@
-"""`opgrip zoo baseline`, `list`, `make` and `show`: the traces of real models that ship."""
+"""`opgrip zoo baseline`, `list`, `make` and `show`: the recorded traces of real models that ship with opgrip."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _numbers(trace: ZooTrace) -> list[object]:
 
 
 def summary(traces: Sequence[ZooTrace]) -> str:
-    """Return a one-line summary of traces."""
+    """Return one line with the number of traces, models and calls, and the size of the files."""
     made = [trace.recording for trace in traces if trace.recording is not None]
     size = sum(recording.size_bytes for recording in made) / 1e6
     models = counted(len({trace.model for trace in traces}), "model")
@@ -187,7 +187,7 @@ def run_make(args: argparse.Namespace) -> int:
 
 
 def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Record a trace of the zoo and report its figures; return True on success."""
+    """Record a trace of the zoo and print its numbers of calls and signatures; return True if it could be recorded."""
     from opgrip.zoo.making import make_trace
 
     start = monotonic()
@@ -211,7 +211,7 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 
 
 def _write_down(made: ZooTrace) -> None:
-    """Write a trace's recording to the current manifest.
+    """Write the facts about a new recording to the manifest.
 
     The manifest is read again, because recording takes hours in which it may be edited.
     """
@@ -225,7 +225,7 @@ def _write_down(made: ZooTrace) -> None:
 
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Return True if a new recording of a trace differs from the shipped one, or is not possible."""
+    """Return True if a new recording of a trace differs from the shipped one, or cannot be made."""
     from opgrip.zoo.making import differences_anew
 
     try:
@@ -269,7 +269,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def facts(trace: ZooTrace) -> list[tuple[str, str]]:
-    """Return names and texts of the facts about a trace."""
+    """Return (name, text) of the facts about a trace of the zoo."""
     lines = [
         ("name", trace.name),
         ("model", f"{trace.model} of {trace.library}, {trace.family}"),
