@@ -148,7 +148,7 @@ DERIVED = (
     Column("time of all calls in the program, by the replayed median", "us", name="total_us"),
     Column("number of calls after which the preparation pays off, compared with eager", name="break_even", whole=True),
 )
-"""columns that the page adds to the result columns"""
+"""columns that the page adds to the result columns, or shows instead of one with the same name"""
 MOST_TIMES = 400_000
 """maximum number of single times on a page; if there are more, each row has quantiles instead"""
 QUANTILES = np.linspace(0, 1, 21)
@@ -160,7 +160,8 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
     """Return the page's data about runs: result rows by column, times of their runs, call sites, and facts about each
     run.
     """
-    columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name != "detail")]
+    left_out = {"detail", *(about.name for about in DERIVED)}
+    columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name not in left_out)]
     # results of older versions contain ratios of paired runs
     rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]
     timed = [(name, row) for name, row in rows if row.median_us and row.status == OK]

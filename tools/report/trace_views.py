@@ -84,20 +84,21 @@ def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
 
 
 def _timeline(trace: Trace) -> Plain:
-    """Return the data of the timeline: the longest calls with start, duration and thread, and a flag for those on the
-    critical path.
+    """Return the data of the timeline: the longest calls with their start since the trace's first call, duration and
+    thread, and a flag for those on the critical path.
     """
     graph = make_graph(trace)
     critical = set(graph.facts.critical_path)
     steps = sorted(graph.steps.values(), key=lambda step: -step.duration_ns)[:MOST_CALLS]
     steps.sort(key=lambda step: step.start_ns)
     threads = list(dict.fromkeys(step.thread for step in steps))
+    first_ns = min((step.start_ns for step in graph.steps.values()), default=0)
     return {
         "threads": threads,
         "left_out": len(graph.steps) - len(steps),
         "calls": [
             (
-                round(step.start_ns / 1e3, 1),
+                round((step.start_ns - first_ns) / 1e3, 1),
                 round(step.duration_ns / 1e3, 1),
                 threads.index(step.thread),
                 step.op,

@@ -32,7 +32,7 @@ class LimitColumns(Columns):
     """The columns that compare the time of a row with the least time that this machine needs."""
 
     limit_us: float | None = column("shortest time in which this machine could run one call", "us")
-    of_limit: float | None = column("`limit_us` divided by the median")
+    of_limit: float | None = column("`limit_us` divided by the median", "1")
     bound: str | None = column("what sets the limit: `bandwidth`, `arithmetic`, `launch`, `interpreter`")
 
 
@@ -195,7 +195,7 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
         TableColumn("calls", "calls", ",d", rank=3),
         TableColumn("time us", "us", ",.0f", rank=1),
         TableColumn("limit us", "limit_us", ",.0f", rank=1),
-        TableColumn("of limit", "of_limit", ".2f"),
+        TableColumn("of limit", "of_limit", ".0%"),
         TableColumn("bound", "bound"),
         TableColumn("gain", "gain", ".1%"),
     ]
@@ -205,7 +205,7 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
     for item in entries:
         bounds[item.bound] += item.share  # type: ignore[assignment]
     bounds_text = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
-    print_line(f"{limit / us:.2f} of the limit in total; limited by {bounds_text}", file)
+    print_line(f"{limit / us:.0%} of the limit in total; limited by {bounds_text}", file)
 
 
 def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:

@@ -46,13 +46,24 @@ function heading(text) {
 // a table; `hidden` leaves out a caption that repeats the heading above it
 function plainTable(names, rows, caption, hidden = false) {
   const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+  const hasNumbers = names.map((_, place) => rows.some((cells) => typeof cells[place] === "number"));
   const body = rows.map((cells) =>
-    make("tr", {}, ...cells.map((value) =>
-      make("td", { class: typeof value === "number" ? "number" : null },
+    make("tr", {}, ...cells.map((value, place) =>
+      make("td", { class: hasNumbers[place] ? "number" : null },
         value instanceof Node ? value : typeof value === "number" ? number(value) : String(value ?? "-")))));
   const title = caption && !hidden ? make("caption", {}, caption) : null;
-  return make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption || "table" },
-    make("table", { class: "plain" }, title, make("thead", {}, head), make("tbody", {}, ...body)));
+  return scrolling(make("table", { class: "plain" }, title, make("thead", {}, head), make("tbody", {}, ...body)), caption || "table");
+}
+
+// a table that scrolls sideways, with a line above it while columns are out of sight
+function scrolling(table, caption) {
+  const hint = make("p", { class: "hint", hidden: "" }, "Scroll the table to the right for more columns.");
+  const place = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
+  // a table has no width before it is in the page, and another after each drawing
+  const watcher = new ResizeObserver(() => { hint.hidden = place.scrollWidth <= place.clientWidth; });
+  watcher.observe(place);
+  watcher.observe(table);
+  return make("div", {}, hint, place);
 }
 
 function choice(label, options, value, changed) {

@@ -1,3 +1,9 @@
+function shownCell(name, row) {
+  const value = cell(name, row);
+  if (name === "speed_up") return speedUpText(row);
+  return about[name].unit === "1" && value !== null ? percent(value, 1) : value;
+}
+
 // the page of one case: all that is known of it
 function caseView(key) {
   const rows = allRows.filter((row) => String(cell("key", row) || row) === key);
@@ -7,7 +13,7 @@ function caseView(key) {
   const shown = ["run", "mode", "variant", "marked_status", "count", "captured_us", "median_us", "p10_us", "p90_us",
     "speed_up", "first_ms", "max_abs", "gflop_per_s", "gb_per_s", "of_limit", "bound", "error"].filter((name) => data.rows[name]
     && rows.some((row) => cell(name, row) !== null && cell(name, row) !== ""));
-  parts.push(plainTable(shown.map(titleOf), rows.map((row) => shown.map((name) => (name === "speed_up" ? speedUpText(row) : cell(name, row)))), "Rows of this case"));
+  parts.push(plainTable(shown.map(titleOf), rows.map((row) => shown.map((name) => shownCell(name, row))), "Rows of this case"));
   const timed = rows.filter((row) => data.times[row]);
   if (timed.length) {
     parts.push(make("h2", {}, "Times of single runs"), chart("Distribution of times by row", timed.map((row) => ({ type: "box",

@@ -4,7 +4,7 @@ const colours = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9
 function theme() {
   const style = getComputedStyle(document.documentElement);
   const [ink, paper, line] = ["--ink", "--paper", "--line"].map((name) => style.getPropertyValue(name).trim());
-  const axis = { gridcolor: line, zerolinecolor: line, automargin: true };
+  const axis = { gridcolor: line, zerolinecolor: line, automargin: true, exponentformat: "none", separatethousands: true };
   return { axis, layout: { font: { color: ink, size: 13 }, paper_bgcolor: paper, plot_bgcolor: paper, colorway: colours,
     margin: { t: 30, r: 20 }, hoverlabel: { align: "left", namelength: -1 } } };
 }
@@ -60,10 +60,33 @@ function hierarchy(paths) {
   };
 }
 
+const LARGE_GROUP = 0.5;
+
+// a colour for each group of the tree; groups with most of the time have their parts coloured instead, and are grey
+function groupColours({ ids, parents, values }) {
+  const parts = new Map(ids.map((id) => [id, []]));
+  for (let place = 1; place < ids.length; place += 1) parts.get(parents[place]).push(place);
+  const found = ids.map(() => theme().axis.gridcolor);
+  let used = 0;
+  const paint = (place, colour) => {
+    found[place] = colour;
+    for (const part of parts.get(ids[place])) paint(part, colour);
+  };
+  const divide = (place) => {
+    for (const part of parts.get(ids[place]).sort((one, other) => values[other] - values[one])) {
+      const isLarge = values[part] > LARGE_GROUP * values[0] && parts.get(ids[part]).length > 0;
+      if (isLarge) divide(part); else paint(part, colours[used++ % colours.length]);
+    }
+  };
+  divide(0);
+  return found;
+}
+
 function tree(kind, description, paths) {
-  // the root is all that is shown, and needs no colour of its own
-  const extra = kind === "icicle" ? { tiling: { orientation: "v" }, root: { color: theme().axis.gridcolor } } : {};
+  const found = hierarchy(paths);
+  const extra = kind === "icicle" ? { tiling: { orientation: "v" } } : {};
+  const marker = { colors: groupColours(found), ...(kind === "treemap" ? { depthfade: true } : {}) };
   return chart(description, [{ type: kind, branchvalues: "total", textinfo: "label+text+percent root",
     hovertemplate: "%{label}<br>%{text}<br>%{percentRoot:.1%}<extra></extra>", maxdepth: kind === "icicle" ? 12 : 3,
-    ...extra, ...hierarchy(paths) }], { margin: { t: 10, l: 10, r: 10, b: 10 }, height: 520, uniformtext: { minsize: 9, mode: "hide" } });
+    marker, ...extra, ...found }], { margin: { t: 10, l: 10, r: 10, b: 10 }, height: 520, uniformtext: { minsize: 9, mode: "hide" } });
 }

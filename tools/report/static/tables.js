@@ -29,7 +29,6 @@ function rendered(column) {
 function bigTable(columns, rows, caption, options = {}) {
   const head = make("tr", {}, ...columns.map((column) => make("th", { scope: "col", title: column.meaning }, column.title)));
   const table = make("table", { class: "display compact", "aria-label": caption }, make("thead", {}, head));
-  const place = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, table);
   const query = address().query;
   loadTables().then((module) => {
     if (!table.isConnected) return;
@@ -48,10 +47,9 @@ function bigTable(columns, rows, caption, options = {}) {
       })),
       language: { search: "Search", lengthMenu: "_MENU_ rows a page", emptyTable: "nothing" },
     });
-    if (place.scrollWidth > place.clientWidth) place.before(make("p", { class: "hint" }, "Scroll the table to the right for more columns."));
     view.on("search.dt", () => remember("q", view.search()));
   });
-  return place;
+  return scrolling(table, caption);
 }
 
 const numeric = (name) => (data.rows[name] || []).some((value) => typeof value === "number");

@@ -313,7 +313,8 @@ function timeline() {
 
 function failures() {
   const rows = allRows.filter((row) => cell("status", row) !== "ok");
-  const reasons = grouped(rows, "error").map(([reason, members]) => [reason, [...new Set(members.map((row) => cell("status", row)))].join(", "),
+  const reasons = grouped(rows, "error").map(([reason, members]) => [members.every((row) => cell("status", row) === "contended")
+    ? "other processes used the cores in all runs" : reason, [...new Set(members.map((row) => cell("status", row)))].join(", "),
     members.length, [...new Set(members.map((row) => cell("op", row)))].slice(0, 5).join(", ")]);
   return [heading("Failures"), plainTable(["reason", "status", "rows", "operators"], reasons, "Reasons"), make("h2", {}, "Rows"),
     bigTable(rowColumns(["op", "shapes", "run", "mode", "status", "error"]), rows, "Rows that are not ok")];
@@ -336,5 +337,5 @@ const marked = (text) => make("span", {}, ...text.split("`").map((part, place) =
 
 function columnsView() {
   return [heading("Columns"), plainTable(["column", "unit", "meaning"], data.columns.map((column) =>
-    [column.name, column.unit === "1" ? "share" : column.unit || "-", marked(column.meaning)]), "Columns", true)];
+    [column.name, column.unit === "1" ? "%" : column.unit || "-", marked(column.meaning)]), "Columns", true)];
 }

@@ -13,6 +13,7 @@ from made_runs import HEADER, make_row, make_run
 from pages import in_browser, opened, table_cells
 from programs import run_command, succeed
 
+from opgrip.replay.analyses.roofline import LimitColumns
 from opgrip.replay.comparison import compare
 from opgrip.replay.outcome import Results
 from opgrip.tools.report import make_page
@@ -109,6 +110,9 @@ def test_plots_and_tables_name_runs_units_and_arguments(report: Path) -> None:
         assert "`" not in texts["columns"]
         page.goto(f"{report.as_uri()}#/environment")
         assert page.locator("table thead th").all_inner_texts() == ["fact", "one", "two"]
+        page.goto(f"{report.as_uri()}#/timeline")
+        page.wait_for_selector(".xtick text")
+        assert "0" in page.locator(".xtick text").all_text_contents()
         page.goto(f"{report.as_uri()}#/cases")
         page.locator("table.dataTable tbody a:has-text('convolution.default')").first.click()
         page.wait_for_selector("h2:has-text('Run it again')")
@@ -117,6 +121,40 @@ def test_plots_and_tables_name_runs_units_and_arguments(report: Path) -> None:
         arguments = page.locator("table:has(caption:has-text('Arguments'))").inner_text()
         assert "weight" in arguments
         assert "Floats(" not in arguments
+
+
+@in_browser
+def test_columns_out_of_sight_are_pointed_out(report: Path) -> None:
+    for width in (390, 1280):
+        with opened(report, "/cases", viewport={"width": width, "height": 800}) as page:
+            page.wait_for_selector("table.dataTable tbody td")
+            hint = page.locator("p.hint:has-text('Scroll the table')")
+            hint.wait_for()
+            page.set_viewport_size({"width": 4000, "height": 800})
+            page.evaluate("document.querySelector('main').style.maxWidth = 'none'")
+            hint.wait_for(state="hidden")
+
+
+@in_browser
+def test_shares_are_percentages_and_names_of_columns_are_unique(tmp_path: Path) -> None:
+    run = Results([replace(row, share=0.25).adding(LimitColumns(of_limit=1.56)) for row in rows_of(1)], HEADER)
+    path = page_of(tmp_path / "r.html", {"base": run})
+    with opened(path, "/cases") as page:
+        page.locator("table.dataTable tbody a").first.click()
+        page.wait_for_selector("h2:has-text('Run it again')")
+        assert "156.0%" in page.locator("table:has(caption:has-text('Rows of this case'))").inner_text()
+        page.goto(f"{path.as_uri()}#/columns")
+        rows = [row.split("\t") for row in page.locator("table tbody tr").all_inner_texts()]
+        assert {unit for name, unit, _ in rows if name in ("share", "of_limit")} == {"%"}
+        assert len({name for name, *_ in rows}) == len(rows)
+
+
+@in_browser
+def test_parts_of_a_group_with_most_of_the_time_have_colours(tmp_path: Path) -> None:
+    with opened(page_of(tmp_path / "r.html", {"one": rows_of(5)}), "/overview?by=family") as page:
+        page.wait_for_selector("g.slice path.surface")
+        colours = page.eval_on_selector_all("g.slice path.surface", "all => all.map((one) => one.style.fill)")
+        assert len(set(colours)) > 3
 
 
 @in_browser
