@@ -1,6 +1,8 @@
-"""Reader of DLOP-Bench's operator configurations: one JSON file per operator, with a list of values per argument.
+"""Reader of DLOP-Bench's operator configurations: one file per operator, JSON with a list of values per argument, or
+CSV with one configuration per line.
 
     adaptive_avg_pool2d.json: {"input": [[4, 96, 56, 56], [2, 64, 128, 128]], "output_size": [[1], [6]]}
+    where.csv: #0,yolact_r50_8x8_coco,12,"{'condition': [[19248]], 'x': [[19248]], 'y': [[]]}"
 
 The file is named after the operator. A list belongs to the argument with its name, else to the argument at its
 position. torch's schema of the operator decides whether a list is a shape, a list of numbers or a number.
@@ -20,6 +22,7 @@ import torch
 from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.configurations.modules import MetaRecording
 from opgrip.traces.formats.dlop_cells import (
+    CSV_COLUMNS,
     FUNCTIONS,
     CellTensor,
     Reading,
@@ -27,17 +30,16 @@ from opgrip.traces.formats.dlop_cells import (
     calls_of_row,
     dtype_named,
     is_missing,
+    rows_of_csv,
+    rows_of_json,
     shape_of,
     single,
     value_of,
 )
 from opgrip.traces.formats.operator_schemas import op_of, schemas_of
 from opgrip.traces.io.foreign_files import PACKED, ForeignFile, Format, Head, formats
-from opgrip.traces.schema.records import Record
+from opgrip.traces.schema.records import Record, Scope
 
-MOST_BYTES = 4 << 20
-"""maximum size in bytes of a file; the largest known one has 0.7 MB"""
-MOST_COLUMNS = 256
 START = re.compile(rb'\s*\{\s*"[A-Za-z_][A-Za-z_0-9]*"\s*:\s*\[\s*(?![\s{\]])')
 SIDES = re.compile(r"_(size|shape|tensor)$")
 NO_DTYPES = "dtypes of tensors: the file has few, so they are float32 where the operator takes these"
@@ -205,13 +207,24 @@ Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if a file begins like a JSON object whose first value is a list without objects."""
+    """Return True if a file begins like a JSON object whose first value is a list without objects, or names the
+    columns of the CSV files.
+    """
+    if is_csv(head):
+        return True
     return START.match(head.start) is not None and head.start.count(b"{") == 1
 
 
+def is_csv(head: Head) -> bool:
+    first_line = head.start.partition(b"\n")[0].decode(errors="replace").removeprefix("\ufeff")
+    return tuple(first_line.strip().split(",")) == CSV_COLUMNS
+
+
 def read(file: ForeignFile) -> Iterator[Record]:
-    columns = _columns(file)
     name = operator_name(file.path)
+    rows = (
+        rows_of_csv(file, name) if is_csv(Head(file.path, "", next(file.lines(), "").encode())) else rows_of_json(file)
+    )
     builder = RecordBuilder("dlop", file.losses)
     function = FUNCTIONS.get(name)
     recording = MetaRecording("cpu", file.unbounded)
@@ -225,36 +238,29 @@ def read(file: ForeignFile) -> Iterator[Record]:
                 return value.spec(None if model is None else builder.add_values(model))
         return value
 
-    for place in range(max(map(len, columns.values()), default=0)):
-        row = {column: cells[place] if place < len(cells) else None for column, cells in columns.items()}
+    for row in rows:
+        scope = Scope(0, row.network, "", "forward")
         try:
             if function is not None:
-                for call in list(calls_of_row(function, row, recording)):
-                    builder.add_call(call.op, call.args, call.kwargs)
+                for call in list(calls_of_row(function, row.cells, recording)):
+                    builder.add_call(call.op, call.args, call.kwargs, count=row.count, scope=scope)
                 yield from builder.ready()
                 continue
-            op, args, kwargs = call_of(name, row)
+            op, args, kwargs = call_of(name, row.cells)
         except Unfit as error:
-            file.losses.skip(name, str(error))
+            for _ in range(row.count):
+                file.losses.skip(name, str(error))
             continue
-        builder.add_call(op, map(argument, args), {key: argument(value) for key, value in kwargs.items()})
+        keywords = {key: argument(value) for key, value in kwargs.items()}
+        builder.add_call(op, map(argument, args), keywords, count=row.count, scope=scope)
         yield from builder.ready()
     yield from builder.end()
-
-
-def _columns(file: ForeignFile) -> dict[str, list[Any]]:
-    form = file.parse(file.content(MOST_BYTES))
-    if not isinstance(form, dict) or not all(isinstance(cells, list) for cells in form.values()):
-        raise file.damage("it is not an object of lists")
-    if len(form) > MOST_COLUMNS:
-        raise file.refusal(f"it has more than {MOST_COLUMNS} columns")
-    return form
 
 
 def operator_name(path: Path) -> str:
     """Return the operator that a configuration file is named after, such as `conv2d` for `conv2d.json.gz`."""
     stem = path.stem if path.suffix in PACKED else path.name
-    return stem.removesuffix(".json")
+    return stem.removesuffix(".json").removesuffix(".csv")
 
 
 def call_of(name: str, row: Row) -> Call:
@@ -372,7 +378,7 @@ def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
 
 formats.register("dlop")(
     Format(
-        "DLOP-Bench's tables of operators: JSON, lists by argument",
+        "DLOP-Bench's tables of operators: JSON, lists by argument, or CSV, a configuration per line",
         recognizes,
         read,
         defaults=(NO_TIMES, NO_VALUES, NO_GRADIENTS, NO_DTYPES, NO_DEVICE, FORWARD),

@@ -1,7 +1,11 @@
-"""Conversion of cells in DLOP-Bench's tables to arguments, by the argument's type in the operator's schema."""
+"""Rows of DLOP-Bench's tables, and conversion of their cells to arguments, by the argument's type in the operator's
+schema.
+"""
 
 from __future__ import annotations
 
+import ast
+import csv
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -13,10 +17,17 @@ import torch
 from opgrip.traces.formats.building import fit_values
 from opgrip.traces.formats.configurations.generators import Arguments
 from opgrip.traces.formats.configurations.modules import MetaRecording, Recorded
+from opgrip.traces.io.foreign_files import ForeignFile
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.values import ValueModel
 
+MOST_BYTES = 4 << 20
+"""maximum size in bytes of a file; the largest known one has 0.7 MB"""
+MOST_COLUMNS = 256
+MOST_CALLS, MOST_ALL_CALLS = 100_000, 10_000_000
+"""maximum number of calls of a line, and of all lines of a CSV file"""
+CSV_COLUMNS = ("id", "source_neural_network", "num_of_calls", "parameters")
 MOST_DIMENSIONS = 64
 LARGEST = 1 << 62
 """maximum of sizes and integers"""
@@ -34,6 +45,63 @@ SYNONYMS |= {"short": "int16"}
 
 class Unfit(ValueError):
     """Raised if a cell cannot be converted to the type of its argument."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One configuration of an operator.
+
+    cells : values by column
+    count : number of calls
+    network : model in which they occur, or "" if the file does not name it
+    """
+
+    cells: dict[str, Any]
+    count: int = 1
+    network: str = ""
+
+
+def rows_of_json(file: ForeignFile) -> Iterator[TableRow]:
+    """Yield the rows of a table that has a list of values per column."""
+    form = file.parse(file.content(MOST_BYTES))
+    if not isinstance(form, dict) or not all(isinstance(cells, list) for cells in form.values()):
+        raise file.damage("it is not an object of lists")
+    if len(form) > MOST_COLUMNS:
+        raise file.refusal(f"it has more than {MOST_COLUMNS} columns")
+    for place in range(max(map(len, form.values()), default=0)):
+        yield TableRow({column: cells[place] if place < len(cells) else None for column, cells in form.items()})
+
+
+def rows_of_csv(file: ForeignFile, name: str) -> Iterator[TableRow]:
+    """Yield the rows of a CSV file with `CSV_COLUMNS`; `parameters` is a table with one row, as Python prints it.
+
+    name : operator of the file, for which damaged lines are counted
+    """
+    calls = 0
+    for line in file.content(MOST_BYTES).decode(errors="replace").splitlines()[1:]:
+        if not line.strip():
+            continue
+        try:
+            row = _csv_row(line)
+        except (csv.Error, ValueError, SyntaxError, MemoryError, RecursionError):
+            file.losses.skip(name, "a line cannot be read")
+            continue
+        calls += row.count
+        if calls > MOST_ALL_CALLS and not file.unbounded:
+            raise file.refusal(f"it has more than {MOST_ALL_CALLS:,} calls")
+        yield row
+
+
+def _csv_row(line: str) -> TableRow:
+    _, network, count, parameters = next(csv.reader([line]))
+    table = ast.literal_eval(parameters)
+    if not isinstance(table, dict) or len(table) > MOST_COLUMNS or not 0 < int(count) <= MOST_CALLS:
+        raise ValueError
+    if not all(
+        isinstance(column, str) and isinstance(cells, list) and len(cells) == 1 for column, cells in table.items()
+    ):
+        raise ValueError
+    return TableRow({column: cells[0] for column, cells in table.items()}, int(count), network)
 
 
 @dataclass(frozen=True, slots=True)

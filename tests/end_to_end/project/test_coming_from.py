@@ -50,6 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_as("tritonbench", trace, path / "inputs.txt")
     write_as("execution_trace", trace, path / "et.json")
     write_as("backendbench", trace, path / "ops.parquet")
+    columns = "id,source_neural_network,num_of_calls,parameters"
+    parameters = "{'condition': [[8, 4]], 'tensor1': [[8, 4]], 'tensor2': [[8, 4]]}"
+    (path / "where.csv").write_text(f'{columns}\n#0,yolact_r50_8x8_coco,12,"{parameters}"\n')
     for table in ("abs.json", "relu.json"):
         (path / table).write_text(json.dumps({"input_size": [[2, 3], [16, 8]]}), encoding="utf-8")
     tensors = [{"type": "tensor", "dtype": "float", "shape": [8, size]} for size in range(1, 6)]

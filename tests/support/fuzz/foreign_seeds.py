@@ -134,6 +134,11 @@ def _dlop(folder: Path) -> list[Path]:
     for name, table in tables.items():
         paths.append(folder / f"{name}.json")
         paths[-1].write_text(json.dumps(table))
+    paths.append(folder / "where.csv")
+    paths[-1].write_text(
+        "id,source_neural_network,num_of_calls,parameters\n"
+        "#0,net,3,\"{'condition': [[2, 3]], 'tensor1': [[2, 3]], 'tensor2': [[2, 3]]}\"\n"
+    )
     return paths
 
 

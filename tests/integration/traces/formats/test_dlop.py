@@ -15,7 +15,7 @@ from programs import succeed
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.formats.dlop import MOST_BYTES
+from opgrip.traces.formats.dlop_cells import MOST_BYTES
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import fit
@@ -148,6 +148,45 @@ def test_real_table_is_replayed(tmp_path: Path) -> None:
     (path,) = data_files("dlop/masked_fill_.json")
     done = succeed("opreplay", path, "--iterations", "1", "--top", "2", "--strict", cwd=tmp_path)
     assert "aten.masked_fill_" in done.stdout
+
+
+CSV = """id,source_neural_network,num_of_calls,parameters
+#0,detr_r50_8x2_150e_coco,24,"{'input': [[16, 1, 391]], 'masked': [[16, 1, 391]], 'value': ['-inf']}"
+#1,master_toy_dataset,5,"{'input': [[1, 1, 30, 30]], 'masked': [[1, 1, 30, 30]], 'value': [0]}"
+"""
+
+
+def test_csv_table_has_a_configuration_per_line(tmp_path: Path) -> None:
+    path = tmp_path / "masked_fill_.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + CSV.replace("\n", "\r\n").encode())
+    trace = load(path)
+    assert list(trace.calls.groupby("module", observed=True)["signature"].count().items()) == [
+        ("detr_r50_8x2_150e_coco", 24),
+        ("master_toy_dataset", 5),
+    ]
+    assert [(item.op, item.args) for item in trace.signatures] == [
+        ("aten.masked_fill_.Scalar", (tensor(16, 1, 391), tensor(16, 1, 391, dtype=torch.bool), float("-inf"))),
+        ("aten.masked_fill_.Scalar", (tensor(1, 1, 30, 30), tensor(1, 1, 30, 30, dtype=torch.bool), 0)),
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "#2,net,3,__import__('os').abort()",
+        "#2,net,3," + "[" * 5000,
+        "#2,net,1000000000,{'input': [[2]]}",
+        "#2,net,many,{'input': [[2]]}",
+        "#2,net,3,{'input': [[2], [3]]}",
+        "#2,net",
+        "#2,net,3," + "1" * 200_000,
+    ],
+)
+def test_unreadable_line_of_a_csv_table_is_counted(tmp_path: Path, line: str) -> None:
+    (tmp_path / "masked_fill_.csv").write_text(CSV + line + "\n")
+    reader = TraceReader(tmp_path / "masked_fill_.csv")
+    assert list(reader)
+    assert list(reader.losses.skipped.items()) == [(("masked_fill_", "a line cannot be read"), 1)]
 
 
 @pytest.mark.parametrize(
