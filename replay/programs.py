@@ -93,7 +93,7 @@ def make_program(
             threads=torch.get_num_threads(),
             argument=argument,
             store=store,
-            tuning=settings.tuning,
+            tuning=settings.tuning.of(variant.mode),
             candidate=None if candidate is None else candidate.load,
         )
         try:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments, CallMemory, Function
 
 EAGER, CANDIDATE = "eager", "candidate"
+UNTUNED = "untuned"
+"""argument of modes that can search for faster code, with which they do not"""
 
 
 @titled("execution")
@@ -40,13 +42,17 @@ class Tuning:
         None, "search algorithm of --tune", metavar="NAME", only=("single cases",), role=IDENTITY, column="tune"
     )
 
+    def of(self, mode: str) -> Tuning:
+        """Return the settings with which a mode searches; those of no search if it does not."""
+        named_mode, argument = find_mode(mode)
+        return self if named_mode.tuners and argument != UNTUNED else Tuning()
+
     def words_of(self, mode: str) -> str:
         """Return the search settings of a mode as text, such as `64` or `64 replay-trace`; empty if the mode does not
         search.
         """
-        if not self.trials or not find_mode(mode)[0].tuners:
-            return ""
-        return " ".join(filter(None, (str(self.trials), self.tuner)))
+        tuning = self.of(mode)
+        return " ".join(filter(None, (str(tuning.trials), tuning.tuner))) if tuning.trials else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +247,8 @@ class ModeOptions:
                 f"--exec-mode graph captures what {graphs[0]} runs, which is a CUDA graph already",
                 "time it with --exec-mode events",
             )
-        tuners = [tuner for name in self.all_names for tuner in find_mode(name)[0].tuners]
+        searching = [named_mode for named_mode, argument in map(find_mode, self.all_names) if argument != UNTUNED]
+        tuners = [tuner for named_mode in searching for tuner in named_mode.tuners]
         if tuning.tuner is not None and not tuning.trials:
             raise UserError("--tuner needs --tune", "add the number of programs to try: --tune 64")
         if tuning.trials and not tuners:

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from opgrip.errors import UserError, one_line
-from opgrip.replay.modes import Program, RunOutputs, Task, Tuning, mode
+from opgrip.replay.modes import UNTUNED, Program, RunOutputs, Task, Tuning, mode
 from opgrip.replay.operators.admission import Unsupported
 
 if TYPE_CHECKING:
@@ -38,7 +38,16 @@ TUNERS = ("evolutionary", "replay-trace", "replay-func")
 """search strategies: evolution with a cost model, or random draws"""
 
 
-@mode("tvm", needs=("tvm",), extra="tvm", devices=("cpu", "cuda"), in_torch=False, tuners=TUNERS)
+@mode(
+    "tvm",
+    needs=("tvm",),
+    extra="tvm",
+    devices=("cpu", "cuda"),
+    in_torch=False,
+    argument="variant",
+    arguments=lambda: (UNTUNED,),
+    tuners=TUNERS,
+)
 def make(task: Task) -> Program:
     import torch
 

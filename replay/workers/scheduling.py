@@ -63,8 +63,8 @@ def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple
 
 
 def _autotunes(row: Row, workload: Workload) -> bool:
-    mode, _ = find_mode(row[1].mode)
-    return mode.autotunes or bool(mode.tuners and workload.request.tuning.trials)
+    name = row[1].mode
+    return find_mode(name)[0].autotunes or bool(workload.request.tuning.of(name).trials)
 
 
 def make_ahead(

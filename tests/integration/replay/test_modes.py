@@ -163,6 +163,8 @@ def test_debug_shows_the_full_error(trace: Path, tmp_path: Path, planted: dict[s
         ("compile:", "'compile:' is not a mode: write compile:BACKEND"),
         ("compile:nope", "compile has no backend 'nope': choose from "),
         ("jit --tune 2", "these modes cannot search for better programs: "),
+        ("planted-searches:untuned --tune 2", "these modes cannot search for better programs: "),
+        ("planted-searches:x --tune 2", "planted-searches has no variant 'x': choose from untuned"),
         ("planted-searches --tuner luck", "--tuner needs --tune: "),
         ("planted-searches --tune 2 --tuner skill", "unknown tuner 'skill': choose from luck"),
     ],
@@ -173,6 +175,17 @@ def test_unavailable_mode_is_reported_in_one_line(
     error = refusal("opreplay", trace, "--mode", *mode.split(), env=planted, in_one_line=True)
     assert error.startswith("opreplay: error: ")
     assert message in error
+
+
+def test_one_run_compares_tuned_and_untuned_programs(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:
+    modes = "planted-searches:untuned,planted-searches"
+    options = ("--mode", modes, "--tune", "2", "--reference", "planted-searches:untuned", "--op", "aten.mm*")
+    rows, _ = replayed(trace, tmp_path, planted, *options)
+    assert rows[["mode", "tune"]].fillna("").values.tolist() == [
+        ["planted-searches:untuned", ""],
+        ["planted-searches", "2"],
+    ]
+    assert [note.split(",")[0] for note in rows["note"]] == ["0 trials", "2 trials"]
 
 
 def test_any_mode_can_be_the_reference(trace: Path, tmp_path: Path, planted: dict[str, str]) -> None:

@@ -54,7 +54,7 @@ def keeps(task: Task) -> Program:
     return Program(task.function, note="made")
 
 
-@mode("planted-searches", ahead=False, tuners=("luck",))
+@mode("planted-searches", ahead=False, argument="variant", arguments=lambda: ("untuned",), tuners=("luck",))
 def searches(task: Task) -> Program:
     return Program(task.function, note=f"{task.tuning.trials} trials")
 
