@@ -41,9 +41,9 @@ LEARNING_RATE = 1e-5
 
 
 def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of an architecture, with random weights unless a checkpoint is given; nothing is downloaded.
+    """Build the program of `transformers:` and a class or model type, with random weights unless a checkpoint is given.
 
-    text : `transformers:` and a class or model type
+    Nothing is downloaded.
 
     Raises
     ------
@@ -212,11 +212,8 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class with this name, or for a model type the class with its usual head.
-
-    Raises
-    ------
-    UserError : the name is unknown
+    """Return the class with this name, or for a model type the class with its usual head; raise `UserError` for
+    others.
     """
     package = needed("transformers", EXTRA)
     found: Any = (
@@ -277,9 +274,7 @@ def _parsed(cfg_options: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """Return the number, list or None that a text contains in Python's notation, or else the text. Nothing is
-    evaluated.
-    """
+    """Return the number, list or None that a text contains in Python's notation, or else the text, not evaluated."""
     words = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]

@@ -1,4 +1,4 @@
-"""Files and results of a capture, and messages about failures and about requested data that is missing."""
+"""Files and results of a capture, and messages about failures and about requested data that the trace lacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from opgrip.traces.table.accelerators import time_doubts
 
 
 class Counts(NamedTuple):
-    """Counts of a recording, as documented for the attributes of `CaptureReport`."""
+    """Counts of a recording; the fields are those attributes of `CaptureReport`."""
 
     calls: int = 0
     signatures: int = 0
@@ -98,7 +98,7 @@ class CaptureReport:
         return self._count().bytes_written
 
     def _choose_file(self) -> None:
-        """Choose a path with a number if the trace exists, because a job that starts again must not stop here."""
+        """Add a number to the trace's path if the trace exists, because a job that starts again must not stop here."""
         asked = self._asked_file
         if self._force or not isinstance(asked, Path) or not asked.is_file():
             return
@@ -107,8 +107,10 @@ class CaptureReport:
         warnings.warn(f"{asked} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
 
     def _describe_spawned(self) -> dict[str, Any] | None:
-        """Return the settings for a process that the program spawns now; None if only steps are recorded or no files
-        are written.
+        """Return the settings of the capture for a process that the program spawns now, or None not to record that
+        process.
+
+        It is not recorded if only steps are recorded, or if the trace goes to standard output.
         """
         if self.schedule is not ALWAYS or self._recorder.threads.by_steps or str(self.path) == "-":
             return None
@@ -126,21 +128,21 @@ class CaptureReport:
 
     @property
     def dumps(self) -> list[Path]:
-        """Paths of the written traces of the latest calls."""
+        """Paths of the traces of the latest calls that were written."""
         return [] if self._flights is None else self._flights.dumps
 
     @property
     def keeps_last(self) -> bool:
-        """True if only the latest calls are kept."""
+        """True if only the latest calls are kept, as with the option `last`."""
         return self._flights is not None
 
     @property
     def custom_operators(self) -> list[str]:
-        """Names of the program's own operators that a private trace contains."""
+        """Names of the operators that a private trace contains although they belong to the program."""
         return self._recorder.pending.custom_operators
 
     def notes(self) -> Iterator[str]:
-        """Yield messages about requested data that is missing in the trace."""
+        """Yield messages for the user about requested data that the trace lacks."""
         for name, reason in self.grips.refused.items():
             yield f"{name} was not gripped: {reason}"
         for name, reason in self.extensions.refused().items():
@@ -165,7 +167,10 @@ class CaptureReport:
             yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
 
     def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
-        """Copy the writer's results to this object, and warn about failures."""
+        """Copy the results of the writing thread to this object, and warn about failures.
+
+        was_discarded : True if no file was to be left
+        """
         recorder = self._recorder
         if not was_discarded:
             self.grips.finish()

@@ -1,4 +1,4 @@
-"""The calls of graphs that a program captures while nothing is recorded, kept for recordings that begin later."""
+"""The calls of CUDA graphs that a program captures while nothing is recorded, kept for recordings that begin later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from opgrip.traces.schema.records import Context, Scope, Signature
 
 
 class GraphKeeper:
-    """A context in which the calls of each graph are kept as long as the graph exists.
+    """A context in which the calls of each CUDA or HIP graph are kept as long as the graph exists.
 
     The program's threads are recorded only while they capture a graph, in the same way as by `Capture`, with compiled
     regions as they are.
@@ -102,7 +102,7 @@ class GraphKeeper:
         return capture_end
 
     def _keep(self, graph: Any) -> None:
-        """Keep the calls that were recorded."""
+        """Keep the calls that were recorded while a graph was captured."""
         try:
             # the other calls, on the host, ran once and belong to no graph
             blocks = Blocks(self._recorder, looks=False)

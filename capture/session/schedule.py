@@ -14,7 +14,7 @@ from opgrip.capture.recording.recorder import Recorder
 
 
 class Watching:
-    """Turns a capture's hooks on and off, and the dispatch mode of the current thread.
+    """Turns the hooks of a capture, and the dispatch mode of the current thread, on and off.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Schedule of the steps to record: `skip` steps are skipped, then cycles of `wait`, `warmup` and `active` steps
+    """The steps that a capture records: `skip` steps are skipped, then cycles of `wait`, `warmup` and `active` steps
     follow; the active steps are recorded.
 
     Steps are counted as in `torch.profiler.schedule`: the first step runs from the start of the capture to the first
@@ -67,9 +67,12 @@ class Schedule:
 
     Parameters
     ----------
+    active : number of recorded steps per cycle
+    wait : number of steps per cycle that run without capture, before the others
+    skip : number of steps before the first cycle
+    repeat : number of cycles, or 0 to repeat until the program ends
     warmup : number of steps per cycle that run under the capture but are not recorded. During these steps, the capture
         examines new signatures and values, so that this work does not perturb the times of the recorded steps
-    repeat : number of cycles, or 0 to repeat until the program ends
     """
 
     active: int = 1
@@ -87,15 +90,15 @@ class Schedule:
             raise ValueError("a schedule needs at least 1 active step, and no number of steps may be negative")
 
     def records(self, step: int) -> bool:
-        """Return True if a step is recorded."""
+        """Return True if the step with this index, from 0, is recorded."""
         return self._is_within(step) and self._place(step) >= self.wait + self.warmup
 
     def learns(self, step: int) -> bool:
-        """Return True if a step runs under the capture but is not recorded."""
+        """Return True if the step with this index, from 0, runs under the capture but is not recorded."""
         return self._is_within(step) and self.wait <= self._place(step) < self.wait + self.warmup
 
     def is_over(self, step: int) -> bool:
-        """Return True if neither this step nor any later one is recorded."""
+        """Return True if neither the step with this index, from 0, nor any later one is recorded."""
         return bool(self.repeat) and step - self.skip >= self.repeat * self._cycle
 
     def _is_within(self, step: int) -> bool:

@@ -34,7 +34,7 @@ else:
 
 
 class SpawnWatch:
-    """Sends settings to the processes that this process spawns between `start` and `stop`.
+    """Sends the capture's settings to the processes that this process spawns between `start` and `stop`.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class SpawnWatch:
 
 
 class _Beginning:
-    """Object that calls `begin` when a process unpickles it, if that process can import opgrip."""
+    """Object in the data sent to a spawned process; when that process unpickles it, `begin` is called there."""
 
     def __init__(self, settings: bytes) -> None:
         self._settings = settings
@@ -79,7 +79,7 @@ class _Beginning:
 
 
 def begin(settings: bytes) -> None:
-    """Record this spawned process from the start of its work. Never raises.
+    """Arrange that this spawned process is recorded from the start of its work. Never raises an error.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
-"""Time that a capture takes from the program: the measured time of its work, and the estimated cost of
-recorded calls.
+"""Time by which a capture slows the program: the measured time of its work, and the estimated cost of recorded
+calls.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Costs:
 
 
 class Spending:
-    """Time that a recorder has taken from the program since it began.
+    """Time by which a recorder has slowed the program since it began.
 
     The cost of calls, measured on a small model, is multiplied by a factor derived from the times of the program's
     steps.
@@ -64,14 +64,17 @@ class Spending:
         self._recorded = 0
 
     def ns(self) -> float:
-        """Return the time spent so far in ns."""
+        """Return the time in ns by which the recorder has slowed the program so far."""
         reckoned = self._reckoned_ns()
         self._of_calls_ns += self.steps.factor * (reckoned - self._until_ns)
         self._until_ns = reckoned
         return self._recorder.observations.spent_ns + self._recorder.work.writing_ns + self._of_calls_ns
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Report that a step starts in this thread; None means that a time outside of steps starts."""
+        """Note that a step starts in this thread.
+
+        is_recorded : False if the step is left out; None if the thread is outside of all steps from now on
+        """
         if is_recorded:
             self._recorded += 1
         self.steps.begin(is_recorded, self._recorder.observations.spent_ns, self._reckoned_ns())
@@ -84,9 +87,7 @@ class Spending:
 
 
 def measure_costs() -> Costs:
-    """Measure the cost of recording on this machine, with a model of many small layers; this takes a few hundredths of
-    a second.
-    """
+    """Return the costs of recording on this machine, measured with a small model in a few hundredths of a second."""
     recorder = Recorder(RecordingMode, by_steps=True)
     model, tensor = _small_model(), torch.ones(4, 8, device="cpu")
     modules = sum(1 for _ in model.modules())
@@ -102,7 +103,7 @@ def measure_costs() -> Costs:
 
 
 def _small_model() -> nn.Module:
-    """Return a model of many small layers; the program's random number generators are not used."""
+    """Return a model of many small layers, made without the program's random number generators."""
     linears = [nn.utils.skip_init(nn.Linear, 8, 8, device="cpu") for _ in range(BLOCKS)]
     model = nn.Sequential(*(nn.Sequential(linear, nn.ReLU(), nn.Tanh()) for linear in linears)).eval()
     for parameter in model.parameters():
@@ -112,7 +113,7 @@ def _small_model() -> nn.Module:
 
 
 def _usual_ns(step: Callable[[], object]) -> float:
-    """Return the median time of a step in ns, after steps that let the recorder learn."""
+    """Return the median time in ns of a function, after some calls in which the recorder sees its signatures."""
     for _ in range(LEARNT):
         step()
     times = []

@@ -1,4 +1,4 @@
-"""Copies of tensors on an accelerator, to which value models are fitted later, so that the program never waits for the
+"""Copies of tensors on an accelerator. Value models are fitted to them later, so that the program never waits for the
 device.
 """
 
@@ -41,14 +41,15 @@ EMPTY = torch.empty(0)
 
 @dataclass(slots=True)
 class Waiting:
-    """A copy in progress.
+    """A copy of a device tensor whose values are not on the host yet.
 
     Attributes
     ----------
-    op, argument : operator and argument name of the tensor
+    number : number of the tensor's value model
+    op, argument : operator that takes the tensor, and name of the argument
     copy : the copy on the device; empty once its values have arrived
     event : event recorded in the copy's stream
-    outputs : outputs of the tensor's call, once known
+    outputs : results of the tensor's call, once known
     """
 
     number: int
@@ -65,7 +66,7 @@ def is_deferred(tensor: torch.Tensor) -> bool:
 
 
 class Deferred:
-    """Copies of device tensors, in the order in which they were made.
+    """Copies of device tensors, in the order in which they were made, until their values are on the host.
 
     A copy is made in the program's stream, and transferred to the host in another stream, so that the program's kernels
     do not wait for the transfer.
@@ -78,7 +79,13 @@ class Deferred:
         self._streams: dict[torch.device, Any] = {}
 
     def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> str | None:
-        """Copy a tensor's values; return the reason if this is not possible now, else None."""
+        """Copy a tensor on its device; return None, or the reason if this is not possible now.
+
+        Parameters
+        ----------
+        number : number of the tensor's value model
+        op, argument : operator that takes the tensor, and name of the argument
+        """
         if is_capturing(tensor.device.type):
             # a copy would become part of the graph
             return NO_COPIES_IN_GRAPHS
@@ -93,14 +100,14 @@ class Deferred:
         return None
 
     def set_outputs(self, number: int, outputs: Any) -> None:
-        """Store the outputs of a call with the waiting copy of one of its inputs."""
+        """Add the results of a call to the copy of the input whose value model has this number."""
         for item in reversed(self._waiting):
             if item.number == number:
                 item.outputs = outputs
                 return
 
     def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[torch.Tensor, Waiting]]:
-        """Remove the finished copies, and yield values and description of each.
+        """Remove the copies whose values have arrived on the host, and yield the values and the description of each.
 
         Parameters
         ----------
@@ -151,7 +158,7 @@ class Deferred:
         return batch
 
     def _to_host(self, device: torch.device, batch: Sequence[Waiting]) -> list[torch.Tensor]:
-        """Return the copies' values on the host.
+        """Return the values of some copies of one device, on the host.
 
         All copies of a dtype are transferred together, because a transfer costs as much as many small copies.
         """

@@ -1,4 +1,4 @@
-"""Fitting and numbering of value models for inputs, either on the CPU or on copies from an accelerator."""
+"""Fitting and numbering of value models for arguments of calls, on the CPU or on copies from an accelerator."""
 
 from __future__ import annotations
 
@@ -22,8 +22,12 @@ from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, ha
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A value model, and the key of the full values if they are kept. The model is None until a deferred copy is
-    fitted.
+    """A value model that has a number.
+
+    Attributes
+    ----------
+    model : the model; None until the values of a device tensor have arrived
+    key : key of the full values if they are kept, else None
     """
 
     model: ValueModel | None
@@ -31,7 +35,7 @@ class _Fitted:
 
 
 class Fitter:
-    """The value models of one capture.
+    """Fits value models to the arguments of one recording's calls, and gives them numbers.
 
     Attributes
     ----------
@@ -60,14 +64,17 @@ class Fitter:
     def describe_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with newly fitted value models."""
+        """Return the specs of a call's arguments with newly fitted value models.
+
+        name : operator or name of the function
+        """
         named, op = _names(name), str(name)
         return describe_call(args, kwargs, lambda argument: lambda tensor: self.fit(op, named(argument), tensor))
 
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
-        """Return the arguments with value models, and a key that is equal for signatures with similar tensors.
+        """Return the specs of a call's arguments with value models, and a key that calls with similar tensors share.
 
         If the operator accepts any values, the models of another signature with the same key are reused. Example: an
         optimizer that counts its steps in a scalar has a new signature in each step, with the same hundred tensors.
@@ -91,7 +98,11 @@ class Fitter:
         return *described, alike
 
     def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
-        """Return the signature with the value models of its arguments refined by what its outputs show about them."""
+        """Return a signature with value models refined by what the results show, such as the number of nonzero
+        elements.
+
+        name : operator
+        """
         if not is_refined(signature.op):
             return signature
 
@@ -108,7 +119,7 @@ class Fitter:
         return replace(signature, args=args, kwargs=kwargs)
 
     def forget(self) -> None:
-        """Start again with empty tables; a model that occurs again gets a new number."""
+        """Clear the tables, so that a value model that occurs again gets a new number."""
         self._numbers.clear()
         self._alike.clear()
 
@@ -116,7 +127,7 @@ class Fitter:
         self._fitted = {number: fitted for number, fitted in self._fitted.items() if number in numbers}
 
     def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> Iterator[None]:
-        """Fit models to the deferred tensors whose values have arrived (with `wait`, to all), and yield after each
+        """Fit models to the device tensors whose values have arrived (with `wait`, to all), and yield after each
         tensor.
 
         The caller may stop after any tensor; the next call continues with the following one.
@@ -129,7 +140,7 @@ class Fitter:
             yield
 
     def forget_deferred(self) -> None:
-        """Remove the deferred tensors, because their device does not respond."""
+        """Remove the copies of device tensors, because their device does not respond."""
         self._deferred.forget()
 
     def is_unread(self, numbers: Iterable[int | None]) -> bool:
@@ -144,7 +155,9 @@ class Fitter:
     ) -> Callable[[Any], None]:
         """Read the values of tensors that could not be read at an earlier call of the signature.
 
-        Return a function to call with the outputs of the present call.
+        Return a function to call with the results of the present call.
+
+        numbers : numbers of the value models of the signature's arguments
         """
         op, named = str(name), _names(name)
         read: list[int] = []
@@ -165,10 +178,11 @@ class Fitter:
         return set_outputs
 
     def fit(self, op: str, argument: str, tensor: torch.Tensor, reads_again: bool = False) -> int | None:
-        """Return the number of the model of a tensor's values, or None if it has no model.
+        """Return the number of a value model of a tensor, or None if it gets no model.
 
         Parameters
         ----------
+        op, argument : operator that takes the tensor, and name of the argument
         reads_again : True if a tensor that cannot be read now will be read by `read_again`
         """
         if is_deferred(tensor):
@@ -223,7 +237,9 @@ class Fitter:
 def _describe_by_index(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[tuple[int | str, torch.Tensor]]]:
-    """Return the arguments with indices in place of model numbers, and the argument and tensor for each index."""
+    """Return the specs of arguments with indices as numbers of value models, and a list with argument and tensor
+    by index.
+    """
     inputs: list[tuple[int | str, torch.Tensor]] = []
 
     def index_for(argument: int | str) -> FitValues:
@@ -237,7 +253,10 @@ def _describe_by_index(
 
 
 def varies_by_values(signature: Signature, name: Hashable) -> bool:
-    """Return True if the times or output sizes of a signature's calls may depend on the values of inputs."""
+    """Return True if the times or result sizes of a signature's calls may depend on values of its arguments.
+
+    name : operator
+    """
     named = _names(name)
     trees: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     return any(
@@ -248,7 +267,10 @@ def varies_by_values(signature: Signature, name: Hashable) -> bool:
 
 
 def _names(name: Hashable) -> Callable[[int | str], str]:
-    """Return a function that returns an argument's name for its position or keyword."""
+    """Return a function that returns the name of an argument for its position or keyword.
+
+    name : operator or name of a function
+    """
     schema = getattr(name, "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
 

@@ -1,4 +1,4 @@
-"""Storage of whole tensor values in a separate file next to a trace.
+"""Storage of all values of tensors in a separate file next to a trace.
 
 Values are first written to a temporary file, because a safetensors file begins with a list of its contents.
 """
@@ -40,7 +40,7 @@ def check(trace: str | Path | None, force: bool) -> None:
 
 
 def path_beside(trace: str | Path) -> Path:
-    """Return the path of the file for the full values of a trace.
+    """Return the path of the file with the full values of a trace.
 
     Raises
     ------
@@ -53,7 +53,13 @@ def path_beside(trace: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Position and size in bytes of values in the temporary file, and the dtype in which they are stored."""
+    """Values in the temporary file.
+
+    Attributes
+    ----------
+    start, size : position and size in bytes
+    dtype : dtype in which they are stored
+    """
 
     start: int
     size: int
@@ -61,7 +67,7 @@ class _Entry:
 
 
 class FullValues:
-    """The full values of one trace; equal contents are stored once.
+    """The full values of one trace, in which equal contents are stored once.
 
     Attributes
     ----------
@@ -87,8 +93,9 @@ class FullValues:
         return len(self._entries)
 
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
-        """Write a tensor's values unless equal values are already stored; return their key, or None if they cannot be
-        kept.
+        """Write the values of a tensor unless equal values are stored already; return their key, or None if that fails.
+
+        op : operator of the call, under which `lost` then counts the tensor
         """
         try:
             if self.failure is None:
@@ -105,7 +112,7 @@ class FullValues:
         return None
 
     def finish(self) -> None:
-        """Write the final file. If this fails, `failure` is set."""
+        """Write the file of full values. If this fails, `failure` is set."""
         try:
             self._assemble()
         except Exception as error:
@@ -177,9 +184,7 @@ class FullValues:
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's memory, without lazy conjugation and negation; repeated elements of expanded dimensions occur
-    once.
-    """
+    """Return a tensor as its memory has it: without lazy conjugation and negation, and without repeated elements."""
     if tensor.is_conj():
         tensor = tensor.conj()
     if tensor.is_neg():
@@ -199,7 +204,10 @@ def _find_repeated_dimensions(tensor: torch.Tensor) -> list[int]:
 
 
 def _key(tensor: torch.Tensor, data: memoryview) -> str:
-    """Return a hash of dtype, content and repeated dimensions."""
+    """Return a hash of the dtype, content and repeated dimensions of a tensor.
+
+    data : content of its memory
+    """
     repeated = _find_repeated_dimensions(tensor)
     form = f"{tensor.dtype} {[*tensor.shape, repeated] if repeated else ''}"
     content = blake2b(form.encode(), digest_size=16)

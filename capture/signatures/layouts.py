@@ -39,7 +39,7 @@ _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """Return the spec of a custom object: a process group, a reduction, or `Opaque` for other types."""
+    """Return the spec of a custom object of torch: a process group or reduction, `Opaque` for any other type."""
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if not _is_distributed():
         return Opaque(name)
@@ -72,8 +72,9 @@ def describe_group(group: torch.distributed.ProcessGroup) -> GroupSpec:
 
 
 def with_groups(op: Hashable, described_args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of a collective with the group's name replaced by the group's spec, because the name has no
-    meaning after the program has ended.
+    """Return the arguments of a collective with the spec of the process group in place of its name.
+
+    The name has no meaning after the program has ended.
     """
     if getattr(op, "namespace", None) not in _FUNCTIONAL or not _is_distributed():
         return described_args
@@ -99,15 +100,15 @@ DescribePart = Callable[[torch.Tensor, FitValues], TensorSpec]
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """Return a tensor (N,) uint8 that covers a storage."""
+    """Return a tensor, (N,) uint8, that has all the memory of a storage."""
     with without_modes(), without_functions():
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def unpack(value: Any) -> ObjectSpec | None:
-    """Return a spec of packed parameters:
+    """Return a spec of packed parameters, or None for any other object.
 
-    the operator that packs them, and its arguments, which are new tensors; None for other objects.
+    It has the operator that packs them, and this operator's arguments, which are new tensors.
     """
     name = value._type().qualified_name().removeprefix(_PREFIX)
     operator = _PACKED.get(name)
@@ -165,7 +166,13 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 
 
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
-    """Return the spec of a tensor's parts, or None for a plain tensor and for an unsupported layout."""
+    """Return the spec of a tensor's parts, or None for a plain tensor and for an unsupported layout.
+
+    Parameters
+    ----------
+    describe : returns the spec of a part
+    fit : returns the number of the value model of a tensor
+    """
     if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
         return None
     parts, facts = take_apart(tensor)
@@ -189,7 +196,7 @@ def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValue
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Return True if a plain tensor's memory is pinned.
+    """Return True if the memory of a plain tensor is pinned for an accelerator.
 
     Without a running accelerator, torch is not asked, because the query could start one.
     """
@@ -208,7 +215,7 @@ def _quantizer(tensor: torch.Tensor) -> PerTensor | PerChannel:
 
 
 def _places(nested: torch.Tensor) -> tuple[Hashable, ...]:
-    """Return sizes, strides and offsets of the tensors in a nested tensor."""
+    """Return the sizes, the strides and the offset of each tensor in a nested tensor."""
     if nested.size(0) == 0:
         return (), (), ()
     sizes: Any = nested._nested_tensor_size()

@@ -11,8 +11,7 @@ no test passes, the key is computed.
 A call is looked up in these steps, each slower than the one before:
 
 1. `CallPoint.after`: the call point that most recently followed the last call. The operator and the grad mode must
-match
-   and the test must pass. This is the fast path in `hooks/dispatch.py`.
+   match and the test must pass. This is the fast path in `hooks/dispatch.py`.
 2. `successor`: the latest `SUCCESSORS` call points that have followed the last call, such as the two branches of an
 `if`.
 3. `recent`: the last `CANDIDATES` signatures of the operator, independent of earlier calls.
@@ -78,14 +77,15 @@ def never(*ignored: object) -> bool:
 
 
 class Recognizer:
-    """A signature and the tests that recognize its calls.
+    """A signature of an operator, and the compiled tests that recognize its calls.
 
     Attributes
     ----------
     family : number of the first signature of the operator with similar tensors and any scalars
     check : test for the arguments of a call without keyword arguments
     check_both : test for the arguments of a call with keyword arguments
-    layout, places : position of the call's tensors (`CAREFUL`, `ONE`, ...), and indices of the tensor arguments
+    layout, places : where in the arguments the call's tensors are (`CAREFUL`, `ONE`, ...), and indices of the tensor
+        arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if the result has new memory
     sharing : input tensors that share memory, as returned by `sharing`
     timed : True if `op` also measures the operator's device time or page faults
@@ -119,7 +119,7 @@ class Recognizer:
 
 
 class CallPoint(Recognizer):
-    """A signature at a call site, with the calls that followed it.
+    """A signature at a call site, with the call points that followed it: a node in the graph of predictions.
 
     Attributes
     ----------
@@ -155,7 +155,7 @@ class CallPoint(Recognizer):
 
 
 class CallPredictor:
-    """The recognizers and call points of one thread."""
+    """Predicts the next call of one thread; holds the thread's recognizers and call points."""
 
     def __init__(self) -> None:
         self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
@@ -167,7 +167,13 @@ class CallPredictor:
         self._newest_alike: dict[Point, CallPoint] = {}
 
     def start_of(self, place: Location, last: CallPoint, before: Location) -> CallPoint:
-        """Return the call point that predicts the first call after the program moved to another location."""
+        """Return the call point that predicts the first call after the program moved to another location.
+
+        Parameters
+        ----------
+        place, before : the new location, and the one before
+        last : call point of the last call
+        """
         start = last.turns.get(place)
         if start is None:
             history = (-1, id(before), *last.history[-2:])
@@ -186,7 +192,10 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallPoint | None:
-        """Return the call point of a call if it has followed the last call before, else None."""
+        """Return the call point of a call if that has followed call point `last` before, else None.
+
+        pattern : memory that its tensors share, as returned by `sharing`
+        """
         grad = torch.is_grad_enabled()
         for node in last.successors:
             if node.func is func and node.grad is grad and node.sharing == pattern and node.holds(args, kwargs):
@@ -197,7 +206,10 @@ class CallPredictor:
     def recent(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
     ) -> Recognizer | None:
-        """Return the recognizer of a call if its signature is one of the operator's recent ones, else None."""
+        """Return the recognizer of a call if its signature is one of the operator's recent ones, else None.
+
+        pattern : memory that its tensors share, as returned by `sharing`
+        """
         for entry in self._recent.get(id(func), ()):
             if entry.sharing == pattern and entry.holds(args, kwargs):
                 return entry
@@ -213,7 +225,14 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Return the recognizer of a known signature, with a test that these arguments pass."""
+        """Return the recognizer of a known signature, which gets a test that these arguments pass.
+
+        Parameters
+        ----------
+        number, family : numbers of the signature, and of its family
+        storages : storage numbers of the call's tensors
+        sightings : number of calls from which on the signature gets a test
+        """
         entry = self._entries.get(number)
         if entry is None:
             entry = self._entries[number] = Recognizer(number, func, sharing(storages), family)
@@ -238,7 +257,14 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallPoint:
-        """Return the call point for a recognized call that follows call point `last`."""
+        """Return the call point for a recognized call that follows call point `last`; make it if it is new.
+
+        Parameters
+        ----------
+        entry : recognizer of the call
+        modes : True if gradient mode is on, and True if inference mode is
+        point : returns the numbers of the call's scope and pair
+        """
         key = place, modes, last.history, entry.number
         node = self._nodes.get(key)
         if node is None or node.check is not entry.check or node.check_both is not entry.check_both:
@@ -256,7 +282,7 @@ class CallPredictor:
         return node
 
     def _copy_successors(self, node: CallPoint, point: Point) -> None:
-        """Copy the predicted successors of the latest call point with the same `point` to a new call point."""
+        """Copy the predicted successors of the latest call point with the same `point` to the new call point `node`."""
         alike = self._newest_alike.get(point)
         if alike is not None:
             node.after, node.successors = alike.after, alike.successors
@@ -264,7 +290,7 @@ class CallPredictor:
             self._newest_alike[point] = node
 
     def nodes_of(self, number: int) -> list[CallPoint]:
-        """Return the call points of a signature."""
+        """Return the call points of the signature with this number."""
         # copy the list in one step, because the thread that owns it may extend it
         return [node for node in list(self._nodes.values()) if node.number == number]
 
@@ -280,7 +306,7 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Add tests that these arguments pass to a recognizer, and set the layout of its tensors."""
+    """Add tests that pass for these arguments to a recognizer, and set where its tensors are."""
     check = arguments_check(args, _has_typed_lists(entry.func))
     if check is None:
         return
@@ -305,7 +331,7 @@ def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _has_typed_lists(func: Any) -> bool:
-    """Return True if the operator's integer lists cannot contain floats with integer values."""
+    """Return True if the operator never accepts floats in a list of integers."""
     schema = getattr(func, "_schema", None)
     return schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)
 

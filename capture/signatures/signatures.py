@@ -128,7 +128,7 @@ _outlines: dict[int, tuple[torch.ScriptObject, Hashable, int]] = {}
 
 
 def _outline(value: torch.ScriptObject) -> tuple[Hashable, int]:
-    """Return a key for a custom object, and the number of tensors in its record.
+    """Return a key for a custom object of torch, and the number of tensors in its record.
 
     Unpacking copies weights, so it should not be repeated at every call. Therefore objects are identified by address,
     and kept alive so that no other object gets the same address.
@@ -200,9 +200,9 @@ def _without_storage() -> torch.Tensor:
 
 
 def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return a tensor for each tensor in the specs of a call's arguments, in order.
+    """Return the tensors in a call's arguments, one for each tensor in the specs of the arguments, in order.
 
-    Tensors inside packed parameters are included.
+    Tensors inside packed parameters are included, as placeholders.
     """
     values = (*args, *kwargs.values())
     if torch.ScriptObject in map(type, values):
@@ -245,7 +245,7 @@ def _collect(tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
 
 
 def _sharing(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Return a number for each storage that several tensors or parts of tensors share, by address of the storage."""
+    """Return a number for each storage that several tensors, or parts of tensors, share, by the storage's address."""
     counts: Counter[int] = Counter()
     for tensor in tensors:
         made_of, _ = ((), ()) if _is_memory(tensor) else take_apart(tensor)

@@ -1,1 +1,1 @@
-"""Times of calls: host time, device time, page faults, and the capture's own cost."""
+"""Times of calls: host time, device time, page faults, and the time that the capture itself takes."""

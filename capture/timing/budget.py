@@ -32,7 +32,7 @@ there are more checks than this part allows
 
 
 class Thinning(IntEnum):
-    """Kinds of data that are left out; each level includes the previous ones."""
+    """Kinds of data that a recording leaves out to save time; each level includes the previous ones."""
 
     NOTHING = 0
     VALUES = 1
@@ -42,7 +42,7 @@ class Thinning(IntEnum):
 
 @dataclass(slots=True)
 class WorkDone:
-    """Amount of work that a recording has done at the expense of the program's time.
+    """Work of a recording that slows the program, as counts and times.
 
     Attributes
     ----------
@@ -58,21 +58,25 @@ class WorkDone:
 
 
 class Spends(Protocol):
-    """An object that knows by how much time a capture has delayed the program."""
+    """An object that knows by how much time a capture has slowed the program."""
 
     @property
     def steps(self) -> StepTimes:
         """Times of the program's steps."""
 
     def ns(self) -> float:
-        """Return by how many ns the capture has delayed the program so far."""
+        """Return the time in ns by which the capture has slowed the program so far."""
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Report that a step starts in this thread; None means that a time outside of steps starts."""
+        """Note that a step starts in this thread.
+
+        is_recorded : False if the step is left out; None if the thread is outside of all steps from now on
+        """
 
 
 class Budget:
-    """Time budget of a capture: a credit that grows by a share of the elapsed time, and from which the capture's own
+    """Time budget of a capture: a credit that grows by a share of the elapsed time, and from which the time of the
+    capture's
     work is subtracted.
 
     Attributes
@@ -87,7 +91,7 @@ class Budget:
         self.begin()
 
     def begin(self) -> None:
-        """Start with the maximum credit."""
+        """Start with the maximum credit, in ns."""
         self.left_out = [0] * len(Thinning)
         # in a forked process, another thread of the parent may have held the lock
         self._lock = threading.Lock()
@@ -97,7 +101,7 @@ class Budget:
         self._looked_at = self._to_pass = 0
 
     def thinning(self) -> Thinning:
-        """Update the credit, and return the kinds of data to leave out now."""
+        """Update the credit, and return the kinds of data that must be left out now."""
         with self._lock:
             now, spent = self._now_ns(), self._spent_ns()
             earned = self._earned * (now - self._last_ns)
@@ -112,7 +116,7 @@ class Budget:
         return Thinning.VALUES if self._credit_ns < WITH_VALUES * self._most_ns else Thinning.NOTHING
 
     def begin_step(self, is_left_out: bool) -> None:
-        """Report the start of a step in this thread, and whether it is left out because of `thinning`."""
+        """Note that a step starts in this thread, and if it is left out as `thinning` requires."""
         self.spending.begin_step(not is_left_out)
         now, passed = self._now_ns(), self.left_out[Thinning.STEPS]
         mean_ns = max(1.0, (now - self._looked_ns) / max(1, passed - self._looked_at))
@@ -123,8 +127,8 @@ class Budget:
         self._looked_ns, self._looked_at, self._to_pass = now, passed, int(max(due, least)) if is_left_out else 0
 
     def passes_step(self) -> bool:
-        """Return True if the credit is not sufficient to record the step that begins in this thread; count the step
-        then.
+        """Return True if the credit does not suffice to record the step that begins in this thread; count it as left
+        out then.
 
         This must be fast, because a program's steps can be very short.
         """
@@ -181,16 +185,16 @@ class RunningMean:
 
     @property
     def error_squared(self) -> float:
-        """Variance of the mean; infinite if there are too few values."""
+        """Variance of the mean; infinite if it has too few values."""
         return inf if self.count < ENOUGH else self._variance / (min(self.count, MEMORY) - 1)
 
 
 class _Here(threading.local):
-    """The step that is being timed in a thread.
+    """The step whose time is being measured in a thread.
 
     Attributes
     ----------
-    since_ns : start of the step, or None if no step is timed
+    since_ns : start of the step, or None if no step is measured
     measured_ns : measured time of the capture's own work until the start of the step
     steps : mean to which the step's time will be added
     left_out : number of steps left out since the thread's last recorded step
@@ -203,7 +207,7 @@ class _Here(threading.local):
 
 
 class StepTimes:
-    """Times of recorded steps compared with times of steps that are left out, per thread.
+    """Times of recorded steps compared with times of steps that are left out, to find the true cost of recording.
 
     A step is everything that its thread does until the next step begins. The first steps after a recorded one find
     colder caches; their additional time counts as a cost of the recorded step.
@@ -217,14 +221,15 @@ class StepTimes:
 
     @property
     def is_timing(self) -> bool:
-        """True if this thread is in a timed step, whose end must be reported."""
+        """True if the time of this thread's step is measured, so that the end of the step must be reported."""
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float, reckoned_ns: float) -> None:
-        """Report the start of a step in this thread. None means an interval that is no step.
+        """Note that a step starts in this thread.
 
         Parameters
         ----------
+        is_recorded : False if the step is left out; None if the thread is outside of all steps from now on
         measured_ns : measured time of the capture's own work in the program's threads so far
         reckoned_ns : estimated time of recording calls so far, in all threads
         """

@@ -82,7 +82,10 @@ class DeviceTimer:
         return run
 
     def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
-        """Return the device times in ns of the calls with these starts, and remove them; empty if no call was timed."""
+        """Return the device times in ns of the calls with these starts, and remove them; empty if no call was timed.
+
+        may_ask : False if devices must not be queried now; no time is read then
+        """
         if not self._open:
             return []
         times, by_device = [NOT_TIMED] * len(starts), dict[torch.device, list[tuple[int, Any, Any]]]()
@@ -103,11 +106,13 @@ class DeviceTimer:
                 self._free.setdefault(events[0], []).extend(events[1:])
 
     def streams(self, starts: Sequence[int]) -> list[int]:
-        """Return the stream numbers of the calls with these starts; empty if all calls used the default stream."""
+        """Return torch's stream number for each of the calls with these starts; empty if all used the default
+        stream.
+        """
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []
 
     def _begin(self, device: torch.device, queries: DeviceQueries) -> tuple[torch.device, Any, bool] | None:
-        """Record an event in this thread's current stream of a device.
+        """Record an event before a call, in this thread's current stream of a device.
 
         Return the device, the event, and True if it is the current device; None if recording is impossible.
         """
@@ -128,7 +133,7 @@ class DeviceTimer:
         return device, event, is_current
 
     def _current(self, device: torch.device, queries: DeviceQueries) -> int:
-        """Return the number of this thread's current stream of a device."""
+        """Return torch's number of this thread's current stream on a device."""
         key = device, queries.stream_handle(device.index)
         stream = self._stream_by_handle.get(key)
         if stream is None:

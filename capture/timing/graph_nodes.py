@@ -1,4 +1,6 @@
-"""Device time of the calls in a graph, by an accelerator's records of the kernels that a launch of the graph runs."""
+"""Device time of the calls in a CUDA graph, from an accelerator's records of the kernels that a launch of the
+graph runs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ KernelCounts: TypeAlias = dict[int, dict[str, list[int]]]
 
 
 def add_kernel(kernels: KernelCounts, signature: int, item: LaunchedWork) -> None:
-    """Count a kernel that a call of a signature launched."""
+    """Count a kernel that a call of a signature launched, in `kernels`."""
     count = kernels.setdefault(signature, {}).setdefault(item.name, [0, 0])
     count[0] += 1
     count[1] += item.duration_ns
@@ -26,14 +28,20 @@ def add_kernel(kernels: KernelCounts, signature: int, item: LaunchedWork) -> Non
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Signature of each call in a graph, and for each node the time at which it was added and its call's position."""
+    """The nodes of one CUDA graph.
+
+    Attributes
+    ----------
+    signatures : signature of each call in the graph
+    added : for each node, the time at which it was added, and the index of its call
+    """
 
     signatures: Sequence[int]
     added: list[tuple[int, int]] = field(default_factory=list)
 
 
 class GraphNodes:
-    """The graphs that the program captured, and which of a graph's calls added each of its nodes."""
+    """The CUDA graphs that the program captured; for each node of a graph, which call added it."""
 
     def __init__(self) -> None:
         self._graphs: dict[int, _Nodes] = {}
@@ -47,13 +55,13 @@ class GraphNodes:
 
         Parameters
         ----------
-        parts : calls of each thread for the graph, with their positions in the graph as signatures
+        parts : calls of each thread for the graph, with the index of each call in the graph in place of its signature
         """
         self._graphs[graph.signature] = _Nodes(graph.calls)
         self._calls += ((graph.signature, part) for part in parts)
 
     def find(self, windows: Sequence[Window]) -> None:
-        """Assign the nodes of graphs captured in these windows to the graphs' calls."""
+        """Find the nodes of the graphs that were captured in these windows, and the call that added each."""
         nodes = [item for window in windows for item in nodes_in(window.events, window.distance_ns)]
         for signature, calls in self._calls:
             own = (item for item in nodes if item.thread in calls.idents)
@@ -64,10 +72,13 @@ class GraphNodes:
     def divide(
         self, of_launches: Mapping[GraphLaunch, Sequence[LaunchedWork]], kernels: KernelCounts
     ) -> Iterator[Record]:
-        """Yield how long the kernels of each call in a graph ran, and count the kernels for the calls' signatures.
+        """Yield a record of the time of each call's kernels in a graph, and count the kernels for the calls'
+        signatures.
 
         The kernels of a launch are in the order in which the nodes were added. If there are more or fewer kernels than
         nodes, they count for the signature of the launch.
+
+        of_launches : kernels of each launch
         """
         times: dict[int, list[int]] = {}
         for (number, *_), items in of_launches.items():

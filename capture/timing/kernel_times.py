@@ -39,7 +39,7 @@ MOST_CALLS_OF_WINDOW = 100_000
 
 
 class KernelTimes:
-    """Collects an accelerator's records and assigns them to the written calls.
+    """Collects an accelerator's records of its work, and assigns them to the calls that were written.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class KernelTimes:
     ----------
     failure : reason why there are no records, or None
     fallback : reason why calls were timed by events instead, or None
-    graphs : the graphs that the program captured
+    graphs : the CUDA graphs that the program captured
     is_cut : True if torch's profiler stopped collecting records too early
     """
 
@@ -65,7 +65,7 @@ class KernelTimes:
         self.forget()
 
     def forget(self) -> None:
-        """Remove all calls and records, also in a forked process, which cannot use the accelerator."""
+        """Remove all calls and records; also for a forked process, which cannot use the accelerator."""
         self._profile: ActivityProfile | None = None
         self._signatures: set[int] = set()
         self._devices: set[torch.device] = set()
@@ -108,7 +108,7 @@ class KernelTimes:
             self._refuse(one_line(error))
 
     def _launch_first(self) -> bool:
-        """Launch kernels before the calls, because torch's profiler may lose the records of a window's first kernels.
+        """Launch kernels before the program's calls, because torch's profiler may lose the first records of a window.
 
         Return True if they were launched.
         """
@@ -123,7 +123,10 @@ class KernelTimes:
             self.fallback = reason
 
     def renew(self, graphs: GraphCaptures) -> None:
-        """Begin another window if this one is long, because the records of a window stay in memory until it ends."""
+        """End the window and begin another if it is long, because its records stay in memory until it ends.
+
+        graphs : the program's graph captures, during which devices must not be queried
+        """
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
         if is_long and threading.get_ident() == self._thread:
             # a graph that any thread captures would be lost if this waited for the device
@@ -133,7 +136,7 @@ class KernelTimes:
                     self._start()
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of a function that prepares a profile; the wrapper first stops the capture's own profile.
+        """Return a wrapper of the function that prepares a profile, which first stops the capture's own profile.
 
         Otherwise torch would refuse the program's profile, because it allows only one at a time.
         """
@@ -159,7 +162,10 @@ class KernelTimes:
         self._profile, self._ended_ns = None, perf_counter_ns()
 
     def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Set a device time of 0 for calls during these time spans that use an accelerator but launched nothing."""
+        """Set the device time of calls that use an accelerator but launched nothing to 0.
+
+        spans : (start of a window, times from and until which its records are complete)
+        """
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             for started, first, last in spans:
                 if started <= start < first:
@@ -193,7 +199,10 @@ class KernelTimes:
             self._ended_ns = perf_counter_ns()
 
     def expect(self, signature: int, device: torch.device, graphs: GraphCaptures) -> bool:
-        """Return True if calls of a signature that use a device are timed by records, and not by events."""
+        """Return True if records of kernels, and not events, will provide the times of a signature's calls on a device.
+
+        graphs : the program's graph captures, during which devices must not be queried
+        """
         if self._profile is None and not self._is_required:
             is_here = self._is_entered and threading.get_ident() == self._thread
             # a profile may wait for the device when it begins, which would end a graph's capture
@@ -216,7 +225,13 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Store calls that are written now; the calls of a thread must come in order."""
+        """Keep calls that are written now, until their records have arrived; the calls of a thread must come in order.
+
+        Parameters
+        ----------
+        thread : number of the thread in the trace
+        idents : numbers by which the accelerator's records may identify the thread
+        """
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)
         if starts and starts[0] <= self._ended_ns:
@@ -225,13 +240,13 @@ class KernelTimes:
             self._blocks.append(WrittenCalls(thread, idents, first, signatures, starts, ends.tolist(), untimed))
 
     def take_windows(self) -> list[Window]:
-        """Remove and return the windows that have ended and whose calls have all been taken."""
+        """Remove and return the windows that have ended, all of whose calls were written."""
         windows = self._windows[:]
         del self._windows[: len(windows)]
         return windows
 
     def records(self, windows: Sequence[Window]) -> Iterator[Record]:
-        """Yield the device times and kernels of the written calls in these windows."""
+        """Yield the trace's records of device times and kernels for the calls in these windows."""
         if not windows:
             return
         kernels: KernelCounts = {}
@@ -270,7 +285,7 @@ class KernelTimes:
 
 
 def check_kernels(device: str | None = None) -> None:
-    """Raise `UserError` if no device of this machine (or not the given device) records its kernels."""
+    """Raise `UserError` if the given device, or every device of this machine, keeps no records of its kernels."""
     kinds = recorded_activities()
     if device is None and kinds:
         return

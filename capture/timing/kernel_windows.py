@@ -1,4 +1,4 @@
-"""Records of an accelerator's work that torch's profiler collected between two times."""
+"""Records of an accelerator's work that torch's profiler collected between two times; this period is a window."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ CUT_NS = 1_000_000_000
 
 
 def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
-    """Return the launches that started no work: while a graph is captured, each of them adds a node to it."""
+    """Return the launches in a profile that started no work: each adds a node to the CUDA graph that is being captured.
+
+    distance_ns : time by the events' clock minus time by `perf_counter_ns`
+    """
     with_work = {event.correlation_id() for event in events if is_work(event)}
     return [
         LaunchedWork(event.name(), event.device_resource_id() & ID_BITS, event.start_ns() - distance_ns, 0)
@@ -31,15 +34,16 @@ def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
 
 @dataclass(slots=True)
 class WrittenCalls:
-    """Calls of one thread that were written.
+    """Calls of one thread that were written, whose device times may still be unknown.
 
     Attributes
     ----------
     thread : thread number in the trace
     idents : numbers by which the records may identify the thread
     first : index of the first call among all calls of the thread
+    signatures : numbers of the calls' signatures
     starts, ends : times by `perf_counter_ns`
-    device_ns : device time of each call so far
+    device_ns : device time of each call so far, -1 if unknown
     """
 
     thread: int
@@ -54,9 +58,11 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield block and index of the innermost call around each launch of a thread, with the launched work.
+    """Yield, for each work that a thread launched, the block and index of the innermost call around the launch.
 
     The time of the work is added to the device time of all calls around the launch.
+
+    blocks, launched : calls of the thread, and work that it launched
     """
     blocks = list(blocks)
     calls = sorted(
@@ -132,7 +138,7 @@ class Window:
 
 
 def clock_distance_ns() -> int:
-    """Return the offset of the system's clock, which profiles use, from `perf_counter_ns`."""
+    """Return the time by the system's clock, which profiles use, minus the time by `perf_counter_ns`."""
     readings = []
     for _ in range(CLOCK_READINGS):
         before, now, after = perf_counter_ns(), time_ns(), perf_counter_ns()

@@ -33,7 +33,10 @@ FEWEST = 8
 
 
 def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> bool:
-    """Return True if a call on the CPU may allocate enough memory that its page faults should be counted."""
+    """Return True if a call on the CPU may allocate so much memory that its page faults should be counted.
+
+    outputs : size in bytes of the results of the signature's first call, 0 if small or unknown
+    """
     if not _allocates(func):
         return False
     return outputs >= LARGE or not tensors or any(_bytes(tensor) >= LARGE for tensor in tensors)
@@ -51,7 +54,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 class CountedCall(NamedTuple):
-    """Resource usage of one call.
+    """Page faults and times of one call.
 
     Attributes
     ----------
@@ -75,7 +78,10 @@ class FaultCounter:
         self._counted: dict[int, tuple[resource.struct_rusage, resource.struct_rusage, int, int]] = {}
 
     def counted(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
-        """Return a wrapper of an operator that counts its page faults."""
+        """Return a wrapper of an operator that counts the page faults of each call.
+
+        started : returns the start of the running call in ns, which identifies the call
+        """
 
         def run(*args: Any, **kwargs: Any) -> Any:
             before = _usage()
@@ -88,7 +94,7 @@ class FaultCounter:
         return run
 
     def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
-        """Remove and return the counts of calls with these starts, by index of the call."""
+        """Remove and return the counts of the calls with these starts, by index of the call."""
         counted = self._counted
         if not counted:
             return {}
@@ -118,7 +124,7 @@ LEAST_PART = 0.1
 
 
 class SlowMemory:
-    """Detects calls whose page faults were slow.
+    """Detects calls whose page faults took much longer than usual.
 
     Parameters
     ----------
@@ -134,7 +140,9 @@ class SlowMemory:
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the index of each slow call in a block, and an estimate of its additional time in ns."""
+        """Return the index of each call of a block whose page faults were slow, and an estimate of its
+        additional time in ns.
+        """
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
             return []
@@ -162,8 +170,14 @@ class SlowMemory:
 def _means(
     group: NDArray[np.intp], values: NDArray[np.float64], weights: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
-    """Return, for each call, the ratio of summed values to summed weights in its group, pulled towards the overall
-    ratio with weight `prior`.
+    """Return, for each call, the ratio of summed values to summed weights over the calls of its group.
+
+    A small group's ratio is close to that of all calls.
+
+    Parameters
+    ----------
+    group : (N,), index of each call's group
+    prior : weight of the ratio of all calls
     """
     overall = values.sum() / weights.sum()
     sums, totals = (np.bincount(group, weights=column) for column in (values, weights))
@@ -186,7 +200,7 @@ Runs = list[tuple[int, int]]
 
 
 class OwnWork:
-    """Time intervals of the capture's own work in one thread."""
+    """Time intervals of the capture's own work between or within the calls of one thread."""
 
     def __init__(self) -> None:
         # start and end of each, as plain integers, which Python's garbage collector does not count
@@ -194,14 +208,15 @@ class OwnWork:
         self._within: Times = np.empty((0, 2), dtype=np.int64)
 
     def add(self, began_ns: int) -> int:
-        """Add an interval of work that ends now; return its duration in ns."""
+        """Add an interval of the capture's work, from `began_ns` to now; return its duration in ns."""
         now = perf_counter_ns()
         if now - began_ns >= LEAST_NS:
             self._intervals += (began_ns, now)
         return now - began_ns
 
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
-        """Return the ranges of a thread's calls that the capture's own work perturbed, without calls of earlier blocks.
+        """Return the calls that the capture's own work perturbed, as runs of consecutive calls: (index, number of
+        calls).
 
         Parameters
         ----------
@@ -228,7 +243,7 @@ class OwnWork:
         return runs_of(np.flatnonzero(is_perturbed))
 
     def _time_within(self, starts: Times, ends: Times) -> Times:
-        """Return the own work in ns between the start and end of each call."""
+        """Return the time in ns of the capture's own work between the start and end of each call."""
         began, ended = self._within.T
         total = np.concatenate([[0], np.cumsum(ended - began)])
         within: Times = total[np.searchsorted(began, ends)] - total[np.searchsorted(began, starts)]
@@ -236,7 +251,7 @@ class OwnWork:
 
 
 def runs_of(places: NDArray[np.intp]) -> Runs:
-    """Return ascending indices as runs of consecutive indices."""
+    """Return ascending indices as runs of consecutive indices: (first index, length)."""
     if not len(places):
         return []
     firsts = np.flatnonzero(np.diff(places, prepend=-2) > 1)

@@ -30,7 +30,10 @@ _CURRENT_DEVICE = _queries(current_device="_accelerator_getDeviceIndex")
 
 
 def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return C functions for the attributes of `DeviceQueries`, for a kind of accelerator."""
+    """Return torch's C functions for those attributes of `DeviceQueries` that have one, by name of the attribute.
+
+    kind : type of the device
+    """
     if kind in _STREAM_QUERIES:
         return _STREAM_QUERIES[kind]
     return _CURRENT_DEVICE if kind == out_of_tree_device() else {}

@@ -36,11 +36,13 @@ _strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", No
 
 
 def hide_from_compiler(function: FunctionType) -> bool:
-    """Prevent torch.compile from tracing a function and everything that it calls; return False if this version of torch
-    cannot do that.
+    """Keep torch.compile from tracing a function and everything that it calls.
 
-    Otherwise, code that a dispatch mode runs inside a compiled region would be compiled too. torch's public way, a
-    guard around the mode's handler, is not used because it makes an empty mode half as expensive again.
+    Return False if this version of torch cannot do that. Otherwise, code that a dispatch mode runs inside a compiled
+    region
+    would be compiled too. torch's public way, a guard around the mode's handler, is not used because it makes an empty
+    mode
+    half as expensive again.
     """
     try:
         _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))
@@ -110,7 +112,7 @@ class OrderlyMode(TorchDispatchMode):
             self.forget()
 
     def forget(self) -> None:
-        """Count the mode as left if its thread ended while it was on, because only that thread could leave it."""
+        """Count the mode as left, because its thread ended while it was on, and only that thread could leave it."""
         with _flags_lock:
             OrderlyMode._count_entered(OrderlyMode._entered - 1)
 
@@ -122,7 +124,9 @@ class OrderlyMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True if torch may compile under this mode, which is the case if this thread has hidden its modes."""
+        """Return True if torch may compile in this thread while the mode is on, because the thread has hidden
+        its modes.
+        """
         return getattr(_hidden, "modes", False)
 
 
@@ -171,7 +175,9 @@ _skip_code = _places.take(
 
 
 def leave_compiled(mode: type[TorchDispatchMode]) -> None:
-    """Let compiled code run unchanged under modes of a class, if the class's `ignore_compile_internals` allows it."""
+    """Let compiled code run unchanged while a mode of a class is on, if the class's `ignore_compile_internals`
+    returns True.
+    """
     if _runs_compiled_code is not None:
         return
     changed: Any = mode
@@ -199,7 +205,7 @@ _higher_order: Mapping[str, Any] = _places.take(
 
 
 def see_higher_order(mode: type[TorchDispatchMode]) -> None:
-    """Let modes of a class see higher-order operators."""
+    """Register a class of modes with all higher-order operators, so that its modes see their calls."""
     if _sees_higher_order is None:
         for operator in _higher_order.values():
             if mode not in operator.python_key_table:
@@ -243,8 +249,9 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
 
 
 def _under_modes(code: FunctionType) -> Callable[..., Any]:
-    """Return the code; if it begins by asserting that no mode is on, return a copy that does not see the capture's
-    mode.
+    """Return code that can run while the capture's mode is on.
+
+    If the code begins by asserting that no mode is on, this is a copy that does not see the mode.
     """
     if _MODE_HERE not in code.__code__.co_names:
         return code
@@ -262,8 +269,10 @@ _compiles = _places.take_later(
 
 
 def place_of_compiling() -> tuple[Any, str] | None:
-    """Return module and attribute name of the context manager in which torch compiles a higher-order operator's
-    functions, or None.
+    """Return the module and the name of the context manager in which torch compiles functions of higher-order
+    operators.
+
+    The result is None if this version of torch has none.
     """
     return None if _compiles() is None else (import_module(_UTILS), _COMPILES)
 
@@ -274,7 +283,7 @@ _stance = _places.take_later(
 
 
 def stance_here() -> str:
-    """Return the stance set with `torch.compiler.set_stance`."""
+    """Return the stance of the compiler that was set with `torch.compiler.set_stance`."""
     if _stance() is None:
         return "default"
     # read it each time, because each change replaces the object
@@ -283,10 +292,12 @@ def stance_here() -> str:
 
 
 def compiling_as_unwatched(entered: Callable[[], Any], stance: Callable[[], str]) -> Callable[[], Any]:
-    """Return a function that returns a context manager in which torch compiles as without a capture.
+    """Return a replacement for the context manager `entered`, in which torch compiles as without a capture.
 
     Higher-order operators need this compilation to find the variables over which their functions close. An eager stance
     or an active mode would prevent it.
+
+    stance : returns the stance that the program has set
     """
 
     @contextmanager

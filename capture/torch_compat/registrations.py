@@ -1,4 +1,4 @@
-"""Search for the modules and files of a program that registered its operators."""
+"""Search for the modules and files of a program that registered its custom operators."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 def registered_by(name: Hashable) -> str | None:
-    """Return the module or file of the program that registered an operator, or defines a kernel named `module:kernel`.
+    """Return the module or file of the program that registered an operator, or that defines a kernel `module:kernel`.
 
     Return None for operators of torch, and if the module is unknown.
     """
@@ -85,7 +85,10 @@ def _module_of_file(operator: str) -> str | None:
 
 
 def _library_called(namespace: str) -> str | None:
-    """Return the compiled module whose name ends in a namespace, such as `vllm._C`, or the only loaded library."""
+    """Return the compiled module whose name ends in an operator's namespace, such as `vllm._C` for `_C`.
+
+    If there is none, return the only library that torch has loaded, or None.
+    """
     for file, name in _files().items():
         if name.rpartition(".")[2] == namespace and file.endswith(tuple(EXTENSION_SUFFIXES)):
             return name

@@ -131,7 +131,7 @@ _dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuard
 
 
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
-    """Return a compiled test of whether other arguments have the same metadata and scalars.
+    """Return a compiled test that shows if the arguments of another call have the same metadata and scalars as these.
 
     The test compares everything in a signature except shared memory: class, dtype, device, layout, shape, stride,
     offset, `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It never
@@ -151,7 +151,7 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
 
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
-    """Return a compiled test like that of `arguments_check` for keyword arguments; it takes the dictionary."""
+    """Return a compiled test like that of `arguments_check` for keyword arguments; it takes them as a dictionary."""
 
     def add(root: Any) -> bool:
         root.add_dict_length_check_guard(len(kwargs), *_place_in_code())
@@ -162,7 +162,10 @@ def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
 
 
 def _compiled_check(add: Callable[[Any], bool], values: Any) -> Check | None:
-    """Return the test whose guards `add` sets; None if this is not possible, or if the test fails for these values."""
+    """Return a compiled test made of the guards that `add` sets on its root.
+
+    The result is None if no test can be compiled, or if the test fails for these values.
+    """
     if _root_guard is None:
         return None
     try:
@@ -183,7 +186,7 @@ _places.declare(
 
 
 def load_private() -> None:
-    """Import the modules that the tests need before recording begins, because the import takes a second."""
+    """Import the modules that compiled tests need before the recording begins, because the import takes a second."""
     if _root_guard is not None:
         _plain_manager()
 
@@ -194,7 +197,9 @@ def _plain_manager() -> Any:
 
 @cache
 def _place_in_code() -> tuple[Any, ...]:
-    """Return the arguments of a guard that describe the code location; torch before 2.9 does not take stack frames."""
+    """Return the arguments with which a guard describes its place in the code; torch before 2.9 takes no stack
+    frames.
+    """
     try:
         _root_guard().add_length_check_guard(0, [""], None)
     except TypeError:
@@ -308,9 +313,7 @@ _resolve_group = _places.take_later(
 
 
 def group_of_name(name: str) -> Any:
-    """Return the process group with a name, or None if it does not exist or this version of torch does not
-    provide it.
-    """
+    """Return the process group with this name, or None if there is none or this version of torch cannot find it."""
     resolve = _resolve_group()
     if resolve is None:
         return None
@@ -326,8 +329,9 @@ _current_mode: Callable[[], Any] = _places.take(
 
 
 def innermost_mode() -> Any:
-    """Return the dispatch mode that sees the calls of this thread first; None if no mode is on or torch does not
-    provide this information.
+    """Return the dispatch mode that sees the calls of this thread first, or None if no mode is on.
+
+    It is also None if this version of torch does not provide the information.
     """
     return _current_mode()
 
@@ -340,7 +344,7 @@ _sequence_of_group = _places.take(
 
 
 def collectives_begun() -> int | None:
-    """Return the number of collectives that this rank has started in the world group, or None if unknown."""
+    """Return the number of collectives that this rank has started in the group of all ranks, or None if unknown."""
     distributed = sys.modules.get("torch.distributed")
     if _sequence_of_group is None or distributed is None or not distributed.is_initialized():
         return None

@@ -1,5 +1,6 @@
-"""Conversion of the calls collected by modes to records; backward calls get scopes that refer to their forward
-calls.
+"""Conversion of the calls that threads' modes have collected to blocks of calls in the trace.
+
+Backward calls get scopes that refer to their forward calls.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Blocks:
         self._first_pair, self._described = FIRST_PAIR, np.empty((0, 5), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
-        """Remove and return the calls collected by all modes, in parts of at most `BLOCK` calls.
+        """Remove and return the calls that all threads' modes have collected, in parts of at most `BLOCK` calls.
 
         Parameters
         ----------
@@ -119,11 +120,13 @@ class Blocks:
         return blocks
 
     def _own(self, calls: ThreadCalls) -> int:
-        """Return the number of calls without marks."""
+        """Return the number of calls that are not labels of `record_function`."""
         return len(calls) - int(self._describe(calls.calls[:, 0])[:, 2].sum())
 
     def _without_graphs(self, whole: ThreadCalls) -> ThreadCalls:
-        """Return the calls that ran; add the other ones, which the program made for a graph, to the graph's capture."""
+        """Return the calls that ran; calls that the program made while it captured a CUDA graph are added to
+        that graph.
+        """
         for capture in reversed(self.recorder.templates.captures):
             is_for_graph = capture.contains(whole.mode, whole.calls[:, 1])
             is_for_graph &= self._describe(whole.calls[:, 0])[:, 4] > 0
@@ -136,7 +139,10 @@ class Blocks:
         return whole
 
     def _names_of(self, calls: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Return the signature and scope numbers of rows of calls."""
+        """Return the signature numbers and the scope numbers of calls.
+
+        calls : (N, 4), as in `ThreadCalls`
+        """
         signatures, scopes = self._describe(calls[:, 0])[:, :2].T
         return signatures.tolist(), self._pair_with_forward(scopes, calls[:, 3])
 
@@ -208,20 +214,23 @@ class Blocks:
         block: ThreadCalls,
         duration_ns: NDArray[np.int64],
     ) -> None:
-        """Request observations of values at call sites whose times differ from others of their signature."""
+        """Request observations of values at call sites whose calls take other times than those of the same signature
+        elsewhere.
+
+        All arrays are (N,), for the calls of the block.
+        """
         for number, there in self._place_times.note(signatures, scopes, _first(block), duration_ns):
             self.recorder.observations.want_at(number, there, self.recorder.threads.all)
 
     @property
     def own_written(self) -> int:
-        """Number of written calls without `record_function` labels."""
+        """Number of calls written, without `record_function` labels."""
         return self.calls - self.marks.total()
 
     def count_own(self) -> int:
-        """Return the number of calls without `record_function` labels, including calls for which no record was made
-        yet.
+        """Return the number of calls without `record_function` labels, including those that are not written yet.
 
-        Each call in the threads' rows is counted only at the first request after it.
+        Each call that a thread has collected is counted only at the first request after it.
         """
         pairs, marks = self.recorder.scopes.pairs, self.recorder.signatures.marks
         with self._counting:
@@ -242,26 +251,27 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Discard the measurements of calls for which no record is made."""
+        """Discard the measurements of calls that are not written."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
         mode.device.forget(starts)
 
     def forget_thread(self, number: int) -> None:
-        """Remove a thread that has ended, by the number of its mode."""
+        """Remove what is known of a thread that has ended, by the number of its mode."""
         for table in (self._threads, self._sequence, self._forward, self._last):
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """Yield records of the calls that each thread is running, outermost first."""
+        """Yield records of the calls that each thread is running now, outermost first."""
         for mode, entered in self.entered():
             yield from self._thread(mode)
             yield replace(entered, thread=self._threads[mode.number])
 
     def entered(self) -> Iterator[tuple[ThreadMode, Entered]]:
-        """Yield the calls that each thread is running, with the thread's mode; their thread number is the number of the
-        mode.
+        """Yield the calls that each thread is running now, with the thread's mode.
+
+        In place of the thread's number, the records have the number of the mode.
         """
         for mode in self.recorder.threads.all:
             for start, node in self._running(mode):
@@ -275,7 +285,10 @@ class Blocks:
     def _split(
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
     ) -> tuple[ThreadCalls, int]:
-        """Return the calls in a mode's integers, and the number of integers used."""
+        """Return the calls in the integers that a mode has collected, and the number of integers used.
+
+        most : maximum number of calls, or None
+        """
         rows = np.array(values, dtype=np.int64)
         places = np.append(np.flatnonzero(rows >= FIRST_PAIR), len(rows))
         if most is not None:
@@ -287,8 +300,11 @@ class Blocks:
         return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[:used][is_flow], open_since_ns), used
 
     def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return, for each pair, signature, scope, 1 for a `record_function` label, 1 if differentiable, and 1 with a
-        tensor on an accelerator, as (N, 5).
+        """Return facts about pairs with these numbers, as (N, 5) integers.
+
+        The columns are signature, scope, and 1 or 0 for a `record_function` label, for a signature with an argument
+        that
+        requires a gradient, and for one with a tensor on an accelerator.
         """
         pairs, signatures = self.recorder.scopes.pairs, self.recorder.signatures
         if pairs is not self._pairs:
@@ -329,7 +345,11 @@ class Blocks:
             del forward[number]
 
     def _pair_with_forward(self, scopes: NDArray[np.int64], sequences: NDArray[np.int64]) -> list[int]:
-        """Return the scopes of a thread's calls; a backward call gets a scope that refers to its forward call."""
+        """Return the scope number of each call of a thread; for a backward call, a scope that refers to its forward
+        call.
+
+        scopes, sequences : (N,), scope number without forward call, and autograd sequence number
+        """
         places = np.flatnonzero((sequences < 0) & (sequences != UNPAIRED))
         forward_scopes = self._forward_scopes((-1 - sequences[places]).tolist())
         # most of these recur, and the work for each call must be little
@@ -354,7 +374,7 @@ class Blocks:
 
 
 def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
-    """Return runs of indices extended by single indices."""
+    """Return runs of consecutive indices, as (first index, length), extended by single indices."""
     if not places:
         return runs
     covered = {place for first, length in runs for place in range(first, first + length)}
@@ -362,7 +382,7 @@ def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
 
 
 def _first(block: ThreadCalls) -> NDArray[np.int64]:
-    """Return the storage number of each call's first tensor."""
+    """Return the storage number of each call's first tensor, `NO_STORAGE` for a call without tensors."""
     firsts = np.cumsum(block.tensors) - block.tensors
     padded = np.append(block.flows, NO_STORAGE)
     return np.where(block.tensors > 0, padded[firsts], NO_STORAGE)

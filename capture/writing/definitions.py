@@ -1,4 +1,6 @@
-"""Records to which calls refer, written only to files whose calls need them; and the limits of a recording."""
+"""Records to which calls refer, which are written only to files whose calls need them; and the limits of a
+recording.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +42,13 @@ Pending = tuple[Record, bytes]
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A record (encoded, unless it will be redacted first), with its position among all records, and the records to
-    which it refers.
+    """A record as a line of a file.
+
+    Attributes
+    ----------
+    place : position among all records
+    content : the encoded record, or the record itself if it will be redacted first
+    references : names of the records to which it refers
     """
 
     place: int
@@ -58,8 +65,8 @@ class _File:
     Attributes
     ----------
     redaction : redaction of this file, or None if nothing is redacted
-    written : number of lines written per name
-    late : names with new lines since they were written
+    written : number of lines written for each name of a record
+    late : names that got new lines after their lines were written
     signatures : number of signatures
     """
 
@@ -113,7 +120,7 @@ class Definitions:
                 self.file.late.add(name)
 
     def lines_for(self, records: Iterable[Record]) -> bytes:
-        """Return the lines that the file needs before these records."""
+        """Return the lines that the file lacks although these records refer to them."""
         return self._take(name for record in records for name in references_of(record))
 
     def other_lines(self) -> bytes:
@@ -121,13 +128,13 @@ class Definitions:
         return self._take(list(self._lines))
 
     def all_lines(self, redaction: Redaction | None) -> bytes:
-        """Return the lines of all records, for a file with a separate redaction."""
+        """Return the lines of all records for another file, which has this redaction."""
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
-        """Return the size in bytes of the lines that `names` need, without lines in the file or for names in `besides`.
+        """Return the size in bytes of the lines that records with these names need, except lines in the file.
 
-        The counted names are added to `besides`.
+        Lines for names in `besides` are not counted either; the counted names are added to it.
         """
         new = set(self._closure(names, lambda name: name not in self.file.written and name not in besides))
         besides |= new
@@ -135,7 +142,7 @@ class Definitions:
         return sum(len(content) for content in lines if isinstance(content, bytes))
 
     def encode(self, records: Iterable[Record], redaction: Redaction | None) -> bytes:
-        """Return the lines of records, redacted if there is a redaction."""
+        """Return the lines of some records, which are redacted first if there is a redaction."""
         if redaction is not None:
             # redaction runs operators on values; they are not calls of the program
             with without_modes(), without_functions():
@@ -143,7 +150,7 @@ class Definitions:
         return b"".join(map(encode_line, records))
 
     def prune(self, names: Iterable[Hashable]) -> None:
-        """Remove all records except the ones with these names and the records they refer to."""
+        """Remove all records except those with these names and the records to which these refer."""
         kept = set(self._closure(names, lambda name: True))
         self._lines = {name: lines for name, lines in self._lines.items() if name in kept}
 
@@ -167,7 +174,9 @@ class Definitions:
         return b"".join(item if isinstance(item, bytes) else self.encode([item], redaction) for item in contents)
 
     def _closure(self, names: Iterable[Hashable], is_asked: Callable[[Hashable], bool]) -> Iterator[Hashable]:
-        """Yield the names, and the names to which their records refer, if `is_asked` accepts them."""
+        """Yield the names, and all names to which their records refer directly or indirectly, if `is_asked`
+        accepts them.
+        """
         waiting, visited = list(names), set[Hashable]()
         while waiting:
             name = waiting.pop()
@@ -185,7 +194,7 @@ def name_of(record: Record) -> Hashable:
 
 
 def references_of(record: Record) -> Iterator[Hashable]:
-    """Yield the names to which a record refers."""
+    """Yield the names of the records to which a record refers."""
     match record:
         case Signature():
             yield from ((Values, number) for number in numbers_of((record.args, record.kwargs)) if number is not None)
@@ -215,7 +224,7 @@ def references_of(record: Record) -> Iterator[Hashable]:
 
 @dataclass(frozen=True, slots=True)
 class RecordingLimits:
-    """Limits at which a recording ends while the program continues.
+    """Limits at which a recording ends while the program continues; None for no limit.
 
     Attributes
     ----------
@@ -241,9 +250,12 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Split a block into the first calls, which probably fit in `room` bytes, and the rest.
+    """Split a block into the first calls, which probably fit in `room` bytes of the file, and the rest.
 
     The first part has at least one call.
+
+    pairs : (signature, scope, number of tensors) by pair number
+    held : records to which the calls refer
     """
     names: set[Hashable] = set()
     count = size = 0

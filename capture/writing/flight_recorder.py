@@ -1,4 +1,4 @@
-"""A recorder that keeps the latest calls in memory and in a ring file, and writes them as a trace when an event occurs.
+"""A flight recorder: it keeps the latest calls in memory and in a ring file, and writes them as a trace on some events.
 
 The latest calls can be read however the process ends. While Python runs, they are written as a trace. If the
 process dies (`kill -9`, a segmentation fault, `os._exit`), its ring file remains and can be read like a trace. It
@@ -54,7 +54,9 @@ class Ring:
         return sum(map(len, self.blocks))
 
     def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
-        """Add calls, in the order in which each thread made them; return the calls that exceed the maximum."""
+        """Add calls, in the order in which each thread made them; remove and return the oldest calls beyond the
+        maximum.
+        """
         self.blocks += blocks
         surplus = len(self) - self.last
         if surplus <= 0:
@@ -81,12 +83,12 @@ class Ring:
 
 
 class FlightRecorder(Flusher):
-    """A writer that keeps the latest calls instead of writing all of them.
+    """A writing thread that keeps the latest calls, instead of writing all calls to a file.
 
     Attributes
     ----------
-    dumps : traces that were written
-    left_out : number of traces not written because of the limit
+    dumps : paths of the traces that were written
+    left_out : number of traces not written because of the limit `MOST_DUMPS`
     """
 
     def __init__(
@@ -111,11 +113,11 @@ class FlightRecorder(Flusher):
         self._mirror = RingMirror(self, path, make_header)
 
     def prepare(self) -> None:
-        """Raise any error that would prevent writing a trace, by opening and discarding one."""
+        """Raise any error that would prevent writing a trace, by opening a file and discarding it."""
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Collect the calls since the last flush. Errors do not reach the program."""
+        """Collect the calls that ended since the last flush. Errors do not reach the program."""
         if os.getpid() != self.recorder.pid or self._is_broken:
             return
         with self._turn():
@@ -127,13 +129,15 @@ class FlightRecorder(Flusher):
                 self.recorder.stop()
 
     def write_running(self) -> None:
-        """Write the calls that threads are running to the ring file."""
+        """Write the calls that threads are running now to the ring file."""
         if os.getpid() == self.recorder.pid and not self._is_broken and not self.learning:
             with self._turn():
                 self._mirror.add_running()
 
     def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
-        """Write the kept calls that were not written yet; return the trace's path, or None if nothing was written.
+        """Write the kept calls as a trace; return its path, or None if nothing was written.
+
+        Calls that are already in an earlier trace are not written again.
 
         Parameters
         ----------
@@ -173,7 +177,14 @@ class FlightRecorder(Flusher):
             return path
 
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
-        """Write the kept calls before the program's signal handler runs; return True if the handler may run now."""
+        """Write the kept calls before the program's handler of a signal runs; return True if the handler may run now.
+
+        Parameters
+        ----------
+        name : name of the signal
+        always : as for `dump`
+        again : raises the signal again; it is called later if the calls cannot be written now
+        """
         if self._holder == threading.get_ident():
             self._later = again
             return False
@@ -184,7 +195,7 @@ class FlightRecorder(Flusher):
         return True
 
     def finish(self) -> None:
-        """Remove the ring file, because everything to keep has been written."""
+        """Remove the ring file at the end of the recording, because everything to keep has been written."""
         self._mirror.remove()
         self.recorder.storages.close()
 
@@ -248,7 +259,11 @@ class FlightRecorder(Flusher):
         return self._open_dump(len(self.dumps) + 1, self._flight(None))
 
     def _flight(self, reason: str | None, kept: int = 0) -> dict[str, Any]:
-        """Return the header field that describes the recording."""
+        """Return the field of a trace's header that describes the flight recorder.
+
+        reason : reason for writing the trace, or None
+        kept : number of calls in the trace
+        """
         happened = {} if reason is None else {"reason": reason}
         return {"flight": {"last": self.ring.last, "before": self._seen - kept, **happened}}
 

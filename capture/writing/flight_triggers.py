@@ -26,7 +26,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 class SignalWatch:
-    """A context in which `stopped` is called with a signal's name before the program's signal handler.
+    """A context in which the function `stopped` is called when a signal arrives, before the program's handler.
 
     The program may set its handler later, and `signal.getsignal` returns the program's handler. Ignored signals stay
     ignored, and handlers that are not in Python stay in place.
@@ -134,7 +134,7 @@ whether the latest calls were written
 
 
 class Flights:
-    """Calls a capture's flight recorder on signals, failures and requests.
+    """Makes the flight recorder of a capture write the latest calls on signals, failures and requests.
 
     Parameters
     ----------
@@ -156,7 +156,13 @@ class Flights:
     def recorder_to(
         self, path: str | Path, begin_file: BeginFile, make_header: Callable[[dict[str, Any]], Header]
     ) -> FlightRecorder:
-        """Return the flight recorder of this process."""
+        """Return a flight recorder for this process, whose first trace gets the path `path`.
+
+        Parameters
+        ----------
+        begin_file : opens a trace
+        make_header : returns the header of a trace with some fields added
+        """
 
         def open_dump(number: int, fields: dict[str, Any]) -> TraceWriter:
             return begin_file(dump_path(Path(path), number), fields)
@@ -174,16 +180,20 @@ class Flights:
         self.signals.__exit__(None, None, None)
 
     def dump(self, reason: str, always: bool = True) -> Path | None:
-        """Write the latest calls; return the trace's path, or None if nothing was written.
+        """Write the latest calls; return the path of the trace, or None if nothing was written.
 
         Parameters
         ----------
+        reason : reason to record in the trace's header
         always : True to write even if the maximum number of traces is reached
         """
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write the latest calls because an error ended a step or the program; each error is handled only once."""
+        """Write the latest calls because an error ended a step or the program; this happens only once for each error.
+
+        always : True to write even if the maximum number of traces is reached
+        """
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
         if is_of_signal or not _is_failure(error):
@@ -201,7 +211,7 @@ class Flights:
             setattr(error, WRITTEN, (*own, path is not None))
 
     def notes(self) -> Iterator[str]:
-        """Yield messages about signals that could not be handled and traces that were not written."""
+        """Yield messages for the user about signals that were not watched and traces that were not written."""
         if self.signals.refused is not None:
             yield f"signals were not watched: {self.signals.refused}"
         if self._flight is not None and self._flight.left_out:
@@ -219,7 +229,7 @@ class Flights:
 
 
 def dump_path(path: Path, number: int) -> Path:
-    """Return the path for a dump: `path` for the first one, and a free path with a number for later ones."""
+    """Return the path for a trace of the latest calls: `path` for the first, later ones with a number that is free."""
     if number == 1:
         return path
     while (other := with_mark(path, f"dump{number}")).exists():
@@ -234,7 +244,7 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, its causes and its contexts."""
+    """Yield an error, and the errors that are its causes and contexts."""
     visited: set[int] = set()
     here: BaseException | None = error
     while here is not None and id(here) not in visited:

@@ -35,15 +35,11 @@ UNLIMITED = RecordingLimits()
 
 
 class Flusher:
-    """A thread that writes a recorder's data while the context is active, and the rest at its end.
+    """A thread that writes the data of a recorder to a file while the context is active, and the rest at its end.
 
-    Parameters
-    ----------
     open_writer : function that opens the file; called when there is data to write
     learns : True if some steps are not recorded; records to which no recorded call refers are not written then
 
-    Attributes
-    ----------
     learning : True while calls are discarded
     failure : error that stopped the writing, or None
     discarded : True to leave no file
@@ -111,7 +107,7 @@ class Flusher:
                 self._contention.close()
 
     def run_job(self, job: Callable[[], object]) -> None:
-        """Run a job in the writing thread and wait for it.
+        """Run a function in the writing thread and wait for it.
 
         The program's exceptions do not reach that thread. If the program is interrupted, this ends the wait but not the
         job.
@@ -145,7 +141,7 @@ class Flusher:
         return self._running_in == os.getpid()
 
     def write_now(self) -> None:
-        """Write the data since the last flush, and the calls that threads are running."""
+        """Write the data collected since the last flush, and the calls that threads are running now."""
         if not self.recorder.pending.is_held_here():
             self.run_job(self._write_now)
 
@@ -156,8 +152,6 @@ class Flusher:
     def flush(self, pause_s: float = 0.0) -> None:
         """Write the data since the last flush. Do nothing in a forked child, whose file belongs to the parent.
 
-        Parameters
-        ----------
         pause_s : pause in seconds after each block of calls, so that the program's threads need not wait long for
             Python's interpreter lock. Without pauses, writing would delay concurrent calls by the interpreter's switch
             interval of 5 ms
@@ -196,7 +190,7 @@ class Flusher:
                 self.recorder.stop()
 
     def set_learning(self, learning: bool) -> None:
-        """Start or stop discarding calls. Calls before this point are not affected."""
+        """Start or stop discarding calls; calls that were made before are not affected."""
         if learning is not self.learning:
             self.run_job(lambda: self._set_learning(learning))
 
@@ -206,7 +200,9 @@ class Flusher:
         self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
-        """Return an error with the cause and path of an incomplete trace; None if writing has not failed."""
+        """Return an error to raise that names the cause and the path of an incomplete trace; None if writing has
+        not failed.
+        """
         if self.failure is None:
             return None
         reason = reason_of(self.failure)
@@ -232,7 +228,7 @@ class Flusher:
         return self._held.file.signatures - len(self.blocks.marks)
 
     def write_running(self) -> None:
-        """Write the calls that threads are running."""
+        """Write the calls that threads are running now."""
         with self._writing:
             try:
                 running = list(self.blocks.running())
@@ -297,8 +293,6 @@ class Flusher:
     def _fit_deferred(self, pause_s: float = 0.0, wait: bool = False) -> None:
         """Fit value models to values that have arrived from a device.
 
-        Parameters
-        ----------
         pause_s : if positive, pause after each tensor for `PATIENCE` times the time that it took; stop after
             `INTERVAL_S`, or if a job waits
         """
@@ -328,7 +322,7 @@ class Flusher:
         self.open().write_lines(b"".join(map(encode_line, records)))
 
     def _within_limit(self, blocks: Iterable[ThreadCalls]) -> Iterator[ThreadCalls]:
-        """Yield blocks of calls, split so that they end near the limit of bytes."""
+        """Yield blocks of calls, which are split so that the file ends near its limit of bytes."""
         if self.limits.bytes is None or self._held is None:
             yield from blocks
             return
@@ -357,7 +351,7 @@ class Flusher:
         return self.reached is not None
 
     def _check_contention(self) -> None:
-        """Check whether other processes used the processors during the calls that will be written next."""
+        """Check if other processes used the processors during the calls that will be written next."""
         span = perf_counter_ns() - self._looked_ns
         if self._contention is None or (span < SPAN_NS and not self._stop.is_set()):
             return

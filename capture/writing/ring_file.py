@@ -36,7 +36,7 @@ Payload = Sequence[bytes | NDArray[np.int64]]
 
 
 class RingFile:
-    """A file of fixed size to which chunks are added.
+    """A file of fixed size to which chunks are added, which remains readable if the process dies.
 
     Parameters
     ----------
@@ -64,11 +64,13 @@ class RingFile:
         self._end = len(MAGIC)
 
     def add(self, kind: int, numbers: Sequence[int], payload: Payload = ()) -> bool:
-        """Add a chunk; return False if it does not fit.
+        """Add a chunk to the file; return False if it does not fit.
 
         Parameters
         ----------
+        kind : kind of the chunk, see `opgrip.traces.formats.flight_ring`
         numbers : up to three integers for the head of the chunk
+        payload : content of the chunk
         """
         pieces = [piece if isinstance(piece, bytes) else piece.tobytes() for piece in payload]
         start = self._end + 8 * HEAD
@@ -95,7 +97,7 @@ class RingFile:
 
 
 class RingMirror:
-    """Copy of a flight recorder's data in a ring file, which is replaced when it is full.
+    """Keeps a copy of a flight recorder's data in a ring file, which is replaced when it is full.
 
     A new file is complete before the old one is removed, so that a readable file always exists. If writing fails, the
     error becomes the recorder's `failure`, and the latest calls are only in memory.
@@ -110,7 +112,7 @@ class RingMirror:
         self._had_running = False
 
     def add(self, pending: list[Pending], blocks: list[ThreadCalls]) -> None:
-        """Add records, and then the calls that refer to them."""
+        """Add records to the ring file, and then the calls that refer to them."""
         if self._flight.failure is not None or not (pending or blocks):
             return
         file = self._file
@@ -122,7 +124,7 @@ class RingMirror:
             self._fail(error)
 
     def add_running(self) -> None:
-        """Add the calls that threads are running."""
+        """Add the calls that threads are running now to the ring file."""
         if self._file is None:
             return
         running = list(self._flight.blocks.entered())
@@ -137,7 +139,7 @@ class RingMirror:
             self._fail(error)
 
     def remove(self) -> None:
-        """Remove the file; the next calls start a new one."""
+        """Remove the ring file; the next calls start a new one."""
         file, self._file = self._file, None
         if file is not None:
             file.remove()
@@ -162,7 +164,7 @@ class RingMirror:
         )
 
     def _begin(self, more_bytes: int) -> None:
-        """Start a new file with all kept data."""
+        """Start a new ring file with all data that is kept; it has space for `more_bytes` bytes in addition."""
         flight, old = self._flight, self._file
         recorder = flight.recorder
         self._redaction, self._threads, self._next_pair = flight.definitions.make_redaction(), set(), None
