@@ -1,1 +1,1 @@
-"""Step replay: all calls of a trace in order, with the dataflow between them."""
+"""Step replay: runs all calls of a trace in order, each on the results of earlier calls."""

@@ -1,4 +1,6 @@
-"""Timers for the calls of a pass, the programs that run them under a mode, and detection of contended calls."""
+"""Timers for the calls of a pass over a step, programs that run these calls in a mode, and detection of disturbed
+calls.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ from opgrip.replay.timing.stopwatch import Pace, keep_busy
 
 
 class CallTimer(Protocol):
-    """Interface of timers, which run and time the calls of one pass in order.
+    """Runs and times the calls of one pass over a step, in order.
 
     on_device : indices of the calls that were timed with the device's clock
     """
@@ -46,17 +48,18 @@ class CallTimer(Protocol):
         """Run a call and return its result."""
 
     def skip(self) -> None:
-        """Record that a call is not run."""
+        """Record that the next call does not run; its time is 0."""
 
     def times_ns(self) -> list[int]:
-        """Return the time of each call in ns; 0 for one that did not run."""
+        """Return the time of each call in ns; 0 for a call that did not run."""
 
 
 class HostTimer:
-    """Timer that uses the host's clock; on an accelerator it measures launches.
+    """Times calls with the host's clock; on an accelerator, this measures their launches.
 
-    new_memory : memory that the results of calls should get, by index of the call
-    wait : function called before each call, which waits for the device if times must not include earlier work
+    new_memory : for calls whose results need newly mapped memory pages, this memory, by index of the call
+    wait : function that waits for the device before each call, so that times do not include earlier work; None to not
+        wait
     """
 
     def __init__(self, new_memory: Mapping[int, NewMemory], wait: Callable[[], None] | None = None) -> None:
@@ -87,12 +90,12 @@ class HostTimer:
 
 
 class DeviceClockTimer:
-    """Timer that uses an accelerator's clock for calls that run on it, and the host's clock for all others.
+    """Times calls that run on an accelerator with its clock, and all other calls with the host's clock.
 
     It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long
     as its launch.
 
-    launch_ns : time of each call's launch
+    launch_ns : expected time of each call's launch, in ns
     """
 
     def __init__(self, device: str, launch_ns: Sequence[float]) -> None:
@@ -130,7 +133,7 @@ class DeviceClockTimer:
 
 
 def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
-    """Return the median time in ns of each call over all passes."""
+    """Return the median time of each call in ns over all passes; a pass is a list with the time of each call."""
     medians: list[float] = np.median(np.array(passes, dtype=np.float64), axis=0).tolist()
     return medians
 
@@ -142,10 +145,11 @@ SHARE = 0.05
 
 
 class Slowdown:
-    """Detects passes during which the processor was slowed down, and calls during which other processes used the cores.
+    """Detects passes over a step during which the processor was slowed down, and calls during which other processes
+    used the cores.
 
     processes : number of processes that run the step on this machine. If they have more threads than there are cores,
-    they compete for the cores, and a pass is then never contended, only slowed.
+        they compete for the cores; a pass is then never contended, only slowed.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -162,13 +166,13 @@ class Slowdown:
         self._contended: set[int] = set()
 
     def begin(self) -> None:
-        """Start to observe a pass."""
+        """Start to observe a pass; what happened before is not counted."""
         # discard what happened before the pass
         self._check(with_pace=True)
         self._reset()
 
     def check(self) -> None:
-        """Check the processor after a call, if a check is due or if others used the cores at the last check."""
+        """Count a call, and check the processor if a check is due or if other processes were seen recently."""
         self._calls += 1
         now = perf_counter_ns()
         if now - self._paced_ns >= CHECK_NS:
@@ -177,22 +181,22 @@ class Slowdown:
             self._check(with_pace=False)
 
     def end(self) -> None:
-        """End the observation of a pass; this must be called before the properties are read."""
+        """End the observation of a pass; call this before the properties are read."""
         self._check(with_pace=True)
 
     @property
     def is_slowed(self) -> bool:
-        """True if the processor was slowed down, or the pass interrupted, for a relevant share of the pass."""
+        """True if the processor was slowed down, or used by others, for more than `SHARE` of the pass."""
         return self._slowed_ns > SHARE * (self._checked_ns - self._began_ns)
 
     @property
     def is_contended(self) -> bool:
-        """True if other processes used the cores for a relevant share of the pass."""
+        """True if other processes used the cores for more than `SHARE` of the pass."""
         return self._contended_ns > SHARE * (self._checked_ns - self._began_ns)
 
     @property
     def contended_calls(self) -> frozenset[int]:
-        """Indices of the calls during which, or right before which, other processes used the cores."""
+        """Indices of the calls during which, or just before which, other processes used the cores."""
         return frozenset(self._contended)
 
     @property
@@ -224,11 +228,13 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class CallProgram:
-    """A program that runs the calls of a signature in a mode.
+    """The program that runs the calls of a signature in a mode.
 
-    status, reason : status and reason of the result row; if not ok, the calls run in eager so that later calls get
-    their results
+    program : None if the mode cannot run them; they then run in eager, so that later calls get their results
+    mutates : True if the calls write into their arguments
+    status, reason : status and reason of the result row
     first_ms : time in ms to prepare the program and run it once
+    max_abs, max_rel : largest absolute and relative difference from the results of eager
     """
 
     program: Program | None
@@ -240,7 +246,7 @@ class CallProgram:
     max_rel: float | None = None
 
     def run(self, arguments: Arguments, watch: CallTimer) -> Any:
-        """Run a call and return its results; the timer measures only the mode's part."""
+        """Run a call and return its results; only the program is timed, not the conversion of arguments and results."""
         assert self.program is not None, "else it runs in eager"
         args, kwargs = arguments
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
@@ -260,15 +266,16 @@ class SequenceSettings:
 
     place : maps recorded devices to devices of this machine
     device : device that is named in the result and synchronized
-    seed : seed of drawn values, and of operators that draw random numbers
+    seed : random seed of drawn values, and of operators that draw random numbers
     extensions : extension modules whose functions may be called
-    repeats : number of timed passes, or None for as many as `precision` needs within `budget_s`, at least 3
+    repeats : number of timed passes; None for as many as `precision` needs within `budget_s` seconds, at least 3
     precision : target for the interquartile range of the passes' times, relative to their median
-    room_bytes : memory limit, or None for most of the free memory
+    room_bytes : memory limit in bytes; None for most of the free memory
     mode : mode in which calls run; calls that it does not support run in eager
-    tolerance : tolerance when results are compared with eager's
-    store, tuning, candidates : as in `ProgramSettings`
-    in_graphs : run the calls in graphs of the device
+    tolerance : tolerance within which results count as equal to those of eager
+    store, tuning, candidates : folder for compiled programs, options for a compiler's search, and the user's
+        implementations of operators
+    in_graphs : True to run the calls in graphs of the device, such as CUDA graphs
     """
 
     place: DeviceMap
@@ -293,7 +300,7 @@ class SequenceSettings:
 
 
 def check_mode(name: str) -> None:
-    """Raise `UserError` if step replay does not support a mode."""
+    """Raise `UserError` if step replay does not support the mode with this name."""
     if runs_graphs(name):
         raise UserError(
             f"{name} replays CUDA graphs, whose results the next run of a call overwrites",
@@ -307,7 +314,11 @@ def check_mode(name: str) -> None:
 
 
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: SequenceSettings) -> CallProgram:
-    """Return the checked program for calls of a signature; raise only if the device is lost."""
+    """Return the program for the calls of a signature, after comparing its results with those of eager.
+
+    inputs : arguments with drawn values
+    An error becomes the program's status and reason; only a lost device is raised.
+    """
     began = perf_counter_ns()
     try:
         if operator.mutates:

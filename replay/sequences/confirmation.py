@@ -1,4 +1,6 @@
-"""Confirmation of what candidates save by replays of the whole step, with the operators and with the candidates."""
+"""Confirmation of what candidates (a user's implementations of operators) save, by replays of the whole step with and
+without them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ OF_MEDIAN = 1.2533
 class Confirmation:
     """The share of a step's replayed time that candidates save.
 
-    saving, error : share of the step, and half of its 95 % interval
+    saving : saved share of the step's time
+    error : half of the 95 % interval of `saving`
     calls : number of calls that the candidates ran
     """
 
@@ -33,15 +36,16 @@ class Confirmation:
 
     @property
     def line(self) -> str:
-        """The confirmation in one line."""
+        """The saving as one line of text."""
         saving = saving_in_words(self.saving, self.error)
         return f"confirmed by replays of the whole step: {saving}, with {self.calls:,} calls of candidates"
 
 
 def confirm(workload: Workload, tell: Tell) -> Confirmation:
-    """Return what the candidates save in replays of the whole step: without, with, with, and without them.
+    """Replay the whole step without, with, with, and without the candidates; return what they save.
 
-    Raises the errors of `replay_apart`.
+    tell : function called with the progress
+    Raises the same errors as `replay_apart`.
     """
     plain = workload.with_request(modes=ModeOptions(), candidates=CandidateOptions())
     first, second, third, fourth = (
@@ -56,7 +60,7 @@ def confirm(workload: Workload, tell: Tell) -> Confirmation:
 
 
 def _relative_error(step: SequenceResult) -> float:
-    """Return the standard error of the median time of a step's passes, relative to it."""
+    """Return the standard error of the median time of a step's passes, divided by that median."""
     times: Sequence[float] = step.replayed_ms
     return OF_MEDIAN * pstdev(times) / sqrt(len(times)) / median(times)
 

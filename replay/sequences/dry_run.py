@@ -1,13 +1,11 @@
 """Dry run of step replay: passes that determine how each call of a trace can run on the results of earlier calls.
 
-`DryRun.settle` runs all calls in order, without timing them, and repeats this until no call changes how it runs
-from one pass to the next (at most `MOST_PASSES` passes). A call is
-
+`DryRun.settle` runs all calls in order, without timing them, and repeats this until no call changes how it runs from
+one pass to the next (at most `MOST_PASSES` passes). A call is
 - `replayed` if it runs on the memory that earlier calls produced, and its results have the recorded shapes. Unusable
   values, such as indices outside the recorded range, are replaced by drawn values before each run;
 - `substituted` if that fails: it runs on drawn arguments, and later calls get drawn values as its results;
 - `unsupported` if that fails too: it does not run, and later calls get drawn values as its results.
-
 After `settle`, timed passes run exactly as `plans` specifies. Only a lost device raises; any other error of a call
 affects only that call.
 """
@@ -61,11 +59,11 @@ NO_TENSORS = Interface((), ())
 
 @dataclass(slots=True)
 class CallPlan:
-    """How one call is run.
+    """How one call runs.
 
     status : `replayed`, `substituted` or `unsupported`, as described in the module's docstring
-    prepared : the operator with its arguments; None if the call is not run
-    redrawn : indices of the tensors that get new drawn values before each run
+    prepared : the operator with its arguments; None if the call does not run
+    redrawn : indices of the argument tensors that get new drawn values before each run
     reason : why the status is not `replayed`
     row_status : status of the result row if no call of the signature runs
     """
@@ -78,15 +76,15 @@ class CallPlan:
 
 
 class DryRun:
-    """Dry run over the calls of a trace; it holds the plan for each call.
+    """A dry run over the calls of a trace, and the plan for each call that results from it.
 
     excluded : status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
     plans : plan for each call
     programs : programs for a mode other than eager, by signature number
-    has_others, is_first : True if other ranks run their part of the step at the same time, and True if this is rank 0
+    has_others, is_first : True if other ranks run their part of the step at the same time; True if this is rank 0
     processes : number of processes that run the step on this machine
-    streams : streams of the calls, or None if they use one
+    streams : streams on which the calls run; None if all use one
     """
 
     has_others, is_first, processes = False, True, 1
@@ -136,7 +134,7 @@ class DryRun:
         self.memory.forget_constants()
 
     def make_programs(self, tell: Tell = tell_nobody) -> None:
-        """Prepare the program of each signature for the requested mode."""
+        """Make the program of each signature for a mode other than eager."""
         first = {call.signature: call for call, plan in zip(self.flow.calls, self.plans, strict=True) if plan.prepared}
         remaining = [call for number, call in first.items() if number not in self.programs]
         for number, call in enumerate(remaining):
@@ -148,23 +146,23 @@ class DryRun:
             self.programs[call.signature] = make_call_program(call, operator, inputs, self._settings)
 
     def most(self, *numbers: int) -> list[int]:
-        """Return the maximum of each number over the ranks."""
+        """Return the largest value of each number over all ranks."""
         return list(numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Return True, after restoring the state before the first call, if another pass will be timed."""
+        """If another pass is to be timed (`more`), restore the state before the first call and return True."""
         if more:
             begin()
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a call together with the other ranks and return True; return False, without running the call, if it
-        does not need the other ranks.
+        """If a call needs the other ranks, run it together with them and return True; otherwise return False without
+        running it.
         """
         return False
 
     def finish(self) -> None:
-        """Wait at the end of a pass for everything that is still running."""
+        """Wait at the end of a pass for collectives that are still running."""
 
     def begin(self) -> None:
         """Restore all memory to its state before the first call."""
@@ -173,15 +171,15 @@ class DryRun:
             prepared.begin()
 
     def redraw(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Overwrite arguments that a call cannot use with drawn values."""
+        """Overwrite those arguments of a call whose values it cannot use with drawn values."""
         specs = self._interface(call).takes
         for index in plan.redrawn:
             self._drawn.write(call.takes[index], specs[index])
 
     def hand_on(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
-        """Pass the results of a call on to later calls, or drawn values if the call is not `replayed`.
+        """Store the results of a call for later calls; if the call is not `replayed`, store drawn values instead.
 
-        Results for which no memory can be allocated raise no error, but are added to `unmade`.
+        Results for which no memory can be allocated raise no error, but are added to `memory.unmade`.
         """
         live = self.memory.live
         if plan.status == REPLAYED:
@@ -200,7 +198,9 @@ class DryRun:
                     self.memory.unmade[number] = reason_of(error)
 
     def give_up(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
-        """Mark a call as `substituted` if its operator runs on drawn arguments, else as `unsupported`."""
+        """Change a plan that failed for this reason: to `substituted` if the operator runs on drawn arguments, else to
+        `unsupported`.
+        """
         plan.redrawn = set()
         try:
             if plan.status != REPLAYED:
@@ -215,7 +215,7 @@ class DryRun:
             plan.row_status = self._row_status(call.signature, error)
 
     def _try(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a call, and return True if its plan changed."""
+        """Run a call as planned, change its plan if that fails, and return True if the plan changed."""
         before = plan.status, len(plan.redrawn)
         result = None
         try:
@@ -239,7 +239,7 @@ class DryRun:
         return before != (plan.status, len(plan.redrawn))
 
     def _run_with_recorded_shapes(self, call: FlowingCall, plan: CallPlan, prepared: PreparedCall) -> Any:
-        """Run a call, drawing more of its arguments until the results have the recorded shapes.
+        """Run a call and return its results. While these lack the recorded shapes, draw more of its arguments.
 
         Masks are drawn first, then all integers, because these can determine the shapes of results.
         """
@@ -270,7 +270,7 @@ class DryRun:
         return result
 
     def _arrange(self, call: FlowingCall, plan: CallPlan) -> PreparedCall:
-        """Prepare a call with the results of earlier calls; add tensors with values that it cannot use to
+        """Prepare a call on the results of earlier calls; add the tensors whose values it cannot use to
         `plan.redrawn`.
         """
         memory, interface = self.memory, self._interface(call)
@@ -296,7 +296,9 @@ class DryRun:
         return prepared
 
     def _prepare(self, signature: int, own: frozenset[int]) -> PreparedCall:
-        """Prepare the calls of a signature; the tensors with indices in `own` are drawn once and kept."""
+        """Return the calls of a signature prepared; the argument tensors with indices in `own` are drawn
+        once and kept.
+        """
         key = signature, own
         prepared = self._prepared.get(key)
         if prepared is not None:
@@ -338,14 +340,14 @@ class DryRun:
         return find_operator(record, self._settings.extensions)
 
     def _row_status(self, signature: int, error: Exception) -> str:
-        """Return the row status that other kinds of replay report for this error."""
+        """Return the status that a result row gets for this error, as in replays of single cases."""
         if signature in self._excluded:
             return self._excluded[signature][0]
         record = self.flow.signatures.get(signature)
         return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
     def _has_recorded_shapes(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
-        """Return True if results have the recorded shapes and dtypes, or shapes and dtypes that the next call needs."""
+        """Return True if the results have the recorded shapes and dtypes, or those that the next call needs."""
         result_tensors = tensors_of(result)
         if not call.gives:
             return True
@@ -371,7 +373,7 @@ class DryRun:
 
 @contextmanager
 def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield a function that applies a call's settings if they differ from the previous call's."""
+    """Yield a function that applies the torch settings of a call if they differ from those of the previous call."""
     current: Mapping[str, Any] | None = None
     with torch.no_grad(), ExitStack() as stack:
 
@@ -387,7 +389,7 @@ def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
-    """Return the tensors in a call's result, in order."""
+    """Return all tensors in the result of a call, in order."""
     if isinstance(result, torch.Tensor):
         return [result]
     return [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -2,7 +2,7 @@
 
 At each call, `PreparedCall` fills in views of memory that earlier calls produced. All other arguments are created once
 and, if the operator changes them, restored before each pass. `DrawnValues` decides whether a call can use the values in
-that memory, and draws others if not.
+that memory, and replaces them by values drawn from value models if not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ FAR = 1e3
 
 @dataclass(frozen=True, slots=True)
 class _Flowing:
-    """Placeholder in a call's arguments for a tensor that uses the memory of earlier calls' results."""
+    """Placeholder in a call's arguments for a tensor in memory that an earlier call allocated.
+
+    index : index of the tensor among the call's argument tensors
+    """
 
     index: int
     spec: TensorSpec
@@ -50,11 +53,11 @@ Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
 
 
 class PreparedCall:
-    """An operator with arguments, some of which are taken from the results of earlier calls.
+    """An operator with its arguments, some of which are taken from the results of earlier calls.
 
-    drawn : indices of the tensors that have separate memory, with values drawn by value models
-    values, place, seed : as for `Inputs`
-    Raises `Unsupported` if arguments cannot be created.
+    drawn : indices of the argument tensors that have their own memory, with values drawn from value models
+    values, place, seed : value models by number, map from recorded to replay devices, and random seed
+    Raises `Unsupported` if the arguments cannot be created.
     """
 
     def __init__(
@@ -90,14 +93,14 @@ class PreparedCall:
         self._named = {} if same is None else {name: _filling(value, kept) for name, value in same[1].items()}
 
     def begin(self) -> None:
-        """Restore drawn values to their state before the first call."""
+        """Restore the drawn arguments that the operator changes to their initial values."""
         if self._changes:
             self._inputs.restore()
 
     def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
-        """Return positional and named arguments; indices that the operator does not check are clamped.
+        """Return positional and keyword arguments; indices that the operator does not check are clamped to valid ones.
 
-        takes : for each tensor, the number of the storage that it uses
+        takes : for each argument tensor, the number of the storage that it uses
         Raises `Unsupported` if indices cannot be clamped.
         """
         if self._positional is None:
@@ -110,8 +113,8 @@ class PreparedCall:
 
 
 def _filling(value: Any, kept: bool) -> Filling:
-    """Return a function that creates one argument; if `kept` is True, an argument without placeholders is created only
-    once.
+    """Return a function that creates one argument of a call; if `kept` is True, an argument without placeholders is
+    created only once.
     """
     if type(value) is _Flowing:
         return lambda memory, takes: as_argument(memory.view(takes[value.index], value.spec), value.spec)
@@ -130,7 +133,9 @@ def _filled(tree: Any, memory: StepMemory, takes: tuple[int, ...]) -> Any:
 
 
 class DrawnValues:
-    """Values drawn by value models, which replace values that a call cannot use."""
+    """Decides whether calls can use the values in memory of earlier calls, and replaces unusable ones by values drawn
+    from value models.
+    """
 
     def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: StepMemory) -> None:
         self._values, self._place, self._seed, self._memory = values, place, seed, memory
@@ -138,7 +143,10 @@ class DrawnValues:
         self._ranges: dict[TensorSpec, tuple[int, int]] = {}
 
     def write(self, number: int, spec: TensorSpec) -> None:
-        """Write drawn values into a tensor's memory; allocate new memory if it is too small."""
+        """Write drawn values into the memory of a tensor; allocate new memory if the storage is too small.
+
+        number : number of the storage
+        """
         if not self._memory.holds(number, spec):
             self._memory.renew(number)
         target, drawn = self._memory.view(number, spec), self._tensor(spec)
@@ -151,8 +159,8 @@ class DrawnValues:
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if floats are finite and not far larger than the recorded ones, or if the recorded ones were not
-        finite.
+        """Return True if the floats in a tensor are finite and not far larger than the recorded ones, or if the
+        recorded ones are unknown or not finite.
 
         This is checked because a trace misses some writes of the program, and one wrong value can make all later
         results nan.
@@ -166,7 +174,9 @@ class DrawnValues:
         return math.isfinite(largest) and largest <= FAR * max(bound, 1.0)
 
     def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if integers are in the recorded range; some operators do not check their indices."""
+        """Return True if the integers in a tensor are in the recorded range; operators may use them as indices without
+        checking them.
+        """
         if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool or 0 in spec.shape:
             return True
         if spec not in self._ranges:
@@ -188,10 +198,10 @@ class DrawnValues:
 
 
 def never_flowing(signature: Signature, takes: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
-    """Return the indices of a signature's tensors whose values are always drawn by value models.
+    """Return the indices of the argument tensors that are never taken from earlier calls, only drawn.
 
-    Functions of extensions read memory at unchecked indices, which can be integers or columns of floats. Therefore they
-    only take tensors from earlier calls that cannot be indices.
+    These are arguments of extension functions, which read memory at unchecked indices. Such indices can be integers or
+    columns of floats, so only tensors that cannot be indices are taken from earlier calls.
     """
     if signature.kind != EXTENSION:
         return set()
@@ -205,7 +215,9 @@ def _are_plain_floats(spec: TensorSpec, values: Mapping[int, ValueModel]) -> boo
 
 
 def _largest(model: ValueModel) -> float | None:
-    """Return the largest recorded magnitude, or None if it is unknown or some values were not finite."""
+    """Return the largest absolute value that a value model draws; None if it is unknown or some recorded values were
+    not finite.
+    """
     match model:
         case Floats(nan=0, inf=0, minus_inf=0) | Boxes():
             bounds = [model.low, model.high] if isinstance(model, Floats) else [*model.low, *model.high]

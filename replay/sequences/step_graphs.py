@@ -1,8 +1,9 @@
-"""Step replay in graphs of the device: the time of a step without launches from Python.
+"""Step replay in graphs of the device, such as CUDA graphs: the time of a step without launches from Python.
 
-All calls in a row that a graph can hold become one graph. Calls that wait for the device or use memory of the host,
-and calls that do not run on the results of earlier calls, run between two graphs. A graph reads and writes the
-addresses of its capture. Therefore the results of a call between graphs are copied into its results of the capture.
+Consecutive calls become one graph if a graph can contain them. Calls that wait for the device or use memory of the
+host, and calls that do not run on the results of earlier calls, run between two graphs. A graph reads and writes the
+memory addresses of its capture. Therefore the results of a call between graphs are copied to the addresses of its first
+results.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A call between two graphs.
+    """A call that runs between two graphs.
 
-    results : tensors that later calls take
+    results : its results during the capture, to which later results are copied
     """
 
     function: Function
@@ -59,13 +60,12 @@ class Between:
 
 @dataclass(slots=True)
 class StepGraphs:
-    """Passes of a step in graphs, which the first pass captures.
+    """Passes over a step in graphs; the first pass captures the graphs.
 
-    dry_run : settled before the first pass
     begin : restores the state before the first call
-    run_call : runs a call and passes its results on
-    breaks : places of the calls between graphs
-    parts : graphs, and calls between them, in order
+    run_call : runs a call and stores its results for later calls
+    breaks : indices of the calls that run between graphs
+    parts : the graphs, and the calls between them, in order
     """
 
     begin: Callable[[], None]
@@ -76,7 +76,7 @@ class StepGraphs:
     _stream: Any = None
 
     def run(self, dry_run: DryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-        """Run and time the step once; return the pass, and why it failed."""
+        """Run and time the step once. Return the pass, and why it failed (empty if it did not)."""
         module, synchronize = module_of(device), synchronizer(device)
         self._stream = self._stream or module.Stream(device)
         failure, wall_ns, elapsed_ns = "", 0, 0
@@ -111,7 +111,9 @@ class StepGraphs:
         ), failure
 
     def described(self, dry_run: DryRun, result: SequenceResult) -> SequenceResult:
-        """Return the result of these passes without times of single calls."""
+        """Return the result of these passes without times of single calls, which graphs do not show, and with the
+        number of graphs.
+        """
         if result.failure:
             return result
         return replace(
@@ -124,7 +126,9 @@ class StepGraphs:
         )
 
     def _rows(self, dry_run: DryRun, rows: tuple[SignatureTimes, ...]) -> Iterator[SignatureTimes]:
-        """Yield rows of signatures without times, with a note of where their calls ran."""
+        """Yield the rows without times, each with a note that says whether its calls ran in a graph or
+        between graphs.
+        """
         between: dict[int, int] = {}
         for place in self.breaks:
             number = dry_run.flow.calls[place].signature
@@ -138,7 +142,7 @@ class StepGraphs:
             )
 
     def _capture(self, dry_run: DryRun, device: str) -> None:
-        """Capture all calls, and run them once."""
+        """Run all calls of the step once, and capture them in graphs."""
         module, synchronize = module_of(device), synchronizer(device)
         kind = graph_class(device)
         if kind is None:
@@ -177,7 +181,7 @@ class StepGraphs:
         self._peak_bytes = module.max_memory_allocated(device) - at_start
 
     def _end(self, graph: Any, synchronize: Callable[[], None]) -> None:
-        """End the capture of a graph, and run it."""
+        """End the capture of a graph, run the graph once, and add it to `parts`; do nothing if `graph` is None."""
         if graph is not None:
             graph.capture_end()
             graph.replay()
@@ -195,7 +199,7 @@ class StepGraphs:
         self.parts.append(Between(function, args, kwargs, tensors_of(result) if plan.status == REPLAYED else []))
 
     def _find_breaks(self, dry_run: DryRun, device: str) -> None:
-        """Find the calls that no graph can hold, in a pass on the stream of the captures."""
+        """Find the calls that a graph cannot contain, by a pass on the stream on which graphs are captured."""
         kind = torch.device(device).type
         self.breaks.clear()
         self.begin()
@@ -221,7 +225,9 @@ class StepGraphs:
 
 
 def _uses_host(dry_run: DryRun, call: FlowingCall, plan: CallPlan, kind: str) -> bool:
-    """Return True if a call waits for the device by its nature, or takes a tensor on another device."""
+    """Return True if the operator of a call always waits for the device, or if the call takes a tensor on another
+    device.
+    """
     assert plan.prepared is not None
     function = plan.prepared.function
     args, kwargs = plan.prepared.arguments(dry_run.memory, call.takes)

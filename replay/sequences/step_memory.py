@@ -1,4 +1,4 @@
-"""Memory of step replay: storages that calls of a trace produce and later calls use, by their recorded numbers.
+"""Memory of step replay: the storages that calls of a trace produce and later calls use, by their recorded numbers.
 
 `StepMemory` draws the values that exist before the first call, restores them before each pass (`begin`), stores the
 results of calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). Its memory
@@ -32,16 +32,16 @@ SEEDS = 1 << 62
 
 
 class StepMemory:
-    """Storages of a step by number.
+    """The storages of a step, by number.
 
     needs : required size and views of each storage, by number
     outside : numbers of the storages that exist before the first call
-    values, place, seed : as for `Inputs`
-    limit : maximum bytes of live storages and kept values together
-    live : storages from the call that creates them to the last call that uses them
-    live_bytes, peak_bytes : current and maximum size of live storages that calls created
+    values, place, seed : value models by number, map from recorded to replay devices, and random seed
+    limit : largest number of bytes of live storages and kept values together
+    live : existing storages, each from the call that creates it to the last call that uses it
+    live_bytes, peak_bytes : current and largest size of live storages that calls created
     unmade : reason why a storage could not be created, by number
-    kept_bytes : size of initial values and of drawn arguments, except those on the host
+    kept_bytes : size of initial values and of drawn arguments, except those in host memory
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release the initial values of storages that a pass over all calls has not changed."""
+        """Release the kept initial values of storages that no call has changed."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is None:
@@ -93,7 +93,7 @@ class StepMemory:
                 self.kept_bytes += size
 
     def give(self, number: int, storage: torch.UntypedStorage) -> None:
-        """Store a storage under its number."""
+        """Store a storage that a call produced, under its number."""
         self.live[number] = storage
         if number not in self._outside:
             size = storage.nbytes()
@@ -102,13 +102,13 @@ class StepMemory:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def drop(self, numbers: tuple[int, ...]) -> None:
-        """Free storages that calls made; keep storages that exist before the first call."""
+        """Free the storages with these numbers, except those that existed before the first call."""
         for number in numbers:
             if number not in self._outside and self.live.pop(number, None) is not None:
                 self.live_bytes -= self._sizes.pop(number)
 
     def renew(self, number: int) -> None:
-        """Replace a storage by one of the required size with drawn values.
+        """Replace the storage with this number by a new one of the required size that contains drawn values.
 
         Raises `Unsupported` if this exceeds the memory limit.
         """
@@ -126,23 +126,25 @@ class StepMemory:
         self.give(number, _copied(first, device) if is_kept else first)
 
     def charge(self, size: int) -> None:
-        """Reserve memory until it is refunded; raise `Unsupported` if this exceeds the limit."""
+        """Count `size` bytes as used until `refund`; raise `Unsupported` if this exceeds the memory limit."""
         self.check_room(size)
         self.kept_bytes += size
 
     def refund(self, size: int) -> None:
-        """Release memory that was reserved by `charge`."""
+        """Count `size` bytes as free that `charge` has counted as used."""
         self.kept_bytes -= size
 
     def check_room(self, size: int) -> None:
-        """Raise `Unsupported` if `size` more bytes would exceed the limit."""
+        """Raise `Unsupported` if `size` more bytes would exceed the memory limit."""
         if not self._has_room(size):
             self._forget_stand_ins()
             if not self._has_room(size):
                 raise Unsupported(f"it needs {size} bytes, more memory than is available")
 
     def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
-        """Return a tensor in the storage of a number; raise `Unsupported` if the storage is missing."""
+        """Return a tensor with this spec in the storage with this number; raise `Unsupported` if the storage is
+        missing.
+        """
         storage = self.live.get(number)
         if storage is None:
             raise Unsupported(self.unmade.get(number, "no recorded call returned the memory that it reads"))
@@ -151,7 +153,7 @@ class StepMemory:
         return as_recorded(empty.set_(storage, spec.offset, spec.shape, spec.stride), spec)
 
     def holds(self, number: int, spec: TensorSpec) -> bool:
-        """Return True if the storage of a number is large enough for a tensor."""
+        """Return True if the storage with this number exists and is large enough for a tensor with this spec."""
         storage = self.live.get(number)
         return storage is not None and storage.nbytes() >= spec.extent
 
@@ -175,7 +177,9 @@ class StepMemory:
             self.unmade[number] = reason_of(error)
 
     def _reserve_on_host(self, size: int) -> bool:
-        """Reserve host memory for values of an accelerator's memory; return False if there is not enough."""
+        """Reserve host memory in which initial values of an accelerator's storage are kept; return False if there is
+        not enough.
+        """
         if self._host_bytes is None:
             # processes on its other accelerators may want as much
             self._host_bytes = room_on("cpu") // torch.accelerator.device_count()
@@ -205,12 +209,12 @@ class StepMemory:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason, in one line, why a call cannot be run as planned."""
+    """Return one line that says why a call cannot run as planned, given the error that it raised."""
     return str(error) if isinstance(error, Unsupported) else cause_of(error, 120)
 
 
 def room_on(device: str) -> int:
-    """Return the maximum number of bytes that a replay may take on a device."""
+    """Return the largest number of bytes that a replay may use on a device."""
     free = free_memory(device)
     share = SHARE_OF_DEVICE if is_accelerator(device) else SHARE
     return int((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free) * share)
@@ -222,7 +226,7 @@ def _copied(storage: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
 
 
 def _are_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return True if the bytes of two storages are equal, which may be on different devices."""
+    """Return True if two storages, given as bytes, are equal; they may be on different devices."""
     if left.device == right.device or left.numel() != right.numel():
         return left.numel() == right.numel() and torch.equal(left, right)
     pieces = zip(left.split(COMPARED_BYTES), right.split(COMPARED_BYTES), strict=True)

@@ -1,4 +1,4 @@
-"""Options, launcher settings, and result columns and rows of step replay, for one process and for several ranks."""
+"""Options of step replay, settings of a launcher such as torchrun, and the result columns and rows of step replay."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """Option that selects step replay."""
+    """The option `--sequence`, which selects step replay."""
 
     sequence: bool = option(
         False,
@@ -37,9 +37,11 @@ class SequenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """Settings of this process if a launcher such as torchrun started several processes together.
+    """The place of this process among the processes that a launcher such as torchrun started together.
 
-    local_rank : index of the process, and of its accelerator, on its machine
+    rank, world_size : number of this process, and number of processes
+    local_rank, local_world_size : the same for the processes of this machine; `local_rank` is also the accelerator's
+        index
     address, port : address of the store through which the ranks find each other
     """
 
@@ -52,7 +54,9 @@ class RankLaunch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
-    """Return the launcher's settings from environment variables, or None without a launcher."""
+    """Return this process's place among processes started together, from environment variables; None without a
+    launcher.
+    """
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     numbers = [environment.get(name, "") for name in names]
     address = environment.get("MASTER_ADDR")
@@ -71,7 +75,7 @@ COLLECTIVES = "collectives"
 @titled("replay of several ranks, with --sequence under torchrun")
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """Options for what the ranks run and how long they wait for each other."""
+    """Options for replays by several ranks: what they run, and how long they wait for each other."""
 
     only: str | None = option(
         None,
@@ -99,7 +103,7 @@ class RankOptions:
 
 @dataclass(frozen=True, slots=True)
 class SequenceColumns(Columns):
-    """Columns that describe how the calls of a row were run, with their host time.
+    """Columns about how the calls of a row ran in a step replay.
 
     A call can lack the results of earlier calls: its arguments are then generated, or it does not run.
     """
@@ -120,7 +124,7 @@ class SequenceColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class RankColumns(Columns):
-    """Columns for the rank of a row's calls and, for collectives, the moved data and the waiting time."""
+    """Columns about the rank whose calls a row contains and, for collectives, about data and waiting time."""
 
     rank: int | None = column("rank whose calls the row describes", heading="rank")
     group_ranks: str | None = column("ranks that took part in the collective, such as `0,1`")
@@ -151,13 +155,13 @@ QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
 
 
 def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -> list[Result]:
-    """Return one row for each case, with the times of all its calls in the step."""
+    """Return one result row for each case, with the times of all its calls in the step."""
     times_of = {item.signature: item for item in result.signatures}
     return [_row(case, times_of[case.number], workload, result.mode) for case in cases if case.number in times_of]
 
 
 def totals_of(result: SequenceResult) -> dict[str, Any]:
-    """Return the totals for a file of results; unknown and contended times are None."""
+    """Return the totals of a step for the header of a result file; unknown and contended times are None."""
     totals = asdict(result)
     del totals["device"], totals["signatures"]
     if not result.has_captured_times:

@@ -1,7 +1,7 @@
-"""Step replay: run all calls of a trace in order, each on the results of earlier calls, and measure time and memory.
+"""Step replay: runs all calls of a trace in order, each on the results of earlier calls, and measures time and memory.
 
-A dry run determines how each call is run. Then passes over all calls are timed until the times are precise enough; on
-an accelerator, more passes are timed with its clock. If a call fails in a timed pass, the dry run is repeated.
+A dry run determines how each call runs. Then passes over all calls are timed until the times are precise enough; on an
+accelerator, more passes are timed with its clock. If a call fails in a timed pass, the dry run is repeated.
 
 `replay_apart` does this in a separate process, so that a call that crashes, hangs or makes the device unusable does not
 end the replay. A process that is not forked is `python -m opgrip.replay.sequences.step_replay`, with its request on
@@ -115,7 +115,7 @@ def measure_passes(
 ) -> Passes:
     """Complete the dry run, and time passes with the host's clock until the times are precise enough.
 
-    memory : memory that the results of calls should get, by index of the call
+    memory : newly mapped memory that results of calls should get, by index of the call
     run_pass : runs one pass; see `run_timed`
     """
     if memory:
@@ -148,8 +148,8 @@ def measure_passes(
 def _wait_until_quiet(
     dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    """Wait until other processes leave enough cores free, within the time budget, and at most as long as the passes
-    took or one second.
+    """Wait until other processes leave enough cores free, at most as long as the time budget and the time of all passes
+    (or one second) allow.
     """
     while not slowdown.has_room:
         spent_ns = perf_counter_ns() - started_ns
@@ -168,8 +168,10 @@ def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettin
 
 
 def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
-    """Time passes with an accelerator's clock; separate passes are needed because this delays the accelerator. No
-    passes on the CPU.
+    """Time passes with an accelerator's clock, which needs separate passes because it delays the accelerator; on the
+    CPU, time none.
+
+    passes : passes that the host's clock timed
     """
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
@@ -199,7 +201,7 @@ def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequ
 
 
 def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None]:
-    """Return a function that restores the state before the first call."""
+    """Return a function that restores the memory and the random seed to their state before the first call."""
 
     def begin() -> None:
         dry_run.begin()
@@ -209,7 +211,7 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
 
 
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run and time all calls once; return the pass, and the reason why the last failing call failed."""
+    """Run and time all calls once. Return the pass, and why the last failing call failed (empty if none failed)."""
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -263,7 +265,7 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
 
 
 def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
-    """Run a call if its plan allows, and pass its results on to later calls."""
+    """Run a call as planned, if it can run, and store its results for later calls."""
     if plan.prepared is None:
         dry_run.hand_on(call, plan, None)
         watch.skip()
@@ -281,7 +283,7 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
 
 
 def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if another pass should be timed."""
+    """Return True if another pass should be timed, because there are too few or their times vary too much."""
     passes = timed.kept
     if settings.repeats is not None or len(passes) < FEWEST:
         return _lacks_passes(timed, settings.repeats or FEWEST, spent_ns, settings)
@@ -293,13 +295,15 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
 
 
 def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if there are too few passes; contended passes count if no more passes may be repeated."""
+    """Return True if there are fewer than `wanted` passes; contended passes count if no pass may be
+    repeated any more.
+    """
     missing = wanted - len(timed.kept)
     return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 
 
 def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if a slowed or contended pass may be repeated."""
+    """Return True if a pass that was slowed or contended may still be repeated, within the time budget."""
     usual = FEWEST if is_accelerator(settings.device) else MOST_DROPPED
     most = usual if settings.repeats is None else settings.repeats
     return timed.dropped + len(timed.contended) < most and spent_ns <= settings.budget_s * 1e9
@@ -307,14 +311,14 @@ def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
 
 @contextmanager
 def own_randomness(device: str) -> Iterator[None]:
-    """Restore the caller's random state after the block."""
+    """Restore the random state of the calling program after the block."""
     count = module_of(device).device_count() if is_accelerator(device) else 0
     with torch.random.fork_rng(range(count), device_type=torch.device(device).type):
         yield
 
 
 def _set_seed(device: str, seed: int) -> None:
-    """Seed all generators, so that operators draw the same random numbers in each pass."""
+    """Seed all random generators, so that operators draw the same numbers in each pass."""
     # not torch.manual_seed, which also seeds accelerators that are not used here
     torch.default_generator.manual_seed(seed)
     if is_accelerator(device):
@@ -342,7 +346,7 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
 
 
 def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
-    """Replay a trace's calls in a separate process. If a call ends the process, replay again without this call.
+    """Replay a step in a separate process. If a call ends the process, replay again without this call.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
     Raises `UserError` if the trace contains no calls, if a process ends between calls, or if too many processes end.
@@ -363,7 +367,7 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
 
 
 def _answer(workload: Workload, excluded: Excluded, heartbeat: Heartbeat, output: int) -> None:
-    """Replay a step in this process and send the result to the parent process."""
+    """Replay a step in this process, and send the result to the parent process."""
     settings = sequence_settings(workload)
     if not is_accelerator(settings.device):
         limit_memory(settings.room_bytes, settings.device)

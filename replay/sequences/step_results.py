@@ -1,4 +1,4 @@
-"""Results of a step replay, and the captured figures with which they are compared."""
+"""Results of a step replay, next to the captured times and memory with which they are compared."""
 
 from __future__ import annotations
 
@@ -24,19 +24,18 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 @dataclass(frozen=True, slots=True)
 class SignatureTimes:
-    """Times of the calls of a signature over all timed passes, and how the calls ran.
+    """How the calls of a signature ran, and their times over all timed passes.
 
     count : number of calls
     substituted, not_run, redrawn : number of calls that ran on drawn arguments, did not run, or got some drawn values
-    status, reason : status and reason of the row: `ok` if some calls were run, `contended` if other processes used the
-        cores in nearly all timings
+    status, reason : status and reason of the row: `ok` if some calls ran, `contended` if other processes used the cores
+        in nearly all timings
     samples : number of timings, one for each call that ran in each pass
     median_us, p10_us, p90_us, mean_us : statistics of the timings, by the device's clock for calls that ran on a device
     spread : interquartile range of the timings, relative to their median
     host_us : median by the host's clock if the other times are by a device's clock
-    note, first_ms, max_abs, max_rel : facts about a mode other than eager
-    dropped, slowed : number of timings that were dropped, and share of the others during which the processor was slowed
-        down
+    note, first_ms, max_abs, max_rel : columns of a row in a mode other than eager
+    dropped, slowed : number of timings that were dropped, and share of the others with a slowed processor
     """
 
     signature: int
@@ -63,7 +62,7 @@ class SignatureTimes:
 
 @dataclass(frozen=True, slots=True)
 class NotReplayed:
-    """Calls of an operator that were not replayed, grouped by status and reason."""
+    """Number of calls of an operator that were not replayed, for one status and reason."""
 
     op: str
     status: str
@@ -141,7 +140,7 @@ class SequenceResult:
 
     @property
     def repeats(self) -> int:
-        """Number of passes timed with the host's clock."""
+        """Number of passes over the step that were timed with the host's clock."""
         return len(self.replayed_host_ms)
 
     @property
@@ -156,27 +155,28 @@ class SequenceResult:
 
     @property
     def has_captured_times(self) -> bool:
-        """True if the trace has times of calls; files of some other tools lack them."""
+        """True if the trace contains times of calls; files of some other tools do not."""
         return self.captured_ms > 0
 
     def replayed_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the sum of their calls' times, in ms."""
+        """Return a quantile (`share`, 0.5 for the median) over the passes of the sum of the calls' times in ms."""
         return _quantile(self.replayed_ms, share)
 
     def host_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the sum of their calls' host times, in ms."""
+        """Return a quantile over the passes of the sum of the calls' host times in ms."""
         return _quantile(self.replayed_host_ms, share)
 
     def wall_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the time from the first to the last call, in ms."""
+        """Return a quantile over the passes of the time from the first to the last call in ms."""
         return _quantile(self.replayed_wall_ms, share)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Times of one pass.
+    """Times and memory of one pass over a step.
 
     times_ns : time of each call
+    wall_ns, peak_bytes : time from the first to the last call; largest size of the memory that calls allocated
     on_device : indices of the calls that were timed with a device's clock
     slowed : True if the processor was slowed down
     is_contended : True if other processes used the cores for a relevant share of the pass
@@ -196,10 +196,10 @@ class Pass:
 
 @dataclass(slots=True)
 class Passes:
-    """Timed passes of a step.
+    """The timed passes over a step.
 
     kept : passes whose times count
-    contended : passes in which other processes used the cores; of these, only calls that were not affected can count
+    contended : passes in which other processes used the cores; only their undisturbed calls can count
     is_contended : True if `kept` contains contended passes because there are no others
     waited_ns : time spent waiting for other processes to leave the cores
     dropped : number of slowed passes that were repeated
@@ -215,7 +215,7 @@ class Passes:
     failure: str = ""
 
     def add(self, one: Pass, may_drop: bool) -> None:
-        """Keep a pass, or drop it if it was slowed and may be repeated."""
+        """Add a pass to `contended` or `kept`, or count it as dropped if it was slowed and may be repeated."""
         if one.is_contended:
             self.contended.append(one)
         elif one.slowed and may_drop:
@@ -224,7 +224,7 @@ class Passes:
             self.kept.append(one)
 
     def settle(self) -> None:
-        """Use contended passes if there are no others."""
+        """Let contended passes count if there are no others."""
         if self.contended and not self.kept:
             self.kept, self.contended, self.is_contended = self.contended, [], True
 
@@ -233,16 +233,17 @@ class Passes:
 
     @property
     def slowed(self) -> int:
-        """Number of kept passes that were slowed."""
+        """Number of passes in `kept` during which the processor was slowed down."""
         return sum(one.slowed for one in self.kept)
 
 
 def make_result(
     trace: Trace, flow: ProgramFlow, plans: Sequence[CallPlan], on_host: Passes, on_device: Passes, device: str
 ) -> SequenceResult:
-    """Return the result of a step whose calls ran as planned.
+    """Return the result of a step from its plans and timed passes.
 
-    on_device : passes that the device's clock timed; none on the CPU
+    plans : plan of each call
+    on_host, on_device : passes timed with the host's clock, and with the device's; none of the latter on the CPU
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host
     failure = "" if passes else f"all {on_host.failures} passes failed, the last one in {on_host.failure}"
@@ -289,7 +290,9 @@ def make_result(
 
 
 def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallProgram]) -> SequenceResult:
-    """Return the result with facts about a mode's programs, without the times of calls that ran in eager instead."""
+    """Return the result in a mode other than eager: with notes on its programs, without times of calls that ran in
+    eager.
+    """
     signatures, in_eager = [], 0
     for item in result.signatures:
         own = programs.get(item.signature)
@@ -351,7 +354,7 @@ def _signatures(
 def _with_times(
     row: SignatureTimes, times_us: Times, is_contended: Flags, is_slowed: Flags, kept: int
 ) -> SignatureTimes:
-    """Return the row with the times of its calls during which no other process used the cores.
+    """Return the row with the times of those of its calls during which no other process used the cores.
 
     Such calls of contended passes count only if the kept passes have too few of them. If all passes together have too
     few, the row is marked as contended, and all times count.

@@ -1,7 +1,8 @@
-"""Streams of step replay: each call runs on the stream that it was recorded on, with the recorded waits between them.
+"""Streams of step replay: each call runs on the stream on which it was recorded, with the recorded waits between
+streams.
 
-A call that takes what another stream wrote, without a recorded wait that orders the two, waits for that stream as well:
-the program may have waited on the host, or in a way that captures do not see.
+If a call takes what another stream wrote, and no recorded wait orders the two, its stream waits for the other one as
+well: the program may have waited on the host, or in a way that captures do not see.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ Action: TypeAlias = tuple[bool, int, int]
 
 @dataclass(frozen=True, slots=True)
 class StreamPlan:
-    """Streams of the calls of a step, numbered from 0, the default stream of the device of the first call on one.
+    """On which stream each call of a step runs. Stream 0 is the default stream of the first device that calls use.
 
-    of_call : stream of each call; of a call on the host, the stream of the call before
-    before : by place of a call, what the streams do before it
-    crossing : streams that use a storage, for storages that several use, by storage number
+    count : number of streams
+    of_call : stream of each call; for a call on the host, that of the call before it
+    before : waits and marks of streams before a call, by index of the call
+    crossing : for each storage that several streams use, the numbers of these streams
     """
 
     count: int
@@ -38,7 +40,9 @@ class StreamPlan:
 
 
 def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | None:
-    """Return the streams of a trace's calls, or None if all used one stream, or if the replay's device has none."""
+    """Return the streams of a trace's calls; None if all calls used one stream, or if the device of the replay has no
+    streams.
+    """
     recorded = trace.own_calls["stream"].fillna(0).to_numpy()
     if not is_accelerator(device) or not recorded.any():
         return None
@@ -64,7 +68,12 @@ def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | N
 def _actions(
     trace: Trace, flow: ProgramFlow, of_call: list[int], numbers: Mapping[tuple[str, int], int]
 ) -> dict[int, list[Action]]:
-    """Return the recorded waits, and those that the dataflow needs in addition, by place of the call after them."""
+    """Return, by index of the call that follows, the recorded waits between streams, and waits that the dataflow needs
+    in addition.
+
+    of_call : stream of each call
+    numbers : stream number by recorded (device, stream)
+    """
     before: dict[int, list[Action]] = {}
     order = _Order()
     recorded = _recorded(trace, numbers)
@@ -90,7 +99,7 @@ def _actions(
 
 
 def _recorded(trace: Trace, numbers: Mapping[tuple[str, int], int]) -> list[tuple[int, Action]]:
-    """Return the recorded waits, and the marks that they wait for, with their times, in order."""
+    """Return (time in ns, action) of the recorded waits, and of the marks for which they wait, in order of time."""
     actions: list[tuple[int, Action]] = []
     for mark, wait in enumerate(trace.waits):
         own, other = numbers.get((wait.device, wait.stream)), numbers.get((wait.on_device, wait.on_stream))
@@ -100,7 +109,7 @@ def _recorded(trace: Trace, numbers: Mapping[tuple[str, int], int]) -> list[tupl
 
 
 class _Order:
-    """Which calls are over when a stream begins its next one."""
+    """Keeps track of which calls on other streams have ended when a stream starts its next call."""
 
     def __init__(self) -> None:
         self._over: dict[int, dict[int, int]] = {}
@@ -118,7 +127,9 @@ class _Order:
             over[other] = max(over.get(other, -1), place)
 
     def missing(self, call: FlowingCall, stream: int) -> Iterator[int]:
-        """Yield the streams whose earlier calls on the memory of a call its stream has not waited for."""
+        """Yield the other streams whose earlier calls used memory of this call, and for which its stream has not
+        waited.
+        """
         over = self._over.setdefault(stream, {})
         changed = _changed(call)
         for number in {*call.takes, *changed}:
@@ -136,7 +147,7 @@ class _Order:
 
 
 def _changed(call: FlowingCall) -> set[int]:
-    """Return the storages of arguments that a call writes, by the name of its operator."""
+    """Return the storages of the arguments that a call writes into, as far as the operator's name shows this."""
     _, name, overload = (*call.op.split("."), "", "")[:3]
     if not (name.endswith("_") or "out" in overload):
         return set()
@@ -144,7 +155,7 @@ def _changed(call: FlowingCall) -> set[int]:
 
 
 class Lanes:
-    """The streams of a device in one pass."""
+    """The streams of a device during one pass over a step."""
 
     def __init__(self, plan: StreamPlan, device: str) -> None:
         self._plan, self._module = plan, module_of(device)
@@ -155,7 +166,7 @@ class Lanes:
         self._kept: list[torch.UntypedStorage] = []
 
     def before(self, place: int) -> None:
-        """Make the stream of a call the current one, after the waits before the call."""
+        """Execute the waits before the call with this index, and make the call's stream the current one."""
         for is_wait, stream, mark in self._plan.before.get(place, ()):
             if is_wait:
                 if mark in self._marks:
@@ -166,7 +177,10 @@ class Lanes:
         self._use(self._plan.of_call[place])
 
     def drop(self, numbers: tuple[int, ...], memory: StepMemory) -> None:
-        """Keep memory that is freed now from other use until all streams that used it are done with it."""
+        """Prevent memory that is freed now from being reused before all streams that used it have finished with it.
+
+        numbers : numbers of the storages
+        """
         for number in numbers:
             storage = memory.live.get(number)
             if number in self._plan.crossing and storage is not None and storage.device.type == self._device.type:

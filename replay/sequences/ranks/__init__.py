@@ -1,1 +1,1 @@
-"""Step replay by several ranks: each process runs the calls of one rank, and collectives run between them."""
+"""Step replay by several ranks: each process runs the calls of one rank, and real collectives connect them."""

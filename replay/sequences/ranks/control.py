@@ -1,4 +1,4 @@
-"""Control channel of ranks: exchange of data outside replayed collectives, and end of all ranks if one ends."""
+"""Control channel between ranks: it exchanges data outside the replayed collectives, and ends all ranks if one ends."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ _turns = count()
 
 
 class Control:
-    """Process group of the ranks of a replay, with a thread that sends heartbeats.
+    """Process group of all ranks of a replay, with a thread in each rank that sends heartbeats.
 
+    launch : number of this rank, number of ranks, and address of the store
     timeout_s : time in seconds without heartbeats of one rank after which all ranks end
-    Raises `UserError` if the ranks do not find each other.
+    Raises `UserError` if the ranks cannot reach each other.
     """
 
     def __init__(self, launch: RankLaunch, timeout_s: float) -> None:
@@ -81,18 +82,20 @@ class Control:
         return self.launch.rank == 0
 
     def most(self, *numbers: int) -> list[int]:
-        """Return the maximum of each number over the ranks."""
+        """Return the largest value of each number over all ranks."""
         tensor = torch.tensor(numbers, dtype=torch.int64)
         self._waiting_for_others(lambda: distributed.all_reduce(tensor, distributed.ReduceOp.MAX))
         return [int(number) for number in tensor]
 
     def share(self, plain: Any) -> list[Any]:
-        """Exchange JSON values between all ranks; return the value of each rank."""
+        """Send a JSON-compatible value to all ranks, and return a list with the value of each rank."""
         text = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
         return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
 
     def share_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Exchange flat tensors between all ranks; return the tensor of each rank. Lengths may differ."""
+        """Send a one-dimensional tensor to all ranks, and return a list with the tensor of each rank. Lengths may
+        differ.
+        """
         length = torch.tensor([len(tensor)])
         lengths = [torch.empty_like(length) for _ in range(self.launch.world_size)]
         self._waiting_for_others(lambda: distributed.all_gather(lengths, length))
@@ -104,9 +107,11 @@ class Control:
         return [part[:count] for part, count in zip(parts, counts, strict=True)]
 
     def together(self, do: Callable[[], T]) -> T:
-        """Run a function in all ranks without a time limit, and return its result.
+        """Run a function in all ranks, wait without a time limit until all have finished, and return the result of this
+        rank.
 
-        If it fails, rank 0 raises the first rank's `UserError` and the other ranks exit.
+        If the function fails in any rank, rank 0 raises the error of the first such rank as `UserError`, and the other
+        ranks exit.
         """
         problem, result = None, None
         try:
@@ -123,9 +128,9 @@ class Control:
         return result  # type: ignore[return-value]
 
     def refuse(self, reason: str) -> NoReturn:
-        """End all ranks because this one cannot continue.
+        """End all ranks because this one cannot continue for the given reason.
 
-        The first rank to report raises `UserError`, the others exit.
+        This rank raises `UserError` if no other rank has reported the end yet; otherwise it exits.
         """
         self._is_ending = True
         if not self._life.is_first_to_tell():
@@ -136,7 +141,9 @@ class Control:
         )
 
     def lost(self, error: Exception) -> NoReturn:
-        """End this rank because others ended: raise `UserError` if it is the first to report, else exit."""
+        """End this rank because another rank ended. It raises `UserError` if no other rank has reported this yet;
+        otherwise it exits.
+        """
         self._is_ending = True
         silent = self._life.silent_ranks(SILENT_S)
         if not self._life.is_first_to_tell():
@@ -150,7 +157,11 @@ class Control:
             self.lost(error)
 
     def _end_at_once(self, silent: Sequence[int], was_told: bool) -> None:
-        """End this process from the heartbeat thread, because the main thread may wait for a rank that has ended."""
+        """End this process from the heartbeat thread, because the main thread may be waiting for a rank that has ended.
+
+        silent : ranks that sent no heartbeats
+        was_told : True if a signal ends this process
+        """
         if self._is_ending:
             # the main thread reports the end, or knows that another rank does
             return
@@ -161,7 +172,10 @@ class Control:
 
 
 def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, str]:
-    """Return the message and the hint about ranks that have ended or exceeded the time limit."""
+    """Return (message, hint) for an error about ranks that have ended or did not reach a collective in time.
+
+    silent : ranks that sent no heartbeats
+    """
     if silent:
         which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
         has, does = ("has", "does") if len(silent) == 1 else ("have", "do")
@@ -174,9 +188,9 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
 
 
 class _Life(threading.Thread):
-    """Thread that sends heartbeats, watches for heartbeats of other ranks, and notices when torchrun ends this process.
+    """Thread that sends heartbeats, watches for those of other ranks, and notices if torchrun ends this process.
 
-    This needs a thread, because a process that waits in a collective runs no Python code in its main thread.
+    A thread is needed because a process that waits in a collective runs no Python code in its main thread.
 
     end : function called with the ranks that sent no heartbeats, and with True if a signal is the cause
     """
@@ -217,7 +231,7 @@ class _Life(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """End the thread and restore signal handlers."""
+        """End the thread and restore the signal handlers that it replaced."""
         self._stopping = True
         if self._hears_signals:
             signal.set_wakeup_fd(self._waker_before)
@@ -228,7 +242,7 @@ class _Life(threading.Thread):
             os.close(end)
 
     def meet(self) -> None:
-        """Wait until all ranks have called this; there is no time limit while they send heartbeats."""
+        """Wait until all ranks have called this method; there is no time limit while they send heartbeats."""
         self._meetings += 1
         key = f"{self._prefix}/here/{self._meetings}"
         with self._lock:
@@ -239,7 +253,7 @@ class _Life(threading.Thread):
                 here = self._store.add(key, 0)
 
     def silent_ranks(self, seconds: float) -> list[int]:
-        """Wait for `seconds`; return the ranks that sent no heartbeat during this time."""
+        """Wait for a time, and return the ranks that sent no heartbeat during it."""
         try:
             return self._listen(seconds, waits=True)
         except RuntimeError:
@@ -258,7 +272,7 @@ class _Life(threading.Thread):
         return os.read(self._awake, 64) if ready else b""
 
     def _listen(self, seconds: float, waits: bool) -> list[int]:
-        """Return the ranks without a heartbeat in the last `seconds`; if `waits` is True, wait that long first."""
+        """Return the ranks that sent no heartbeat in the last `seconds`; if `waits` is True, wait that long before."""
         until = monotonic() + (seconds if waits else 0)
         while True:
             silent = self._exchange(seconds)

@@ -1,4 +1,4 @@
-"""Plan for a step that several ranks replay: each rank's calls, and which collectives belong together."""
+"""The plan of a step that several ranks replay: which calls each rank runs, and which of their collectives match."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return the number of each rank's process in a merged trace; None in traces that were not merged.
+    """Return, by rank, the number of the rank's process in a merged trace; None in a trace that was not merged.
 
     Raises `UserError` if the trace does not record ranks.
     """
@@ -43,7 +43,7 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Return the trace file of a rank; raise `UserError` if `paths` lacks it."""
+    """Return the path of the trace that one rank recorded; raise `UserError` if none of the paths is one."""
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
@@ -51,9 +51,10 @@ def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
 
 
 def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
-    """Return a trace with only the calls of one rank.
+    """Return a trace that contains only the calls of one rank.
 
-    Raises `UserError` if the trace lacks some of the ranks that were started.
+    world_size : number of ranks that were started
+    Raises `UserError` if the trace lacks one of these ranks.
     """
     ranks = recorded_ranks(trace)
     if world_size > len(ranks):
@@ -80,7 +81,7 @@ def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
 
 
 def _source_of(trace: Trace, process: int | None) -> CallSource:
-    """Return a source with the blocks of calls of one process."""
+    """Return the blocks of calls that one process recorded, as a source of calls."""
     threads = {number for number, thread in trace.threads.items() if thread.process == process}
 
     def own_blocks() -> Iterator[CallBlock]:
@@ -93,7 +94,7 @@ def _source_of(trace: Trace, process: int | None) -> CallSource:
 
 
 def exchanges_alone(trace: Trace) -> Trace:
-    """Return a trace with only the collectives of a rank, and the operators that pass on their results."""
+    """Return a trace that contains only the collectives of a rank, and the operators that pass their results on."""
     numbers = {item.number for item in trace.signatures if is_exchange(item) or item.op in LOCAL}
     calls = trace.calls[trace.calls["signature"].isin(numbers)]
     signatures = [item for item in trace.signatures if item.number in numbers]
@@ -101,14 +102,14 @@ def exchanges_alone(trace: Trace) -> Trace:
 
 
 def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | None = None) -> dict[int, list[int]]:
-    """Return, for each call, the collectives that must be done before it, all as indices of calls.
+    """Return, for each call, the collectives that must have ended before it, all given as indices of calls.
 
-    A trace does not record where a program waited for an asynchronous collective. It must have waited before the first
-    call that uses the collective's memory.
+    A trace does not record where a program waited for an asynchronous collective, but it must have waited before the
+    first call that uses the collective's memory.
 
     places : indices of the collectives
-    kept : indices of the calls that are run, which are renumbered from 0; a wait before another call moves to the next
-        one that is run
+    kept : indices of the calls that run, which are renumbered from 0; a wait before another call moves to the next one
+        that runs. None if all calls run
     """
     place_of_kept = {place: number for number, place in enumerate(range(len(flow.calls)) if kept is None else kept)}
     collectives, due = set(places), list[int]()
@@ -137,9 +138,12 @@ _Line: TypeAlias = tuple[GroupKey, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Description of equal collectives of one rank; it must match the descriptions of other ranks.
+    """Description of one kind of collective call in one rank, which the descriptions of the other ranks have to match.
 
-    reason : why the collectives cannot run; empty if they can
+    kind, reduction, peer, member_bytes, dtype, splits : as in `ReplayedCollective`
+    name, ranks : name and ranks of the group
+    rank : position of this rank in the group
+    reason : why the collective cannot run; empty if it can
     """
 
     kind: str
@@ -155,19 +159,21 @@ class Offer:
 
     @classmethod
     def from_plain(cls, fields: Sequence[Any]) -> Offer:
-        """Return the offer with these fields, which were read from JSON."""
+        """Return the description with these field values, which were read from JSON."""
         kind, name, ranks, rank, reduction, peer, member_bytes, dtype, splits, reason = fields
         both = None if splits is None else (tuple(splits[0]), tuple(splits[1]))
         return cls(kind, name, tuple(ranks), rank, reduction, peer, member_bytes, dtype, both, reason)
 
     @property
     def group(self) -> GroupKey:
-        """Key of the collective's group, which is the same in all ranks."""
+        """Key of the collective's group, which is equal in all ranks."""
         return self.ranks, self.name
 
     @property
     def line(self) -> _Line:
-        """Key of the sequence of collectives to which this one belongs."""
+        """Key of the sequence in which this collective runs: that of its group or, for a message, that of sender and
+        receiver.
+        """
         if self.kind not in MESSAGES:
             return self.group, -1, -1
         assert self.peer is not None, "read with the operator"
@@ -176,7 +182,11 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """Return the description of a collective; one that cannot run keeps its position in the group's order."""
+    """Return the description of a collective. One that cannot run gets a description too, so that it keeps its position
+    in the group's order.
+
+    reason : why it cannot run; empty if it can
+    """
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
     group = collective.group
@@ -196,10 +206,11 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """A collective, which consists of calls of several ranks.
+    """One collective, which consists of a call in each of several ranks.
 
-    places : index of the call among the rank's collectives, by rank
-    bytes : size by which bandwidths are computed
+    members : ranks that take part
+    bytes : size from which bandwidths are computed
+    places : for each rank, the index of its call among the rank's collectives
     """
 
     kind: str
@@ -215,9 +226,9 @@ class Meeting:
 class RankPlan:
     """The plan of a step, which is equal in all ranks.
 
-    groups : available members of the groups to create, in the same order in all ranks
+    groups : ranks in each group to create; all ranks create them in this order
     meetings : collectives that run
-    left_out : for each rank, reason why a collective is not run, by index
+    left_out : for each rank, the reason why a collective does not run, by its index among the rank's collectives
     """
 
     groups: dict[GroupKey, tuple[int, ...]]
@@ -230,13 +241,13 @@ Table: TypeAlias = tuple[Sequence[Offer], Sequence[int]]
 
 
 def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
-    """Return the plan, which says which collectives are run.
+    """Return the plan, which says which collectives run, from the descriptions of all ranks.
 
-    Calls match by group and by their order in the group. If ranks disagree about a collective, it and all later ones of
-    the group are left out, since they cannot be matched.
+    Calls of different ranks match if they have the same position in the order of their group. If ranks disagree about a
+    collective, it and all later ones of the group are left out, because they cannot be matched.
 
-    tables : descriptions of the collectives of each available rank
-    scale : True to run collectives of groups with absent members among the available ones
+    tables : descriptions of the collectives of each rank that was started
+    scale : True to run a collective even if some ranks of its group were not started
     """
     lines: dict[_Line, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     left_out: list[dict[int, str]] = [{} for _ in tables]
@@ -267,7 +278,9 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
 
 
 def _members(line: _Line, world_size: int) -> tuple[int, ...]:
-    """Return the available ranks that take part in a group's collectives, or in the messages of a pair."""
+    """Return the started ranks that take part in the collectives of a group, or in the messages between two of its
+    members.
+    """
     (ranks, _), sender, receiver = line
     both = ranks if sender < 0 else (ranks[sender], ranks[receiver])
     return tuple(rank for rank in both if rank < world_size)
@@ -286,13 +299,13 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
 
 
 def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:
-    """Yield, for one collective after another, the index of the matching call of each rank."""
+    """Yield, for each collective in order, the index of the matching call in each rank."""
     for turn in range(max(map(len, places.values()))):
         yield {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
 
 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
-    """Return the reason why calls do not match, or an empty string if they do."""
+    """Return the reason why the calls of different ranks do not match, or an empty string if they do."""
     absent = sorted(set(members) - set(offers))
     if absent:
         return f"rank {absent[0]} has recorded fewer of its group"
@@ -314,8 +327,8 @@ def _terms(offer: Offer) -> tuple[Any, ...]:
 
 
 def _uneven(offers: Mapping[int, Offer]) -> str:
-    """Return the reason why an uneven all-to-all does not match; empty if each rank receives what the other
-    one sends.
+    """Return the reason why an all-to-all with uneven splits does not match; empty if each rank receives what the
+    others send to it.
     """
     for offer in offers.values():
         for other in offers.values():

@@ -1,4 +1,4 @@
-"""Collectives that ranks replay: kind, group and sizes, checked against each other."""
+"""The collectives that ranks replay: their kind, group and sizes, which must not contradict each other."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ UNKNOWN_GROUP = "the trace does not contain the ranks of its group"
 class ReplayedCollective:
     """The collective or message that calls of a signature perform.
 
-    reduction : torch's name in upper case; empty if the kind has none
-    peer : rank within the group of the root, or of the other side of a message
-    form : how the tensors hold the members' parts: `flat`, `lists`, or empty
+    kind : kind of collective, such as all-reduce
+    reduction : torch's name of the reduction in upper case; empty if the kind has none
+    peer : rank within the group of the root, or of the other side of a message; None if there is none
+    form : how the tensors contain the members' parts: `flat`, `lists`, or empty
     makes_result : True if it returns new tensors, as functional collectives do, instead of writing into arguments
-    is_async : True if the program continued before the collective was done
-    member_bytes, dtype : size and dtype of the part that a member sends or receives; for an all-to-all, of everything
-    that this rank sends
-    splits : rows sent to each member and rows received from each, for an uneven all-to-all
+    is_async : True if the program continued before the collective had ended
+    member_bytes : size of the part that a member sends or receives; for an all-to-all, of everything that this rank
+        sends
+    dtype : dtype of the tensors
+    splits : rows sent to each member and rows received from each, for an uneven all-to-all; else None
     """
 
     kind: str
@@ -71,12 +73,12 @@ class ReplayedCollective:
 
 
 def is_exchange(signature: Signature) -> bool:
-    """Return True if a call exchanges data between processes."""
+    """Return True if a call is a collective or message between processes."""
     return signature.kind == OPERATOR and namespace_of(signature) is not None and signature.op not in LOCAL
 
 
 def read_collective(signature: Signature) -> ReplayedCollective:
-    """Return the collective that calls of a signature perform.
+    """Return the collective or message that calls of a signature perform.
 
     Raises `Unsupported` for an unknown operator or group, and for sizes that contradict each other.
     """
@@ -112,14 +114,16 @@ def read_collective(signature: Signature) -> ReplayedCollective:
 
 
 def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
-    """Return the arguments of a collective that hold its tensors."""
+    """Return those arguments of a collective that contain its tensors."""
     exchange = exchange_of(signature)
     assert exchange is not None, "it was read"
     return signature.args[: exchange.count]
 
 
 def as_tensors_alone(signature: Signature) -> Signature:
-    """Return the signature with its tensors only; the function that runs the collective knows all other arguments."""
+    """Return the signature with only its tensors as arguments; the function that runs the collective knows
+    the others.
+    """
     results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
     return replace(signature, args=tensor_arguments(signature), kwargs={}, outputs=results)
 
@@ -135,7 +139,7 @@ def _reduction(signature: Signature) -> str:
 
 
 def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the rows sent to each member and received from each, or None if all are equal."""
+    """Return (rows sent to each member, rows received from each) of an all-to-all, or None if all are equal."""
     if exchange.kind != ALL_TO_ALL or exchange.form != FLAT:
         return None
     lists = [leaf for leaf in signature.args[exchange.count :] if isinstance(leaf, list)]
@@ -179,12 +183,14 @@ def _disagree() -> Unsupported:
 
 
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check tensors that are exchanged completely, and return their number of bytes."""
+    """Return the number of bytes of tensors that are exchanged completely; their sizes need no check."""
     return 0 if collective.kind == BARRIER else _bytes(trees[0])
 
 
 def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check an all-gather or reduce-scatter on one tensor, and return the number of bytes of one part."""
+    """Check the sizes of an all-gather or reduce-scatter on single tensors, and return the number of bytes of one
+    member's part.
+    """
     is_gather = collective.kind == ALL_GATHER
     if collective.makes_result:
         sizes = sum(map(_elements, trees[0]))
@@ -202,7 +208,7 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
 
 
 def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check lists with one tensor for each member, and return the number of bytes of one part."""
+    """Check the sizes of lists with one tensor for each member, and return the number of bytes of one member's part."""
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
     # only the root passes a list to gather or scatter
     lists = [item for item in lists if item]
@@ -216,7 +222,7 @@ def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members
 
 
 def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check an all-to-all, and return the number of bytes that this rank sends."""
+    """Check the sizes of an all-to-all, and return the number of bytes that this rank sends."""
     if collective.form == LISTS:
         received, sent = trees
         if len(received) != members or len(sent) != members:

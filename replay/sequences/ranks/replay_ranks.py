@@ -1,4 +1,4 @@
-"""Step replay by several ranks together, and the results that rank 0 collects."""
+"""Step replay by several ranks together, and the results that rank 0 collects from all of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from opgrip.traces.analysis.ranks.collectives import bus_factor
 class RankOutcome:
     """Results of a step replay in one rank.
 
-    totals : totals of the rank's step, as in a result file
+    rank : number of the rank
+    totals : totals of the rank's step, in the form of a result file
+    times : how long the rank was in collectives
     left_out : number of collectives that did not run, by reason
     """
 
@@ -48,7 +50,10 @@ class StepOutcome:
     """Results of a step replay in all ranks.
 
     recorded : number of ranks in the trace
-    collectives : times of collectives by kind, group and size, over all ranks and passes, largest total first
+    ranks : results of each rank that was started
+    rows : result rows of all ranks
+    collectives : times of the collectives by kind, group and size, over all ranks and passes; the one with the largest
+        total time first
     """
 
     recorded: int
@@ -57,7 +62,7 @@ class StepOutcome:
     collectives: list[CollectiveTimes]
 
     def plain(self) -> dict[str, Any]:
-        """Return the results in the form for a result file."""
+        """Return the results as JSON-compatible values for a result file."""
         return {
             "recorded": self.recorded,
             "ranks": [
@@ -71,9 +76,10 @@ class StepOutcome:
 def replay_ranks(
     workload: Workload, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> StepOutcome | None:
-    """Replay this rank's part of a trace together with the other ranks; return the results in rank 0, else None.
+    """Replay this rank's part of a trace together with the other ranks; rank 0 returns the results of all, other ranks
+    None.
 
-    Raises `UserError` if the numbers of ranks in the trace and in this run differ, or if a rank ends early.
+    Raises `UserError` if more ranks run than the trace has, or if a rank ends early.
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
@@ -114,9 +120,9 @@ ROUNDS = 20
 
 
 def clock_offsets_ns(control: Control) -> list[int]:
-    """Return the number of ns by which each rank's clock is ahead of rank 0's.
+    """Return, for each rank, by how many ns its clock is ahead of rank 0's.
 
-    Ranks on the same machine share a clock. The error is at most half of the round trip.
+    Ranks on the same machine share a clock. The error is at most half of the time that a message and its answer take.
     """
     machines = control.share(machine())
     offsets = [0] * len(machines)
@@ -137,7 +143,9 @@ def machine() -> str:
 
 
 def ask_clock(control: Control, rank: int) -> int:
-    """Return in rank 0 the number of ns by which another rank's clock is ahead; both ranks must call this."""
+    """Return in rank 0 by how many ns another rank's clock is ahead, and 0 in other ranks; both ranks must
+    call this.
+    """
     if control.launch.rank not in (0, rank):
         return 0
     message = torch.zeros(1, dtype=torch.int64)
@@ -167,11 +175,11 @@ class CollectiveTimes:
     """Times of the collectives of one kind, group and size over all timed passes.
 
     group, ranks : name of the group, and ranks that take part
-    bytes : size as nccl-tests define it
+    bytes : size of the data, as nccl-tests defines it
     calls : number of calls in a pass
     median_us, p10_us, p90_us : time from the arrival of the last rank until all ranks have finished
     algorithm_gb_per_s, bus_gb_per_s : bandwidths at the median time; None if no data is moved
-    wait_us : median time that the first rank waited for the last
+    wait_us : median time that the first rank to arrive waited for the last one
     last_rank, last_share : rank that most often arrived last, and share of the calls in which it did
     """
 
@@ -194,10 +202,11 @@ class CollectiveTimes:
 
 @dataclass(slots=True)
 class RankTotals:
-    """Totals of one rank in the median pass.
+    """Totals of one rank; times are the medians over the passes.
 
-    held_ms : time that collectives blocked its thread
-    waited_ms : time from its arrival at collectives to the arrival of the last rank
+    collectives : number of collectives in a pass
+    held_ms : time that collectives blocked the rank's thread
+    waited_ms : time from the rank's arrival at collectives to the arrival of the last rank
     """
 
     collectives: int = 0
@@ -206,7 +215,7 @@ class RankTotals:
 
 
 def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
-    """Exchange the times of collectives between all ranks; return those of each rank and pass."""
+    """Exchange the times of collectives between all ranks; return, for each rank, those of each pass."""
     numbers = [
         number
         for one in stamps
@@ -227,8 +236,12 @@ def _unpacked(numbers: list[int]) -> list[Stamps]:
 
 @dataclass(slots=True)
 class _Samples:
-    """Times in us of collectives that are summarized together, for each call and pass; `waits` and `helds` are
-    by rank.
+    """Times in us of collectives that are summarized together, for each call and pass.
+
+    exchange : time from the arrival of the last rank until all have finished
+    longest_wait : time that the first rank to arrive waited
+    last : how often each rank arrived last
+    waits, helds : time that a rank waited for the last one, and time that its thread was blocked, by rank
     """
 
     meeting: Meeting
@@ -241,12 +254,12 @@ class _Samples:
 
 
 class CollectiveStepTimes:
-    """Times of the collectives of all ranks.
+    """Times of the collectives of all ranks, summarized by kind of collective and by rank.
 
-    meetings : collectives that were run
+    meetings : collectives that ran
     stamps : times of the collectives, by rank and pass
-    signatures : for each rank, the signature of each of its collectives
-    offsets_ns : time by which each rank's clock is ahead of rank 0's
+    signatures : for each rank, the signature number of each of its collectives
+    offsets_ns : for each rank, by how many ns its clock is ahead of rank 0's
     """
 
     def __init__(
@@ -290,12 +303,14 @@ class CollectiveStepTimes:
                 totals.waited_ms, totals.held_ms = float(np.median(waited[rank])), float(np.median(held[rank]))
 
     def together(self) -> list[CollectiveTimes]:
-        """Return the times of collectives by kind, group and size, over all ranks and passes, largest total first."""
+        """Return the times by kind, group and size of the collectives, over all ranks and passes; the largest total
+        time first.
+        """
         rows = [_collective_times(samples) for samples in self._together.values()]
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
     def own(self, rank: int, signature: int) -> RankColumns | None:
-        """Return the times of one rank's calls of a signature, or None if none were run."""
+        """Return the times of one rank's calls of a signature, or None if none of them ran."""
         samples = self._own.get((rank, signature))
         if samples is None:
             return None
@@ -318,7 +333,11 @@ class CollectiveStepTimes:
 
 
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
-    """Return arrival, end and blocked time of each collective in each pass, by index of the collective."""
+    """Return, by index of a collective, three arrays with one element per pass: arrival, end, and time of blocking in
+    ns.
+
+    offset_ns : by how much the rank's clock is ahead of rank 0's
+    """
     places = set(stamps[0].places).intersection(*(one.places for one in stamps)) if stamps else set()
     passes = [
         {place: values for place, *values in zip(one.places, one.arrived_ns, one.done_ns, one.held_ns, strict=True)}
@@ -359,7 +378,7 @@ def _collective_times(samples: _Samples) -> CollectiveTimes:
 
 
 def _bandwidths(meeting: Meeting, exchange_us: float) -> tuple[float | None, float | None]:
-    """Return algorithm and bus bandwidth in GB/s."""
+    """Return the algorithm bandwidth and the bus bandwidth of a collective in GB/s; None if no data is moved."""
     if not meeting.bytes or exchange_us <= 0:
         return None, None
     algorithm = meeting.bytes / exchange_us / 1e3

@@ -1,4 +1,4 @@
-"""Execution of a rank's collectives on real process groups."""
+"""Execution of a rank's collectives with torch's process groups."""
 
 from __future__ import annotations
 
@@ -45,10 +45,13 @@ AVG = "AVG"
 
 @dataclass(frozen=True, slots=True)
 class GroupMembers:
-    """The available members of a recorded group in this replay.
+    """The members of a recorded group that take part in this replay.
 
+    group : torch's process group of these members
     size : number of recorded members
-    present : ranks within the recorded group of the available members; `ranks` are their global ranks
+    present : positions of these members in the recorded group
+    ranks : their ranks in this replay
+    on_gloo : True if the group uses the backend gloo
     """
 
     group: distributed.ProcessGroup
@@ -59,11 +62,13 @@ class GroupMembers:
 
     @property
     def is_whole(self) -> bool:
-        """True if all members are available."""
+        """True if all recorded members take part."""
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the global rank of a recorded member; if it is not available, that of the first available one."""
+        """Return the rank in this replay of a recorded member, given by its position; if it does not take part, that of
+        the first member that does.
+        """
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
 
@@ -73,7 +78,9 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 
 
 def backend_for(device: str) -> str:
-    """Return the backends for tensors on a device, including gloo; raise `UserError` if torch has no backend for it."""
+    """Return torch's text that names the backends for tensors on a device and on the CPU; raise `UserError` if torch
+    has no backend for the device.
+    """
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO
@@ -86,8 +93,8 @@ def backend_for(device: str) -> str:
 def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
     """Return the reason why a group cannot run a collective; empty if no reason is known.
 
-    This check comes first because gloo fails only while a collective runs, with messages like those for a rank that has
-    ended.
+    This is checked before the collective runs, because gloo fails only while it runs, with messages like those for a
+    rank that has ended.
     """
     reduction = collective.reduction or SUM
     if _word_of(reduction, on_gloo) not in distributed.ReduceOp.RedOpType.__members__:
@@ -98,7 +105,9 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 
 
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
-    """Return a function that starts a collective on its tensors; `why_not` must be empty for it."""
+    """Return a function that starts a collective on the tensors that it is called with; `why_not` must have returned an
+    empty string.
+    """
     start = _STARTS[collective.kind, collective.form]
     reduction = None
     if collective.reduction:
@@ -126,24 +135,28 @@ class _Call:
         return self.root == distributed.get_rank()
 
     def own(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors of available members, from a list with one tensor per recorded member."""
+        """Return the tensors of the members that take part, from a list with one tensor per recorded member."""
         return [parts[place] for place in self.members.present]
 
     def flat(self, whole: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of a flat tensor that available members fill, and a flat view of one member's part."""
+        """Return the part of a flat tensor that the members that take part fill, and one member's part with the same
+        number of dimensions.
+        """
         if self.members.is_whole:
             return whole, part
         return whole.view(-1)[: whole.numel() // self.members.size * len(self.members.present)], part.view(-1)
 
 
 def _word_of(reduction: str, on_gloo: bool) -> str:
-    """Return the name of the reduction that is used in place of the recorded one."""
+    """Return the name of the reduction that replaces a recorded one that cannot be replayed, else the recorded name."""
     return SUM if reduction == PREMUL_SUM or (on_gloo and reduction == AVG) else reduction
 
 
 @cache
 def _gloo_refuses(reduction: str, dtype: str) -> str:
-    """Return gloo's error for elements of a dtype, found by a trial in a group that only contains this process."""
+    """Return gloo's error for a reduction of a dtype, found by a trial in a group of only this process; empty if it
+    works.
+    """
     try:
         element = torch.empty(1, dtype=getattr(torch, dtype))
         store = distributed.HashStore()  # type: ignore[attr-defined]
@@ -267,9 +280,9 @@ _STARTS: Mapping[tuple[str, str], Callable[..., Started]] = {
 
 
 class RankExchange:
-    """Starts the collectives of a pass, and waits for them.
+    """Starts the collectives of a pass over a step, waits for them, and records their times.
 
-    waits : collectives that must be done before a call, by index of the call
+    waits : collectives that must have ended before a call, by index of the call
     synchronize : function that waits for the accelerator
     on_device : True for an accelerator: each collective is waited for at once, so that its time includes no other work
     lost : function called with the error if another rank has ended
@@ -291,20 +304,23 @@ class RankExchange:
         self.held_ns: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Begin a pass."""
+        """Start a new pass: wait for collectives of the last one and forget its times."""
         self.finish()
         self.arrived_ns, self.done_ns, self.held_ns = {}, {}, {}
 
     def before(self, place: int) -> None:
-        """Wait for the collectives that must be done before a call."""
+        """Wait for the collectives that must have ended before the call with this index."""
         for other in self._waits.get(place, ()):
             self._wait(other)
 
     def start(
         self, place: int, starter: Callable[..., Started], arguments: Sequence[Any], is_async: bool
     ) -> list[torch.Tensor]:
-        """Start the collective with an index, and return its results, which may not be ready yet.
+        """Start a collective and return its results, which may not be ready yet.
 
+        place : index of its call
+        starter, arguments : function that starts it, and the tensors to call it with
+        is_async : True to return before it has ended
         Raises `Unsupported` if the group's backend cannot run it; all ranks of the group raise it then.
         """
         self._synchronize()
@@ -325,12 +341,12 @@ class RankExchange:
         return results
 
     def finish(self) -> None:
-        """Wait for all collectives that were started."""
+        """Wait for all collectives that were started in this pass."""
         for place in list(self._works):
             self._wait(place)
 
     def _note_ends(self, place: int) -> None:
-        """Record the end of a collective when it happens, because the program may wait for it later."""
+        """Record the time at which a collective ends, because the program may wait for it only later."""
         notes: list[int] = []
         # works of gloo's messages have no future: they are done when waited for
         with suppress(RuntimeError):

@@ -1,4 +1,4 @@
-"""Step replay in one rank: dry run and timed passes, together with the other ranks."""
+"""Step replay in one rank: a dry run and timed passes, together with the other ranks."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from opgrip.traces.values import ValueModel
 
 @dataclass(frozen=True, slots=True)
 class Stamps:
-    """Times of the collectives that a rank ran in a pass; each attribute has one entry for each of them.
+    """Times of the collectives that a rank ran in one pass; each list has one entry per collective.
 
-    places : index of the collective in the list of the rank's collectives
-    arrived_ns, done_ns : time at which the rank arrived at the collective, and time at which the collective was done
-    held_ns : how long the collective blocked the rank
+    places : index of the collective among the rank's collectives
+    arrived_ns, done_ns : time at which the rank arrived at the collective, and at which the collective ended
+    held_ns : how long the collective blocked the rank's thread
     """
 
     places: list[int]
@@ -75,10 +75,11 @@ class Stamps:
 class RankStep:
     """Results of the step in one rank.
 
-    plan : plan that says which collectives were run, and with which ranks
-    signatures : signature of each collective, in the order of the rank's calls
+    result : times and memory of the rank's step
+    plan : plan that says which collectives ran, and with which ranks
+    signatures : signature number of each collective, in the order of the rank's calls
     left_out : number of collectives that did not run, by reason
-    stamps : times of the collectives, for each kept pass
+    stamps : times of the collectives, for each pass whose times count
     """
 
     result: SequenceResult
@@ -91,9 +92,10 @@ class RankStep:
 def replay_step(
     part: Trace, settings: SequenceSettings, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> RankStep:
-    """Run the calls of this rank and return its results.
+    """Run the calls of this rank together with the other ranks, and return its results.
 
-    Raises `UserError` if a rank ends, or if an awaited collective cannot run.
+    part : trace with the calls of this rank
+    Raises `UserError` if a rank ends, or if a collective for which others wait cannot run.
     """
     exchanges = _read(part)
     part = _with_tensors_alone(part, exchanges)
@@ -139,7 +141,7 @@ def replay_step(
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    """Return, for each signature of a collective, the collective or the reason why it cannot be run."""
+    """Return, by signature number, each collective of the rank, or the reason why it cannot run."""
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
@@ -170,9 +172,13 @@ def _agree(
     options: RankOptions,
     control: Control,
 ) -> RankPlan:
-    """Return the plan of the collectives that are run.
+    """Return the plan that says which collectives run.
 
-    All ranks exchange descriptions of their collectives and compute the same plan.
+    All ranks exchange the descriptions of their collectives, and compute the same plan from them.
+
+    places : indices of the rank's collectives among its calls
+    exchanges : each collective, or the reason why it cannot run, by signature number
+    reasons : why a group's backend cannot run a collective, by signature number
     """
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
@@ -183,9 +189,9 @@ def _agree(
 
 
 def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, GroupMembers]:
-    """Create the groups of the plan, and return the groups of this rank.
+    """Create the process groups of the plan, and return those that contain this rank.
 
-    Every rank creates all groups, in the same order.
+    Every rank has to create all groups, in the same order.
     """
     backend = backend_for(device)
     groups: dict[GroupKey, GroupMembers] = {}
@@ -220,17 +226,17 @@ def _hand_on(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class RankDryRun(DryRun):
-    """Dry run over the calls of one rank; it holds the plan for each call.
+    """A dry run over the calls of one rank, and the plan for each call.
 
     A collective runs once in every pass, even if its arguments cannot be prepared as planned, because other ranks wait
     for it.
 
-    exchanges : signature numbers of calls that exchange data between processes
-    collectives, starters : collectives that run and the functions that start them, by signature number
-    left_out : reason why a collective is not run, by index of the call; calls that a group's backend cannot run are
+    exchanges : signature numbers of collectives and messages
+    collectives, starters : collectives that run, and the functions that start them, by signature number
+    left_out : reason why a collective does not run, by index of the call; calls that a group's backend cannot run are
         added
-    waits : collectives that must be done before a call, by index of the call
-    exchange : collectives of the current pass
+    waits : collectives that must have ended before a call, by index of the call
+    exchange : runs the collectives of the current pass
     """
 
     def __init__(
@@ -255,11 +261,11 @@ class RankDryRun(DryRun):
         self.exchange = RankExchange(waits, synchronizer(self._device), is_accelerator(self._device), control.lost)
 
     def most(self, *numbers: int) -> list[int]:
-        """Return the maximum of each number over the ranks."""
+        """Return the largest value of each number over all ranks."""
         return self.control.most(*numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Return True, after restoring the state before the first call, if rank 0 wants another pass.
+        """Restore the state before the first call, and return True if rank 0 wants another pass (`more` in rank 0).
 
         A pass begins when all ranks have called this.
         """
@@ -267,13 +273,13 @@ class RankDryRun(DryRun):
         return bool(self.control.most(int(more and self.is_first))[0])
 
     def begin(self) -> None:
-        """Restore all memory, once the last collective that writes into it is done."""
+        """Wait for the last collectives, and then restore all memory to its state before the first call."""
         self.exchange.begin()
         super().begin()
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Wait for the collectives that must end before a call; run the call with the other ranks and return True if it
-        is a collective, else return False.
+        """Wait for the collectives that must have ended before a call. If the call is a collective, run it with the
+        other ranks and return True, else return False.
         """
         self.exchange.before(self.place_of(call))
         if not self.runs_with_others(call):
@@ -287,19 +293,21 @@ class RankDryRun(DryRun):
         return True
 
     def finish(self) -> None:
-        """Wait for all collectives of a pass."""
+        """Wait for all collectives of the pass."""
         self.exchange.finish()
 
     def runs_with_others(self, call: FlowingCall) -> bool:
-        """Return True if a call is a collective that this replay runs."""
+        """Return True if a call is a collective, and the replay does not leave it out."""
         return call.signature in self._starters and self.place_of(call) not in self.left_out
 
     def place_of(self, call: FlowingCall) -> int:
-        """Return the index of a call in the calls of this rank."""
+        """Return the index of a call among the calls of this rank."""
         return self._place_of_call[id(call)]
 
     def meet(self, call: FlowingCall, plan: CallPlan) -> Any:
-        """Start a collective with the other ranks; raise `Unsupported` if the group's backend cannot run it."""
+        """Start a collective with the other ranks and return its results; raise `Unsupported` if the group's backend
+        cannot run it.
+        """
         assert plan.prepared is not None, "prepared in the dry run"
         args, _ = plan.prepared.arguments(self.memory, call.takes)
         self.announce(call.signature, NO_ROW)
@@ -327,8 +335,8 @@ class RankDryRun(DryRun):
         return before != (plan.status, len(plan.redrawn))
 
     def _make_ready(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Prepare a collective on results of earlier calls or, if that fails, on drawn values; end all ranks if neither
-        works.
+        """Prepare a collective on the results of earlier calls or, if that fails, on drawn values; if that fails too,
+        end all ranks.
         """
         reason = plan.reason
         if plan.status != SUBSTITUTED:
