@@ -23,6 +23,7 @@ from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result, summarize
+from opgrip.replay.results.savings import judgement_in
 from opgrip.replay.workers.journal import journal_path
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path,
     """Write rows in the format that the file's suffix names; raise the errors that `Results.save` raises."""
     report = report_for(path)
     content: io.BytesIO | io.StringIO = io.BytesIO() if report.binary else io.StringIO()
-    report.write(rows, header, content)
+    report.write(rows, {**header, **judgement_in(rows)}, content)
     written = content.getvalue()
     try:
         with whole_file(path, force) as file:

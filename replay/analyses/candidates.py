@@ -5,7 +5,9 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from math import fsum
+from operator import eq
 from typing import IO, TYPE_CHECKING
 
 from opgrip.cli.terminal import print_line
@@ -13,21 +15,18 @@ from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses import UnaskedAnalysis, analyses
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import CANDIDATE
-from opgrip.replay.results.judgement import (
-    VERDICTS,
-    CandidateColumns,
-    JudgedStep,
-    counted_signatures,
-    judge_rows,
-    judged_steps,
-)
+from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, judge_rows
 from opgrip.replay.results.results import RAN, SKIPPED, WRONG, Result
+from opgrip.replay.results.savings import JudgedStep, counted_signatures, judged_steps, saving_lines, summary_lines
 
 if TYPE_CHECKING:
+    from opgrip.replay.cases.cases import Case
     from opgrip.replay.run.workload import Workload
 
 MOST_ROWS = 60
 """maximum signatures in the table, worst verdicts first"""
+MOST_LABELS = 20
+"""maximum number of labels of `record_function` by which savings are printed, those opened most often first"""
 STYLES = {"wrong": "bold red", "failed": "red", "slower": "yellow", "faster": "green"}
 
 
@@ -39,21 +38,39 @@ class CandidatesAnalysis(UnaskedAnalysis):
         workload = self.session.workload
         if not workload.candidates.candidate:
             return list(rows)
+        # loads torch, which `--help` must not
+        from opgrip.replay.cases.cases import make_cases
+
         in_trace = workload.source_cases.are_calls
         export = f"opgrip trace export-case {shlex.quote(workload.request.trace)}" if in_trace else ""
-        return judge_rows(rows, workload.request.modes.reference, step_us(workload), export)
+        cases = make_cases(workload.trace) if in_trace else []
+        step_us = fsum(case.captured_total_us for case in cases) or None
+        labels = shares_in_labels(workload, cases) if step_us else {}
+        return judge_rows(rows, workload.request.modes.reference, step_us, export, labels)
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         print_judgement(rows, file)
 
 
-def step_us(workload: Workload) -> float | None:
-    """Return the captured time of all calls of the trace in us; None for samples and for calls without times."""
-    from opgrip.replay.cases.cases import make_cases
+def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:
+    """Return, by case and label of `record_function`, the number of the case's calls within the label, and their share
+    of the captured time of all calls within it.
 
-    if not workload.source_cases.are_calls:
-        return None
-    return fsum(case.captured_total_us for case in make_cases(workload.trace)) or None
+    cases : all cases of the trace
+    """
+    trace = workload.trace
+    captured_us = {case.trace_number: case.captured_us for case in cases}
+    shares: dict[int, dict[str, tuple[int, float]]] = {}
+    for label in list(trace.labels.index[:MOST_LABELS]):
+        inside = trace.within_labels(partial(eq, label))
+        own = trace.own_calls["signature"]
+        counts = Counter(own[inside.reindex(own.index)].tolist())
+        total_us = fsum(count * captured_us.get(number, 0.0) for number, count in counts.items())
+        for case in workload.cases:
+            if total_us and (count := counts.get(case.trace_number)):
+                share = count * captured_us[case.trace_number] / total_us
+                shares.setdefault(case.number, {})[str(label)] = (count, share)
+    return shares
 
 
 def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
@@ -99,18 +116,22 @@ def _print_without_gradients(rows: Sequence[Result], file: IO[str]) -> None:
 
 
 def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:
-    for step in steps:
-        print_line(f"{step.trace}: {step.line}" if step.trace else step.line, file)
-    with_share = [step for step in steps if step.share is not None]
-    if len(with_share) > 1:
-        saving, share = (
-            fsum(values) / len(with_share) for values in zip(*((s.saving, s.share) for s in with_share), strict=True)
-        )
-        print_line(
-            f"mean over {len(with_share)} traces: saves {100 * saving:.2f} % of the step "
-            f"(the judged operators take {100 * share:.2f} % of it)",
-            file,
-        )
+    """Print the savings by phase, label and trace, then one line: of the trace, or of the mean of several."""
+    lines = saving_lines(steps)
+    if lines:
+        columns = [
+            TableColumn("trace", "trace", least=16, when=lambda line: line.trace),
+            TableColumn("part", "part", when=lambda line: line.part),
+            TableColumn("operators take", "share", ".2%"),
+            TableColumn("saves", "saving", ".2%"),
+            TableColumn("±", "error", ".2%"),
+            TableColumn("signatures", "signatures", ",d", when=lambda line: line.signatures),
+            TableColumn("slower", "slower", ",d", when=lambda line: line.signatures),
+            TableColumn("broken", "broken", ",d", when=lambda line: line.signatures),
+        ]
+        print_table(columns, lines, file)
+    for line in summary_lines(steps):
+        print_line(line, file)
 
 
 def _of(row: Result) -> CandidateColumns:

@@ -17,8 +17,8 @@ from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.modes.candidate import candidate_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.replay_options import make_parser, words_of
-from opgrip.replay.results.judgement import JudgedStep, judged_steps
 from opgrip.replay.results.results import Result
+from opgrip.replay.results.savings import JudgedStep, judged_steps, mean_saving
 from opgrip.replay.run.measure import CachedRows, measure_cases
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing import pages
@@ -55,12 +55,12 @@ class Judgement:
 
     @property
     def step_saving(self) -> float | None:
-        """Share of the captured time of a step that the candidates save; the mean of several traces.
+        """Share of the captured time of a step that the candidates save; the mean over the models of several traces.
 
         None if the calls belong to no step, as for samples.
         """
-        savings = [step.saving for step in self.steps if step.share is not None]
-        return sum(savings) / len(savings) if savings else None
+        mean = mean_saving(self.steps)
+        return None if mean is None else mean.saving
 
     @property
     def is_right(self) -> bool:

@@ -13,9 +13,10 @@ from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.comparison.comparison import MARGIN, Comparison, Pair
 from opgrip.replay.comparison.differences import Judgement, Verdict, interval_text
-from opgrip.replay.results.judgement import JudgedStep, is_slower_by, may_be_slower_by
+from opgrip.replay.results.judgement import is_slower_by, may_be_slower_by
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import Result
+from opgrip.replay.results.savings import JudgedStep
 
 _FORM = re.compile(r"\s*(\w+)\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 COUNTED: dict[str, Callable[[Comparison], list[Result]]] = {

@@ -1,13 +1,11 @@
-"""Verdicts on candidates (a user's implementations of operators): whether a row is right, and faster than the operator,
-and how much of the step that saves.
-"""
+"""Verdicts on candidates (a user's implementations of operators): right, faster or slower than the operator."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import ceil, comb, exp, floor, fsum, hypot, inf, log, sqrt
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, comb, exp, floor, hypot, log, sqrt
 from statistics import fmean, stdev
 
 from opgrip.replay.cases.selection import FORWARD
@@ -52,6 +50,11 @@ class CandidateColumns(Columns):
     )
     step_saving_error: float | None = column("half of the 95 % interval of `step_saving`", "1")
     export: str | None = column("command that exports a wrong call as one file")
+    labels: str | None = column(
+        "JSON: for each label of `record_function` with some of the row's calls, their number and their share of the "
+        "captured time of all calls within the label",
+        hidden=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +137,19 @@ def _error_of_median(logs: Sequence[float]) -> float:
     return (logs[high] - logs[low]) / (2 * WITHIN_95)
 
 
-def judge_rows(rows: Sequence[Result], reference: str, step_us: float | None, export: str) -> list[Result]:
+def judge_rows(
+    rows: Sequence[Result],
+    reference: str,
+    step_us: float | None,
+    export: str,
+    labels: Mapping[int, Mapping[str, tuple[int, float]]],
+) -> list[Result]:
     """Return the rows, in which candidates' rows have a verdict.
 
     reference : mode with which candidates are compared
     step_us : captured time of all calls of the step in us; None if the rows belong to no step
     export : start of the command that exports a case, to which the case number is added
+    labels : number and share of the calls within each label, by case
     """
     from opgrip.replay.results.ratios import base_place
 
@@ -152,7 +162,10 @@ def judge_rows(rows: Sequence[Result], reference: str, step_us: float | None, ex
         for place, row in zip(places, own, strict=True):
             if row.mode == CANDIDATE:
                 base = base_place(own.index(row), own, reference)
-                judged[place] = _judged(row, None if base is None else own[base], step_us, export)
+                found = _judged(row, None if base is None else own[base], step_us, export)
+                if row.case in labels and row.direction == FORWARD:
+                    found = found.adding(replace(CandidateColumns.of(found), labels=json.dumps(labels[row.case])))
+                judged[place] = found
     return judged
 
 
@@ -173,93 +186,6 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
     return row.adding(CandidateColumns(ratio.verdict, *ratio.interval, share, saving, error))
 
 
-def saving_in_words(saving: float, error: float) -> str:
-    """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` for a negative saving.
-
-    saving, error : saved share of the step (0 to 1), and half of its 95 % interval
-    """
-    return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.1f} % ± {100 * error:.1f}"
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedStep:
-    """How much candidates save in the step of one trace.
-
-    trace : name of the trace if there are several, else empty
-    rows : rows of the candidates
-    verdicts : number of signatures with each verdict
-    share : share of the step's captured time that the judged operators take; None if the rows belong to no step
-    saving : share of the step's captured time that the candidates save
-    error : half of the 95 % interval of `saving`
-    untimed : number of signatures with correct results but without a valid time
-    phases : the part of `saving` in each phase
-    """
-
-    trace: str
-    rows: Sequence[Result]
-    verdicts: dict[str, int]
-    gradients: dict[str, int]
-    share: float | None
-    saving: float
-    error: float
-    untimed: int
-    phases: dict[str, float]
-
-    @property
-    def signatures(self) -> int:
-        return sum(self.verdicts.values())
-
-    @property
-    def ratio_low(self) -> float:
-        """Lower end of the 95 % interval of a ratio: time of the judged operators with the candidates over their time
-        without.
-        """
-        return 1 - (self.saving + self.error) / self.share if self.share else 0.0
-
-    @property
-    def ratio_high(self) -> float:
-        """Upper end of the 95 % interval of a ratio: time of the judged operators with the candidates over their time
-        without.
-        """
-        return 1 - (self.saving - self.error) / self.share if self.share else inf
-
-    @property
-    def broken(self) -> int:
-        """Number of signatures for which a candidate returns wrong results or does not run."""
-        return sum(counts[verdict] for counts in (self.verdicts, self.gradients) for verdict in (WRONG, FAILED))
-
-    @property
-    def line(self) -> str:
-        """The verdicts and the saving in one line of text."""
-        of, of_gradients = (counted_signatures(sum(counts.values())) for counts in (self.verdicts, self.gradients))
-        parts = [f"{verdict} on {self.verdicts[verdict]} {of}" for verdict in (WRONG, FAILED) if self.verdicts[verdict]]
-        parts += [
-            f"gradients {verdict} on {self.gradients[verdict]} {of_gradients}"
-            for verdict in (WRONG, FAILED)
-            if self.gradients[verdict]
-        ]
-        if self.share is not None:
-            what = "this operator takes" if len({row.op for row in self.rows}) == 1 else "these operators take"
-            parts.append(
-                f"{saving_in_words(self.saving, self.error)} of the step ({what} {100 * self.share:.1f} % of it)"
-            )
-        else:
-            parts.append(f"faster on {self.verdicts[FASTER]} {of}")
-        if len(self.phases) > 1:
-            parts.append(", ".join(f"{phase} {100 * saving:.1f} %" for phase, saving in self.phases.items()))
-        parts.append(f"slower on {self.verdicts[SLOWER]} {of}")
-        if self.gradients[SLOWER]:
-            parts.append(f"slower in the backward of {self.gradients[SLOWER]} {of_gradients}")
-        if self.untimed:
-            parts.append(f"{self.untimed} without a valid time")
-        return "; ".join(parts)
-
-
-def counted_signatures(count: int) -> str:
-    """Return a number of signatures as part of a sentence, such as `of 4 signatures`."""
-    return f"of {count} signature{'s' if count != 1 else ''}"
-
-
 def is_slower_by(row: Result, limit: float) -> bool:
     """Return True if a candidate's row has the verdict `slower`, and its time over the operator's exceeds `limit`."""
     return CandidateColumns.of(row).verdict == SLOWER and (row.ratio_p50 or 0.0) > limit
@@ -271,38 +197,3 @@ def may_be_slower_by(row: Result, limit: float) -> bool:
     """
     judged = CandidateColumns.of(row)
     return judged.verdict == UNDECIDED and (judged.ratio_high is None or judged.ratio_high > limit)
-
-
-def judged_steps(rows: Iterable[Result]) -> list[JudgedStep]:
-    """Return how much the candidates among the rows save in the step of each trace, in the order of the traces."""
-    by_trace: dict[str, list[Result]] = {}
-    for row in rows:
-        if CandidateColumns.of(row).verdict is not None:
-            by_trace.setdefault(row.trace, []).append(row)
-    return [_judged_step(trace, own) for trace, own in by_trace.items()]
-
-
-def _judged_step(trace: str, rows: Sequence[Result]) -> JudgedStep:
-    columns = [CandidateColumns.of(row) for row in rows]
-    shares = [item.step_share for item in columns if item.step_share is not None]
-    phases: dict[str, float] = {}
-    for row, item in zip(rows, columns, strict=True):
-        calls = sum(site.count for site in row.sites)
-        for site in row.sites if item.step_saving is not None else ():
-            phases[site.phase] = phases.get(site.phase, 0.0) + (item.step_saving or 0.0) * site.count / calls
-    return JudgedStep(
-        trace=trace,
-        rows=rows,
-        verdicts=_by_verdict(row for row in rows if row.direction == FORWARD),
-        gradients=_by_verdict(row for row in rows if row.direction != FORWARD),
-        share=fsum(shares) if shares else None,
-        saving=fsum(item.step_saving or 0.0 for item in columns),
-        error=hypot(*(item.step_saving_error or 0.0 for item in columns)),
-        untimed=sum(item.verdict == UNDECIDED and item.ratio_low is None for item in columns),
-        phases=phases,
-    )
-
-
-def _by_verdict(rows: Iterable[Result]) -> dict[str, int]:
-    found = Counter(CandidateColumns.of(row).verdict for row in rows)
-    return {verdict: found[verdict] for verdict in VERDICTS}

@@ -12,7 +12,8 @@ from statistics import fmean, median, pstdev
 from opgrip.cli.progress import Tell
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.modes.candidate import CandidateOptions
-from opgrip.replay.results.judgement import WITHIN_95, saving_in_words
+from opgrip.replay.results.judgement import WITHIN_95
+from opgrip.replay.results.savings import saving_in_words
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.sequences.step_replay import replay_apart
 from opgrip.replay.sequences.step_results import SequenceResult

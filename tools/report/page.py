@@ -33,11 +33,22 @@ from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
 from opgrip.replay.results.results import OK, Result
+from opgrip.replay.results.savings import JUDGEMENT, judged_steps, saving_lines, summary_lines
 from opgrip.tools.report.trace_views import SHORT_US, describe_corpus, describe_trace, plain, rounded
 from opgrip.traces.table.trace import Trace
 from opgrip.zoo.corpus import Corpus
 
-SCRIPTS = ("base.js", "charts.js", "tables.js", "views.js", "launches.js", "corpus.js", "case.js", "main.js")
+SCRIPTS = (
+    "base.js",
+    "charts.js",
+    "tables.js",
+    "views.js",
+    "launches.js",
+    "corpus.js",
+    "candidates.js",
+    "case.js",
+    "main.js",
+)
 """the page's scripts in execution order"""
 
 GATES = ("slower<=5%", "failed<=0", "changed<=0")
@@ -175,6 +186,7 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
         "times": list(_times([row for _, row in rows])),
         "sites": _sites([row for _, row in rows]),
         "modes": list(_modes(rows)),
+        "judgements": list(_judgements(runs)),
         "runs": [
             {"name": name, "facts": list(_facts(run.header)), **_ceilings(run.header)} for name, run in runs.items()
         ],
@@ -190,6 +202,14 @@ def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
         own = [row for run, row in rows if run == name]
         for item in summarize_modes(own, reference_of(own)):
             yield {"run": name, "mode": item.mode, "statuses": item.statuses, "speed_up": _speed_up(item.speed_up)}
+
+
+def _judgements(runs: Mapping[str, Results]) -> Iterator[Plain]:
+    """Yield what the candidates of each run save: lines, and the rows of a table, as on the terminal."""
+    for name, run in runs.items():
+        if steps := judged_steps(run):
+            parts = [[_cell(value) for value in asdict(line).values()] for line in saving_lines(steps)]
+            yield {"run": name, "lines": [plain(line) for line in summary_lines(steps)], "parts": parts}
 
 
 def _cell(value: Any) -> Any:
@@ -259,7 +279,7 @@ def _times(rows: Sequence[Result]) -> Iterator[list[float] | None]:
 
 def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
     for name, value in header.items():
-        if name != "ceilings":
+        if name not in ("ceilings", JUDGEMENT):
             # underscores belong to the names of environment variables
             title = f"{before}{name if name.isupper() else name.replace('_', ' ')}"
             if isinstance(value, Mapping):

@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
 from busy import compared_times
-from programs import run_command
+from programs import ROOT, run_command
 from torch import Tensor
 
 from opgrip import Capture, UserError, judge
 from opgrip.replay import replay
 from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
-from opgrip.replay.results.judgement import CandidateColumns, judged_steps
+from opgrip.replay.results.judgement import CandidateColumns
+from opgrip.replay.results.origins import OriginColumns
+from opgrip.replay.results.savings import judged_steps, mean_saving
 
 SOFTMAX, ADD_, TRANSPOSE, OUT = "aten._softmax.default", "aten.add_.Tensor", "aten.t.default", "aten.mul.out"
+SCHEMA = json.loads((ROOT / "replay" / "schema.json").read_text(encoding="utf-8"))
 SIGNATURES = 40
 SLOW_ROWS = 17
 """rows of the signature that the planted candidate delays"""
@@ -287,8 +293,6 @@ def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: l
 def test_candidate_gate_decides_the_exit_status(
     trace: Path, text: str, ratio: float, interval: tuple[float, float], verdict: str, status: int
 ) -> None:
-    from dataclasses import replace
-
     row = next(row for row in judge({TRANSPOSE: torch.ops.aten.t.default}, trace, iterations=2).results if row.added)
     error = (interval[1] - interval[0]) / 2 * 0.5
     judged = replace(row, ratio_p50=ratio).adding(CandidateColumns(verdict, *interval, 0.5, 0.5 * (1 - ratio), error))
@@ -302,6 +306,57 @@ def test_saving_is_the_sum_over_signatures(trace: Path) -> None:
     expected = (timed["step_share"] * (1 - timed["ratio_p50"])).sum()
     assert verdict.step_saving == pytest.approx(expected)
     assert 0 < frame["step_share"].sum() < 1
+
+
+def test_savings_are_divided_by_label_and_by_phase(tmp_path: Path) -> None:
+    with Capture(tmp_path / "serve.jsonl"):
+        for label, rows in (("prefill", 64), *[("decode", 1)] * 3):
+            with torch.profiler.record_function(label):
+                torch.softmax(torch.randn(rows, 64, requires_grad=True), -1).sum().backward()
+    verdict = judge({SOFTMAX: OPERATOR}, tmp_path / "serve.jsonl", iterations=5)
+    (step,) = verdict.steps
+    uses = [json.loads(text) for text in verdict.frame["labels"].dropna()]
+    assert sorted((label, calls) for use in uses for label, (calls, _) in use.items()) == [
+        ("decode", 3),
+        ("prefill", 1),
+    ]
+    assert all(0 < part.share < 1 for part in (*step.labels.values(), *step.phases.values()))
+    assert step.phases["forward"].saving == pytest.approx(step.saving)
+    assert "within decode" in str(verdict)
+
+
+def test_mean_over_traces_counts_each_model_alike(trace: Path) -> None:
+    results = judge({TRANSPOSE: torch.ops.aten.t.default}, trace, iterations=2).results
+    judged = next(item for item in results if item.mode == "candidate")
+    rows = [
+        replace(judged, trace=name)
+        .adding(CandidateColumns("faster", 0.4, 0.6, 0.2, saving, 0.03))
+        .adding(OriginColumns(model=model))
+        for name, model, saving in (("a", "one", 0.1), ("b", "one", 0.2), ("c", "two", 0.05))
+    ]
+    mean = mean_saving(judged_steps(rows))
+    assert mean is not None
+    assert (mean.models, mean.traces, mean.saving) == (2, 3, pytest.approx(0.1))
+    assert mean.error == pytest.approx((2 * 0.015**2 + 0.03**2) ** 0.5 / 2)
+
+
+def test_results_follow_the_schema(trace: Path, tmp_path: Path) -> None:
+    with Capture(tmp_path / "serve.jsonl"), torch.profiler.record_function("decode"):
+        torch.softmax(torch.randn(8, 64), -1)
+    for target in (tmp_path / "serve.jsonl", [trace, tmp_path / "serve.jsonl"]):
+        judge({SOFTMAX: without_nan}, target, iterations=2).results.save(tmp_path / "rows.json", force=True)
+        written = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+        jsonschema.Draft202012Validator(SCHEMA).validate(written)
+        assert {"version", "mean", "steps"} == written["judgement"].keys()
+        assert written["trace_hash"]
+        assert written["environment"]["versions"]["torch"]
+        assert all(row["key"] for row in written["results"])
+
+
+def test_shipped_schema_of_results_equals_the_generated_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    assert import_module("results_schema").results_schema() == SCHEMA, "write it with: python docs/results_schema.py"
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
 def test_folder_in_layout_of_backendbench_is_judged(trace: Path, tmp_path: Path) -> None:

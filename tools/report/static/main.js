@@ -2,6 +2,7 @@
 const views = {
   overview: ["Overview", overview, true],
   cases: ["Cases", cases, rowCount > 0],
+  candidates: ["Candidates", candidatesView, data.judgements.length > 0],
   modes: ["Modes", modeView, modes.length > 1],
   runs: ["Runs", runView, several],
   shapes: ["Shapes", shapes, okRows.length > 0],

@@ -20,6 +20,7 @@ function rendered(column) {
     const text = escaped(typeof value === "number" ? number(value) : shortened(String(value), 120));
     const address = column.link ? column.link(row) : "";
     if (address) return `<a href="${escaped(address)}">${text}</a>`;
+    if (column.name === "verdict") return `<span class="${verdictClass(value)}">${text}</span>`;
     if (column.name === "status" || column.name === "marked_status") return `<span class="${statusClass(value)}">${text}</span>`;
     return text;
   };
@@ -63,6 +64,8 @@ function rowColumns(names) {
 }
 
 const statusClass = (status) => (status === "ok" ? "status-ok" : status.startsWith("ok") ? "status-doubtful" : "status-bad");
+
+const verdictClass = (verdict) => (["wrong", "failed"].includes(verdict) ? "status-bad" : ["slower", "undecided"].includes(verdict) ? "status-doubtful" : "status-ok");
 
 const rates = { gflop_per_s: "GFLOP/s", gb_per_s: "GB/s", bytes_moved: "bytes moved", flops: "FLOP" };
 

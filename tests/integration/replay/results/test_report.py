@@ -16,6 +16,7 @@ from programs import run_command, succeed
 from opgrip.replay.analyses.roofline import LimitColumns
 from opgrip.replay.comparison import compare
 from opgrip.replay.outcome import Results
+from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.tools.report import make_page
 from opgrip.tools.report.page import describe_comparisons, describe_runs
 from opgrip.tools.report.trace_views import describe_launches
@@ -65,6 +66,29 @@ def test_every_view_loads_without_console_messages(report: Path) -> None:
         page.goto(f"{report.as_uri()}#/overview")
         page.wait_for_selector("g.slice path.surface")
         assert page.locator("g.slice").count() > 10
+
+
+def judged_run() -> Results:
+    """Return rows of an operator and of a candidate in two traces, in one of which the candidate is wrong."""
+    rows = []
+    for name, verdict in (("a", "faster"), ("b", "wrong")):
+        made = make_row(1, [2.0, 2.0], trace=name)
+        judged = CandidateColumns(verdict, 0.4, 0.6, 0.2, 0.1, 0.01, labels=json.dumps({EVIL: [3, 0.5]}))
+        rows += [made, replace(made, mode="candidate", ratio_p50=0.5, error=verdict).adding(judged)]
+    return Results(rows, HEADER)
+
+
+@in_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_candidates_are_listed_wrong_ones_first(tmp_path: Path, width: int) -> None:
+    page_file = page_of(tmp_path / "r.html", {"run": judged_run()})
+    with opened(page_file, "/candidates", viewport={"width": width, "height": 900}) as page:
+        assert table_cells(page, 1, "Judged signatures") == ["wrong", "faster"]
+        assert "mean over 2 models, 2 traces: saves 10.00 %" in page.locator("main").inner_text()
+        cells = page.locator("table.plain tbody tr").all_inner_texts()
+        assert cells[0].split("\t")[:5] == ["a", "whole step", "20.0%", "10.0%", "1.0%"]
+        assert cells[1].split("\t")[1:4] == [f"within {EVIL}", "50.0%", "25.0%"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 @in_browser
