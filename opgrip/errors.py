@@ -37,13 +37,17 @@ _NOT_MADE = re.compile(r"_PyErr_SetObject: exception |.*\.__init__\(\) missing "
 
 
 def raise_if_from_program(error: BaseException) -> None:
-    """Raise a caught exception again, unless it is a fault of the hook that caught it."""
+    """Raise a caught exception again if it is meant for the program, not a fault of the hook that caught it."""
     if is_from_program(error):
         raise error
 
 
 def is_from_program(error: BaseException) -> bool:
-    """Return True unless a caught exception is a fault of the hook that caught it."""
+    """Return True if a caught exception is meant for the program, False if it is a fault of the hook that caught it.
+
+    It is meant for the program if a signal handler, trace function or another thread raised it while the hook ran, or
+    if it is no `Exception`, such as `KeyboardInterrupt`.
+    """
     if not isinstance(error, Exception):
         return True
     entries = list(_entries(error.__traceback__))
@@ -55,7 +59,7 @@ def is_from_program(error: BaseException) -> bool:
 
 
 def interrupted_by(error: BaseException) -> str:
-    """Return the reason why an interrupted call is missing in the trace."""
+    """Return the reason, for the trace, why a call that an exception interrupted was not recorded."""
     # leave out the message, since the program's own code may create it
     return f"interrupted by {type(error).__name__}"
 
@@ -67,10 +71,11 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
-    """Return True if Python called the function of `frame` between two instructions of `interrupted`.
+    """Return True if Python called the function of `frame` by itself between two instructions of the frame
+    `interrupted`.
 
-    Signal handlers and trace functions receive the interrupted frame as an argument; callbacks of `sys.monitoring`
-    receive its code object.
+    Such functions are signal handlers, trace functions and callbacks of `sys.monitoring`. The first two receive the
+    interrupted frame as an argument, the last its code object.
     """
     for value in list(frame.f_locals.values()):
         if value is interrupted or value is interrupted.f_code:
@@ -83,7 +88,7 @@ def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
 
 
 def _handler_codes() -> set[CodeType | None]:
-    """Return the code objects of the program's signal handlers."""
+    """Return the code objects of the signal handlers that the program has installed."""
     return {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
 
 
@@ -96,10 +101,13 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
-    """Return True if another thread set an exception by `PyThreadState_SetAsyncExc`.
+    """Return True if another thread made this thread raise an exception, by `PyThreadState_SetAsyncExc`.
 
-    Python creates such an exception from its class, without arguments, at one of a few instructions of the running
-    code; its traceback contains no other frame.
+    Python creates such an exception from its class without arguments, at one of a few bytecode instructions.
+
+    Parameters
+    ----------
+    raised_at : innermost entry of the exception's traceback
     """
     instruction = _instruction(raised_at)
     if instruction in _CHECKS:
@@ -114,7 +122,7 @@ def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
 
 
 def _instruction(entry: TracebackType) -> str:
-    """Return the name of the bytecode instruction at which a traceback entry's frame was."""
+    """Return the name of the bytecode instruction that the frame of a traceback entry was executing, such as `CALL`."""
     # a frame that has not started is at its first check
     return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] if entry.tb_lasti >= 0 else "RESUME"
 
@@ -124,12 +132,12 @@ SWITCHES = ("append", "force", "partial", "resume")
 
 
 class UserError(Exception):
-    """An error caused by user input; commands print it as one line and exit with status 2.
+    """An error that the user can correct; commands print it as one line and exit with status 2.
 
     Parameters
     ----------
     problem : what is wrong, with the name of the file, option or package
-    hint : what to do; empty if the problem says enough
+    hint : what the user can do; empty if that is clear from the problem
     """
 
     def __init__(self, problem: str, hint: str = "") -> None:
@@ -143,25 +151,29 @@ class UserError(Exception):
 
 
 class NothingSelectedError(UserError):
-    """A selection matches nothing in a trace; this is normal if only some of several traces contain a match.
+    """Raised if a trace contains nothing that the user selected; not an error if another of several traces does.
 
-    advice : the part of the hint that applies to other traces too
+    Parameters
+    ----------
+    advice : the part of the hint that holds for all traces
     """
 
     advice = ""
 
 
 class MissingFileError(UserError, FileNotFoundError):
-    """A file that does not exist."""
+    """Raised for an input file that does not exist."""
 
 
 class ExistingFileError(UserError, FileExistsError):
-    """An existing file that must not be replaced."""
+    """Raised for an output file or folder that exists and must not be replaced."""
 
 
 @contextmanager
 def in_words_of_python() -> Iterator[None]:
-    """Rewrite command-line flags in error messages as the keywords of the Python call."""
+    """Name options in the message of a `UserError` raised in the block as Python keywords: `dry_run=True` for
+    `--dry-run`.
+    """
     try:
         yield
     except UserError as error:
@@ -180,11 +192,11 @@ def _keyword(word: str) -> str:
 
 
 class FormatError(ValueError):
-    """A record that does not match the trace format."""
+    """Raised for a record that does not conform to the trace format."""
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """Return an error's class and message on one line, with the message shortened to `most` characters."""
+    """Return the class and message of an error on one line; the message is cut to `most` characters."""
     try:
         text = shortened(" ".join(str(error).split()), most)
     except Exception as fault:
@@ -194,7 +206,7 @@ def one_line(error: BaseException, most: int = 200) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text cut between words to at most `most` characters, with `...` at the end if it was cut."""
+    """Return a text of at most `most` characters; a longer one is cut between words and ends in ` ...`."""
     if len(text) <= most:
         return text
     start = text[: most - 3]
@@ -206,14 +218,18 @@ MOST = 1000
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` of the innermost line in the user's own files that raised an error, or an empty string."""
+    """Return ` at FILE:LINE` for the innermost line of an error's traceback that is in none of the installed
+    packages; an empty string if there is none.
+    """
     files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]
     return f" at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""
 
 
 def cause_of(error: BaseException, most: int = MOST) -> str:
-    """Return the cause of an error on one line: a short text for common causes, otherwise class and message."""
+    """Return the cause of an error on one line: a short text for common errors such as lack of memory, otherwise
+    class and message.
+    """
     try:
         text = " ".join(str(error).split())
     except Exception:

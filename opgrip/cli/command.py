@@ -43,11 +43,12 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """An argument parser with one-line errors, whose help keeps the layout of its text.
+    """A parser of command-line arguments that prints errors as one line, and keeps the line breaks of its description
+    and epilog in the help.
 
     Parameters
     ----------
-    surplus : hint for an unexpected positional argument; empty for no hint
+    surplus : hint printed in the error if the command line has a positional argument too many; empty for no hint
     """
 
     def __init__(self, *args: object, surplus: str = "", **kwargs: object) -> None:
@@ -59,9 +60,10 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse arguments, and report an unknown argument in the name of the command or subcommand that received it.
+        """Parse the arguments, and exit with an error that names the command or subcommand that received an unknown
+        argument.
 
-        If a command takes several files, they can come before and after options.
+        If the command takes several files as positional arguments, options may stand between them.
         """
         namespace, unknown = super().parse_known_args(args, namespace)
         several = next((action for action in self._get_positional_actions() if action.nargs in {"*", "+"}), None)
@@ -87,17 +89,17 @@ class OneLineParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice {value!r}: {hint}")
 
     def error(self, message: str) -> NoReturn:
-        """Print a one-line error and exit."""
+        """Print `message` as a one-line error on stderr, and exit with status 2."""
         end = "" if message.endswith("?") else ":"
         self.exit(USAGE_ERROR, f"{self.prog}: error: {message}{end} see {self.prog} --help\n")
 
 
 class ShortHelp(argparse.RawDescriptionHelpFormatter):
-    """Formatter of a help text that leaves out some options.
+    """Help formatter of argparse that leaves some options out of the help text.
 
     Parameters
     ----------
-    hidden : long names of the options to leave out, with `_` for `-`
+    hidden : names of the options to leave out, without `--` and with `_` in place of `-`
     """
 
     def __init__(self, prog: str, hidden: Collection[str] = ()) -> None:
@@ -105,13 +107,17 @@ class ShortHelp(argparse.RawDescriptionHelpFormatter):
         self._hidden = hidden
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Add an option to the help unless it is hidden."""
+        """Add the line of an argument to the help, unless its option is hidden."""
         if action.dest not in self._hidden:
             super().add_argument(action)
 
 
 def add_help_all(parser: argparse.ArgumentParser, hidden: Collection[str]) -> None:
-    """Leave options out of a command's `--help`, and add the option `--help-all`, which shows them."""
+    """Leave the options named in `hidden` out of a command's `--help`, and add the option `--help-all`, which shows
+    them.
+
+    `hidden` contains option names without `--` and with `_` in place of `-`.
+    """
     parser.formatter_class = partial(ShortHelp, hidden=frozenset(hidden))
     parser.add_argument("--help-all", action=_ShowAll, nargs=0, help=f"show all options ({len(hidden)} more) and exit")
 
@@ -128,8 +134,8 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Add the options `--partial` (accept cut files) and `--unbounded` (no size limits) to a command that
-    reads traces.
+    """Add to a command that reads traces the options `--partial` (use the intact part of a damaged file) and
+    `--unbounded` (read files above the size limits).
     """
     parser.add_argument(
         "--partial", action="store_true", help="use the intact part of a cut or damaged trace instead of refusing it"
@@ -152,12 +158,15 @@ def run_command(
     run: Callable[[argparse.Namespace], int],
     argv: Sequence[str] | None,
 ) -> int:
-    """Parse arguments, run a command, and report an error as one line and an exit status.
+    """Parse the arguments of a command, call `run` with them, and return the exit status of the process.
 
-    Returns
-    -------
-    The command's own status; 2 after a `UserError`; 130 after Ctrl-C. If a reader such as `head` closes the output
-    early, the status is 0.
+    The exit status is the return value of `run`; 2 after a `UserError`, which is printed as one line; 130 after Ctrl-C;
+    0 if a program that reads the output through a pipe, such as `head`, ends before the command.
+
+    Parameters
+    ----------
+    run : the command, called with the parsed arguments
+    argv : arguments of the command line; None for `sys.argv[1:]`
     """
     open_closed_streams()
     args = parser.parse_args(argv)
@@ -207,12 +216,14 @@ def printable(text: object) -> str:
 
 
 def positive(text: str) -> int:
-    """Parse an integer of at least 1 that fits into 64 bits."""
+    """Return the integer in `text`; raise `ArgumentTypeError` unless it is at least 1 and fits into 64 bits."""
     return _whole(text, 1)
 
 
 def seed(text: str) -> int:
-    """Parse a seed in the range that torch accepts."""
+    """Return the random seed in `text`; raise `ArgumentTypeError` unless it is an integer that
+    `torch.manual_seed` accepts.
+    """
     match = re.fullmatch(r"\s*[-+]?\d+\s*", text)
     if match is None or not -(1 << 63) <= int(text) < 1 << 64:
         raise argparse.ArgumentTypeError(f"{text!r} is not a 64-bit integer")
@@ -220,7 +231,7 @@ def seed(text: str) -> int:
 
 
 def part_of_one(text: str) -> float:
-    """Parse a number from 0 to 1."""
+    """Return the number in `text`; raise `ArgumentTypeError` unless it is from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -231,7 +242,7 @@ def part_of_one(text: str) -> float:
 
 
 def not_negative(text: str) -> int:
-    """Parse an integer of at least 0 that fits into 64 bits."""
+    """Return the integer in `text`; raise `ArgumentTypeError` unless it is at least 0 and fits into 64 bits."""
     return _whole(text, 0)
 
 
@@ -251,9 +262,13 @@ WILD = "*?[]"
 
 
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
-    """Return `did you mean x or y?` for names similar to a word, or `otherwise` if there are none.
+    """Return the hint `did you mean x or y?` with the names that are spelled like a mistyped word.
 
-    Each name is formatted with `form`. Names less similar than `NEAR` times the best similarity are left out.
+    Parameters
+    ----------
+    names : the valid names
+    otherwise : text to return if no name is similar to the word
+    form : format string of each name in the hint, such as `--{}`
     """
     lower = {name.lower(): name for name in names}
     close = get_close_matches(word.lower(), lower, MOST, 0.6)
@@ -263,19 +278,23 @@ def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: s
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as text: `x, y or z`."""
+    """Return the names joined to a text such as `x, y or z`; there must be at least one name."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def nearest(pattern: str, names: Iterable[str], most: int = MOST) -> list[str]:
-    """Return the names most similar to a pattern with wildcards, the most similar first."""
+    """Return the `most` names that are spelled most like a shell pattern such as `aten.ad*`, the most similar
+    name first.
+    """
     word = pattern.lower().strip(WILD)
     return sorted(names, key=lambda name: (-_likeness(word, name.lower()), name))[:most]
 
 
 def _likeness(word: str, name: str) -> float:
-    """Return how similar a word is to the beginning of a name, or to the beginning of a part after a separator."""
+    """Return the highest similarity, from 0 to 1, between a word and the first letters of a name or of a part of
+    the name after `.`, `:` or `/`.
+    """
     starts = [0, *(place + 1 for place, character in enumerate(name) if character in ".:/")]
     return max(SequenceMatcher(None, word, name[start : start + len(word)]).ratio() for start in starts)
 
@@ -288,21 +307,23 @@ _START = (
 
 
 def own_python(module: str, *args: str) -> list[str]:
-    """Return a command that runs a module as `python -m` does, with the module search path of this process.
+    """Return a command that runs a module like `python -m`, with this process's interpreter and module search path.
 
     Parameters
     ----------
-    args : arguments of the module, its `sys.argv[1:]`
+    module : dotted name of the module
+    args : command-line arguments for the module
     """
     return [sys.executable, "-c", _START, os.pathsep.join(sys.path), module, *args]
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun: `1 case`, `1,200 cases`.
+    """Return a number followed by its noun, in the singular or plural: `1 case`, `1,200 cases`.
 
     Parameters
     ----------
-    plural : plural of the noun, if it is not formed with `s`
+    noun : the noun in the singular
+    plural : the noun in the plural; None if it is the singular with `s`
     """
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 

@@ -1,4 +1,4 @@
-"""A journal: a file with the finished items of a run, so that an interrupted run can resume."""
+"""Journal: a file that stores the finished items of a long run, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NEW_RUN = "start again with --force"
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """Functions between items and JSON.
+    """Two functions that convert an item of a journal to data for `json` and back.
 
     Attributes
     ----------
-    encode : returns data that `json` can write
-    decode : returns the item for such data; may raise ValueError, TypeError, KeyError, IndexError or AttributeError for
-        other input
+    encode : returns data for `json.dumps` from an item
+    decode : returns the item from that data; may raise ValueError, TypeError, KeyError, IndexError or AttributeError
+        for other data
     """
 
     encode: Callable[[T], Any]
@@ -34,32 +34,41 @@ class Codec(Generic[T]):
 
 
 def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
-    """Return a description of a stored run that differs from the run described by `identity`."""
+    """Return the words that tell the user that a journal belongs to a run with other options.
+
+    Parameters
+    ----------
+    stored : settings of the run that wrote the journal
+    identity : settings of this run
+    """
     return "of a run with other options"
 
 
 class Journal(Generic[T]):
-    """Items of a run, each on disk when `add` returns. The first line of the file identifies the run.
+    """Finished items of a run, in memory and in a file; an item is in the file when `add` returns.
 
-    The file stays until `remove` is called; a file without items is removed when the block ends.
+    The first line of the file holds the settings of the run, each further line one item. The file stays until `remove`
+    is called. If it has no items, it is removed when the `with` block ends.
 
     Parameters
     ----------
-    path : the file; None to keep items in memory only
-    identity : settings of the run; a stored run with other settings cannot be resumed
-    resume : continue with the items of an earlier run
-    replace : discard the items of an earlier run
-    blamed : file to name in the error message if the journal cannot be written; None to name the journal
-    describe : returns the description of a stored identity for the error message
+    path : the file; None to keep the items in memory only
+    codec : converts items to JSON data and back
+    identity : settings of the run; a file that was written with other settings cannot be resumed
+    resume : True to continue with the items that the file has
+    replace : True to discard the items that the file has
+    blamed : file named in the error message if the journal cannot be written; None to name the journal
+    describe : called with the settings in the file and those of this run if they differ; returns words for the error
+        message, such as `of a run with other options`
 
     Attributes
     ----------
-    items : items of earlier runs and added items
+    items : items read from the file, followed by the added items
 
     Raises
     ------
-    UserError : if there are items and neither `resume` nor `replace` is set, if they belong to another run or are
-        damaged, or if the file cannot be written
+    UserError : if the file has items and neither `resume` nor `replace` is set, if it belongs to another run or is
+        damaged, or if it cannot be written
     """
 
     def __init__(
@@ -103,7 +112,13 @@ class Journal(Generic[T]):
         self._file = file
 
     def _read(self, file: IO[bytes], path: Path, identity: Mapping[str, Any]) -> int:
-        """Read the items, and return the total length of complete lines in bytes."""
+        """Append the items in the file to `items`, and return the number of bytes up to the end of the last complete
+        line.
+
+        Raises
+        ------
+        UserError : if a line cannot be decoded, or if the first line is not `identity`
+        """
         whole = 0
         for place, line in enumerate(file):
             if not line.endswith(b"\n"):
@@ -120,7 +135,7 @@ class Journal(Generic[T]):
         return whole
 
     def add(self, item: T) -> None:
-        """Add an item and write it to disk; raise `UserError` if it cannot be written."""
+        """Append an item to `items` and to the file; raise `UserError` if the file cannot be written."""
         if self._file is not None:
             try:
                 self._file.write(json.dumps(self._codec.encode(item)).encode() + b"\n")
@@ -142,7 +157,7 @@ class Journal(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Close the file, and remove it if it has no items."""
+        """Close the file, and remove it if the journal has no items."""
         if self._file is None or self.path is None:
             return
         with suppress(OSError):

@@ -1,4 +1,8 @@
-"""Functions that parse the values of options for argparse, and the option that selects cases by number."""
+"""Functions that return the value of a command-line option from its text, for argparse, and the options that select
+cases by index.
+
+Each function raises `argparse.ArgumentTypeError` if the text is not a valid value.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ UNITS_S = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Parse comma-separated names."""
+    """Return the names in a text such as `a,b`, without duplicates."""
     parts = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of names separated by commas")
@@ -29,12 +33,14 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Parse comma-separated integers above 0."""
+    """Return the integers in a text such as `1,4`, without duplicates; each must be at least 1."""
     return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
 
 
 def cpus(text: str) -> tuple[int, ...]:
-    """Parse comma-separated processor numbers and ranges that this process may use."""
+    """Return the processor numbers in a text such as `0,2-3`, in ascending order; this process must be allowed
+    to use them.
+    """
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
@@ -47,7 +53,7 @@ def cpus(text: str) -> tuple[int, ...]:
 
 
 def image_size(text: str) -> tuple[int, int]:
-    """Parse `HxW`, or one number for a square, as height and width in pixels."""
+    """Return height and width in pixels from a text such as `800x1333`, or `800` for a square."""
     match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text.lower())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 800x1333")
@@ -55,7 +61,7 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def tolerance(text: str) -> float:
-    """Parse a finite number of at least 0."""
+    """Return the number in `text`, which must be finite and at least 0."""
     return _number(text, "a tolerance", lambda number: 0 <= number < float("inf"))
 
 
@@ -72,7 +78,9 @@ SHORT_DTYPES = {
 
 
 def floating_dtype(text: str) -> str:
-    """Parse the name of a floating-point dtype."""
+    """Return the name of a floating-point dtype without `torch.`, such as `float32`, from its name or a short
+    form such as `fp32`.
+    """
     import torch
 
     dtype = getattr(torch, SHORT_DTYPES.get(text, text), None)
@@ -82,12 +90,12 @@ def floating_dtype(text: str) -> str:
 
 
 def share(text: str) -> float:
-    """Parse a number above 0 and up to 1."""
+    """Return the number in `text`, which must be above 0 and at most 1."""
     return _number(text, "a share between 0 and 1", lambda number: 0 < number <= 1)
 
 
 def percent(text: str) -> float:
-    """Parse a share: `5%`, or a number above 0 and up to 1."""
+    """Return a share above 0 and up to 1 from a text such as `5%` or `0.05`."""
     stripped = text.strip()
     if not stripped.endswith("%"):
         return share(stripped)
@@ -98,17 +106,17 @@ def percent(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Parse a number of seconds above 0."""
+    """Return the number of seconds in `text`, which must be above 0."""
     return _number(text, "a number of seconds", lambda number: 0 < number < 1e9)
 
 
 def duration(text: str) -> float:
-    """Parse a number of seconds from 0."""
+    """Return the number of seconds in `text`, which must be at least 0."""
     return _number(text, "a number of seconds of at least 0", lambda number: 0 <= number < 1e9)
 
 
 def interval(text: str) -> float:
-    """Parse a time with an optional unit, as in `10min`, and return seconds."""
+    """Return the number of seconds in a text such as `10min`, `90s` or `2h`; a number without a unit is in seconds."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h|d|)", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 10min, 90s or 2h")
@@ -116,7 +124,7 @@ def interval(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """Parse a number of bytes with an optional unit `k`, `M`, `G` or `T`."""
+    """Return the number of bytes in a text such as `8GB`; the units `k`, `M`, `G` and `T` are powers of 1000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")
@@ -138,7 +146,7 @@ def _number(text: str, what: str = "a number", is_allowed: Callable[[float], boo
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a name matches one of the shell patterns, or if there are none."""
+    """Return True if a name matches one of the shell patterns, or if there are no patterns."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -149,7 +157,9 @@ INDEXED = 1 << 62
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Selection of some cases of a table, or of some rows of a file of which only a part is to be replayed."""
+    """Options that select some of the cases of a table or configuration file, by index or at random; the help
+    texts explain each.
+    """
 
     start: int = option(
         0,
@@ -173,20 +183,20 @@ class Cut:
 
     @property
     def takes_all(self) -> bool:
-        """Return True if all cases are selected."""
+        """Return True if the options select all cases."""
         return not self.start and self.stop is None and self.sample is None
 
     def size(self, count: int) -> int:
-        """Return the number of selected cases out of `count`."""
+        """Return how many cases the options select from a file with `count` cases."""
         size = max(0, min(count, count if self.stop is None else self.stop) - self.start)
         return size if self.sample is None else min(size, self.sample)
 
     def places(self, count: int) -> Sequence[int]:
-        """Return the numbers of the selected cases in ascending order.
+        """Return the indices of the cases that the options select from a file with `count` cases, in ascending order.
 
         Raises
         ------
-        UserError : if the selection of a non-empty table is empty
+        UserError : if the file has cases, but `--start` and `--stop` exclude all of them
         """
         stop = min(count, count if self.stop is None else self.stop)
         if count and stop <= self.start:

@@ -37,22 +37,25 @@ _titles: dict[type, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Declaration of an option.
+    """Declaration of one command-line option, stored in the metadata of a dataclass field.
 
     Attributes
     ----------
-    help : help text; `%(default)s` is replaced by the default. A function if the text depends on plug-ins.
-    word : long name with `_` for `-`, if it is not the field's name
-    short : one-letter flag
-    parse : function from text to value; None to keep the text
-    metavar : placeholder of the value in the help; empty to use the one in `METAVARS`
-    choices : allowed values
-    repeated : whether the option can be repeated, which makes its value a tuple
-    several : whether the option takes several values, which makes its value a tuple
-    role : effect on the results of a replay, one of the roles above; empty for other commands
-    column : column of the results that shows the value of an IDENTITY option, if not named like the option
-    only : inputs that the option applies to, such as `traces`; empty if it applies to all
-    common : whether `--help` shows the option; `--help-all` shows all
+    help : help text, in which `%(default)s` is replaced by the default; or a function that returns it, if the text
+        depends on plug-ins
+    word : name of the option without `--` and with `_` in place of `-`; None if it is the field's name
+    short : one-letter flag such as `-o`
+    parse : function that returns the value from its text; None to keep the text
+    metavar : word that stands for the value in the help; None for the word in `METAVARS`, or argparse's
+    choices : allowed values; None if all are allowed
+    repeated : True if the option can be given several times; the value is then a tuple
+    several : True if several values can follow the option; the value is then a tuple
+    role : how the option affects the results of a replay: one of the constants of this module such as `CASES`; empty
+        for other commands
+    column : column of the results that stores the value of an option with the role IDENTITY; empty if it is named like
+        the option
+    only : names of the inputs that the option applies to, such as `traces`; empty if it applies to all inputs
+    common : True if `--help` shows the option, False if only `--help-all` does
     """
 
     help: str | Callable[[], str]
@@ -70,9 +73,9 @@ class Option:
 
 
 def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
-    """Return a field that declares an option; `others` are attributes of `Option`.
+    """Return a dataclass field that declares an option; `others` are further attributes of `Option`.
 
-    With the default False, the flag takes no value.
+    If the default is False, the option is a flag without a value.
     """
     if (placeholder := METAVARS.get(others.get("parse", str))) is not None:
         others.setdefault("metavar", placeholder)
@@ -80,7 +83,9 @@ def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
 
 
 def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
-    """Yield field name, long option name, default and declaration of each option of a class."""
+    """Yield a tuple for each option that a dataclass declares: field name, option name without `--` and with `_`
+    in place of `-`, default value, declaration.
+    """
     for item in fields(declared):
         about = item.metadata.get(OPTION)
         if about is not None:
@@ -88,12 +93,12 @@ def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
 
 
 def words_in(*declared: type) -> list[str]:
-    """Return the long names of all options of some classes, with `_` in place of `-`."""
+    """Return the names of all options that some dataclasses declare, without `--` and with `_` in place of `-`."""
     return [word for group in declared for _, word, _, _ in options_in(group)]
 
 
 def titled(title: str) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator that sets the title of the options in the help."""
+    """Return a decorator for a dataclass of options; it sets the title under which the help lists these options."""
 
     def entitle(declared: type[T]) -> type[T]:
         _titles[declared] = title
@@ -103,13 +108,15 @@ def titled(title: str) -> Callable[[type[T]], type[T]]:
 
 
 def title_of(declared: type) -> str:
-    """Return the title of a class's options in the help."""
+    """Return the title under which the help lists the options of a dataclass; `others` if none was set."""
     return _titles.get(declared, "others")
 
 
 def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -> None:
-    """Add the options of classes to a parser, one group per title, and add `--help-all`, which also shows rare
-    options.
+    """Add the options of several dataclasses to a parser, and add `--help-all`.
+
+    The help lists the options under the title of their dataclass; options that are not `common` appear only in
+    `--help-all`.
     """
     declared = list(declared)
     add_help_all(parser, [word for group in declared for _, word, _, about in options_in(group) if not about.common])
@@ -123,7 +130,7 @@ def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -
 
 
 def add_options(group: argparse._ActionsContainer, declared: type) -> None:
-    """Add the options of a class to a parser or to one of its argument groups."""
+    """Add the options that a dataclass declares to a parser, or to one of its argument groups."""
     for _, word, default, about in options_in(declared):
         flags = [*([about.short] if about.short else []), flag_of(word)]
         help_text = about.help if isinstance(about.help, str) else about.help()
@@ -140,17 +147,25 @@ def add_options(group: argparse._ActionsContainer, declared: type) -> None:
 
 
 def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
-    """Return an instance of an option class, filled from parsed arguments."""
+    """Return an instance of a dataclass of options with the values of the parsed command-line arguments."""
     return declared(**{name: getattr(args, word) for name, word, _, _ in options_in(declared)})
 
 
 def flag_of(word: str) -> str:
-    """Return the flag of an option on the command line."""
+    """Return the flag of an option, such as `--dry-run` for `dry_run`."""
     return f"--{word.replace('_', '-')}"
 
 
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
-    """Check that no option is set that does not apply to the given inputs."""
+    """Raise `UserError` if the command line sets an option that does not apply to the command's inputs.
+
+    Parameters
+    ----------
+    declared : the dataclasses of options to check
+    purposes : kinds of input that the command does not have; an option whose `only` contains one of them must not be
+        set
+    hint : hint of the error
+    """
     for group in declared:
         for _, word, default, about in options_in(group):
             purpose = next((purpose for purpose in about.only if purpose in purposes), None)
@@ -159,18 +174,18 @@ def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes:
 
 
 class Repeated(argparse.Action):
-    """Action of an option that can be repeated."""
+    """Action of argparse for an option that can be given several times."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
-        """Append a value to the earlier ones."""
+        """Append the value to the tuple of the option's earlier values."""
         setattr(args, self.dest, (*getattr(args, self.dest), value))
 
 
 class Following(Repeated):
-    """Action of an option that takes several values."""
+    """Action of argparse for an option that several values can follow."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
-        """Set the values, replacing earlier ones."""
+        """Set the option to the tuple of its values, in place of earlier ones."""
         setattr(args, self.dest, tuple(value))
 
 
@@ -185,20 +200,20 @@ def arguments_of(
     excluded: Collection[str] = (),
     only: Collection[str] | None = None,
 ) -> argparse.Namespace:
-    """Return the parsed arguments that correspond to keywords of a Python call.
+    """Return the parsed command-line arguments that have the same effect as keywords of a Python call.
 
     Parameters
     ----------
-    words : arguments of the command line in addition to the keywords
-    keywords : option values by long name, with `_` in place of `-`: a number, a string, True, or a list or tuple of
-        these; None for the default
-    excluded : options that are not keywords
-    only : the accepted keywords, or None for all; the error for another option says that `replay()` has it
+    words : command-line arguments to parse in addition to the keywords
+    keywords : values by option name, with `_` in place of `-`; a value is a number, a string, True, or a list or tuple
+        of these, or None for the default
+    excluded : names of options that are not accepted as keywords
+    only : names of the accepted options, or None for all; the error for another option says that `replay()` has it
 
     Raises
     ------
-    TypeError : for an unknown keyword
-    UserError : for an invalid value
+    TypeError : if a keyword is not the name of an accepted option
+    UserError : if a value is not valid for its option
     """
     args = parser.parse_args(words)
     others = {*OF_COMMANDS, *excluded}
@@ -238,7 +253,9 @@ def _text(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """Return the name of a dtype, device or layout for JSON."""
+    """Return the name of a dtype, device, layout or memory format, without `torch.`; raise `UserError` for other
+    values.
+    """
     import torch
 
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):

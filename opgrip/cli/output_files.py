@@ -29,12 +29,14 @@ _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?!\d+(?:\.\d+)?$))")
 
 
 def quoted(text: str) -> str:
-    """Return text as a .csv cell that a spreadsheet does not interpret as a formula."""
+    """Return a text for a cell of a .csv file, with `'` in front of a text that a spreadsheet would run as a
+    formula.
+    """
     return f"'{text}" if _FORMULA.match(text) else text
 
 
 def unquoted(text: str) -> str:
-    """Return the text that was passed to `quoted`."""
+    """Return the text from which `quoted` made a cell."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
@@ -42,8 +44,10 @@ _parts = count()
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the temporary file for an output file; it keeps the suffixes, which determine the
-    compression.
+    """Return the path of the temporary file that becomes the output file `path`.
+
+    It is in the same folder, contains the process id, and has the suffixes of `path`, from which the compression is
+    determined.
     """
     # keep a link and replace its target
     path = path.resolve()
@@ -52,7 +56,7 @@ def partial_path(path: Path) -> Path:
 
 
 def check_writable(path: Path, force: bool) -> None:
-    """Raise `UserError` if a file exists and must not be replaced, or cannot be written."""
+    """Raise `UserError` if an output file cannot be written, or if it exists and `force` is False."""
     if path.is_dir():
         raise UserError(f"{path} is a folder", "name a file in it")
     if path.exists() and not path.is_file():
@@ -68,7 +72,14 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Raise `UserError` if `path` is set but has none of the suffixes, or cannot be written."""
+    """Raise `UserError` if an output file cannot be written, if it exists and `force` is False, or if its name ends in
+    none of the suffixes.
+
+    Parameters
+    ----------
+    path : the file; None if the command writes none, so that nothing is checked
+    suffixes : allowed endings of the name, such as `.csv`; empty if all are allowed
+    """
     if path is None:
         return
     if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):
@@ -80,7 +91,12 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
 
 
 def create(path: Path, force: bool) -> IO[bytes]:
-    """Create and open the temporary file of `path`; `give_name` renames it later."""
+    """Create and open the temporary file that `give_name` later renames to `path`.
+
+    Raises
+    ------
+    UserError : if the file cannot be written, or if `path` exists and `force` is False
+    """
     check_writable(path, force)
     try:
         return partial_path(path).open("xb")
@@ -93,12 +109,17 @@ def cannot_be_written(path: str | Path, error: BaseException) -> UserError:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the system's message for an error, without the error number."""
+    """Return an error's message in lower case; for an `OSError` only the system's text, without number and path."""
     return ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
 
 
 def open_ordinary(path: Path) -> IO[bytes]:
-    """Open a file to read and write, and create it if necessary; raise `UserError` unless it is an ordinary file."""
+    """Open a file for reading and writing, and create it if it does not exist.
+
+    Raises
+    ------
+    UserError : if the path is a link, folder, pipe or device
+    """
     problem = UserError(f"{path} is not a regular file", "remove it")
     try:
         # opening a link would change its target, and opening a pipe would block
@@ -114,16 +135,17 @@ def open_ordinary(path: Path) -> IO[bytes]:
 
 
 def give_name(part: Path, path: Path, force: bool) -> None:
-    """Rename a complete temporary file to its final name.
+    """Rename a completely written temporary file to the name of the output file.
 
     Parameters
     ----------
-    path : final path with links resolved when the file was created; a link that replaced the file since is overwritten
-    force : replace an existing file; otherwise keep the temporary file
+    part : the temporary file
+    path : the output file, with symbolic links resolved when the temporary file was created
+    force : True to replace an existing output file; if False, the temporary file is kept when there is one
 
     Raises
     ------
-    ExistingFileError : if the path exists by now
+    ExistingFileError : if the output file exists and `force` is False
     """
     if not force:
         try:
@@ -141,13 +163,15 @@ def give_name(part: Path, path: Path, force: bool) -> None:
 
 
 def discard(file: IO[bytes]) -> None:
-    """Remove a temporary file if it exists."""
+    """Remove the file that an open temporary file was created as, if it still exists."""
     with suppress(OSError):
         Path(file.name).unlink()
 
 
 def abandon(file: IO[bytes]) -> None:
-    """Redirect an open temporary file to the null device, because after a fork it belongs to the parent process."""
+    """Make an open temporary file write to the null device: after a fork, only the parent process may write to
+    the real file.
+    """
     if file.closed:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -157,7 +181,9 @@ def abandon(file: IO[bytes]) -> None:
 
 @contextmanager
 def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
-    """Open a temporary file that is renamed to `path` if the block succeeds, and removed otherwise."""
+    """Open a temporary file for the block; rename it to `path` if the block succeeds, and remove it if the block
+    raises an exception.
+    """
     target = path.resolve()
     file = create(path, force)
     try:
@@ -175,14 +201,14 @@ def write_text(text: str, path: Path, force: bool) -> None:
 
 
 def write_json(data: Any, path: Path, force: bool, **options: Any) -> None:
-    """Write data as indented JSON; `options` are passed to `json.dumps`."""
+    """Write data to a file as indented JSON; `options` are keywords of `json.dumps`."""
     write_text(json.dumps(data, indent=1, **options) + "\n", path, force)
 
 
 def csv_text(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return CSV text with a line of column names and the rows; None and NaN become empty cells.
+    """Return CSV text with a line of column names and one line per row; None and NaN become empty cells.
 
-    Cells are escaped, because untrusted text could control a terminal or be a formula for a spreadsheet.
+    Unprintable characters become escapes, and formulas of spreadsheets become text, because the data may be untrusted.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -198,7 +224,16 @@ def _csv_cell(cell: Any) -> Any:
 
 
 def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[bytes, bytes] | None = None) -> None:
-    """Write a table as Parquet, with `metadata` in the file; raise `MissingPackageError` without pyarrow."""
+    """Write a table to an open file as Parquet.
+
+    Parameters
+    ----------
+    metadata : additional key-value metadata of the file
+
+    Raises
+    ------
+    MissingPackageError : if pyarrow is not installed
+    """
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     table = arrow.Table.from_pandas(frame, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})})
@@ -207,11 +242,13 @@ def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Create a temporary folder that is renamed to `path` if the block succeeds, and removed otherwise.
+    """Create a temporary folder for the block; rename it to `path` if the block succeeds, and remove it if the block
+    raises an exception.
 
     Raises
     ------
-    UserError : if the path exists; a folder is never replaced because it may contain other files
+    ExistingFileError : if `path` exists; a folder is never replaced, because it may contain other files
+    UserError : if the folder cannot be created
     """
     if path.exists() or path.is_symlink():
         raise ExistingFileError(f"{path} exists", "name a folder that does not exist")
@@ -235,7 +272,7 @@ ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")
 
 
 class ByteSink(Protocol):
-    """File-like output of a trace; after `flush`, everything written so far can be read from the file."""
+    """Writable stream for the bytes of a trace; what was written before `flush` can be read from the trace file."""
 
     def write(self, data: bytes, /) -> int: ...
 
@@ -245,11 +282,11 @@ class ByteSink(Protocol):
 
 
 class Damage(Exception):
-    """Raised when the rest of a file cannot be read; the message gives the reason."""
+    """Raised at the place in a compressed file from which on it cannot be decompressed; the message is the reason."""
 
 
 def compress_to(raw: IO[bytes], name: str) -> ByteSink:
-    """Return a sink that writes to an open file, compressed for the suffixes `.gz` and `.zst`."""
+    """Return a stream that writes to an open file, compressed if `name` ends in `.gz` or `.zst`."""
     if name.endswith(".gz"):
         # mtime=0 makes equal traces equal bytes
         return _GzipSink(raw)
@@ -259,11 +296,11 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file up to the first damage.
+    """Yield the decompressed bytes of a file, in pieces.
 
     Raises
     ------
-    Damage : after the last readable bytes, if the compressed stream is cut or broken
+    Damage : after the last readable bytes, if the compressed data is cut or broken
     UserError : if the file cannot be opened
     """
     if path.is_fifo():
@@ -325,7 +362,7 @@ def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 class _GzipSink(gzip.GzipFile):
-    """A gzip stream that flushes to its file whenever it is flushed, and closes the file when it is closed."""
+    """A gzip stream whose `flush` and `close` also flush and close the file below it."""
 
     def __init__(self, raw: IO[bytes]) -> None:
         super().__init__(fileobj=raw, mode="wb", filename="", compresslevel=6, mtime=0)

@@ -22,16 +22,20 @@ from opgrip.errors import UserError
 
 
 class MissingPackageError(UserError):
-    """A package that is not installed."""
+    """Raised if an optional package is not installed; the hint is the command that installs it."""
 
 
 def needed(module: str, extra: str = "") -> Any:
-    """Import a module only when it is needed: one of an optional package, or one that loads slowly.
+    """Import a module of an optional package, or one that loads slowly, and return it.
+
+    Parameters
+    ----------
+    module : dotted name of the module
+    extra : name of the extra of opgrip that lists the package; empty if none does
 
     Raises
     ------
-    MissingPackageError : if the module is not installed; the message gives the command that installs the extra's
-        packages
+    MissingPackageError : if the module is not installed
     """
     try:
         return importlib.import_module(module)
@@ -42,9 +46,9 @@ def needed(module: str, extra: str = "") -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra; empty if the extra is unknown.
+    """Return the command that installs the packages of an extra of opgrip; empty if there is no such extra.
 
-    The command lists the packages, because `opgrip[EXTRA]` does not work in a checkout or a folder on PYTHONPATH.
+    The command lists the packages, because `pip install opgrip[EXTRA]` fails if opgrip runs from a checkout.
     """
     packages = _packages_of(extra)
     return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else ""
@@ -68,12 +72,12 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Plug-ins of one kind, by name.
+    """The plug-ins of one kind, by name; they are imported when one is first asked for.
 
     Parameters
     ----------
-    package : package whose modules are the plug-ins, such as `opgrip.replay.modes`; None for entry points only
-    group : entry point group for plug-ins of other packages, such as `opgrip.modes`
+    package : package whose modules register plug-ins, such as `opgrip.replay.modes`; None if only entry points do
+    group : name of the entry-point group in which other packages declare plug-ins, such as `opgrip.modes`
     """
 
     def __init__(self, package: str | None, group: str) -> None:
@@ -83,7 +87,7 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that registers a plug-in under a name."""
+        """Return a decorator that adds the decorated object to the registry as the plug-in with this name."""
 
         def enter(entry: T) -> T:
             self._entries[name] = entry
@@ -92,18 +96,18 @@ class Registry(Generic[T]):
         return enter
 
     def names(self) -> list[str]:
-        """Return all names in alphabetical order."""
+        """Return the names of all plug-ins in alphabetical order."""
         return sorted(self._load())
 
     def get(self, name: str) -> T | None:
         return self._load().get(name)
 
     def values(self) -> list[T]:
-        """Return the plug-ins, sorted by name."""
+        """Return all plug-ins, sorted by name."""
         return [entry for _, entry in self.items()]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Yield pairs of name and plug-in, sorted by name."""
+        """Yield a pair of name and plug-in for each plug-in, sorted by name."""
         return iter(sorted(self._load().items()))
 
     def _load(self) -> dict[str, T]:
@@ -120,12 +124,18 @@ class Registry(Generic[T]):
 
 @lru_cache(maxsize=1)
 def _entry_points(search_path: tuple[str, ...]) -> Any:
-    """Return the entry points of all packages on a search path; cached, because reading them takes milliseconds."""
+    """Return the entry points of all packages installed on a module search path.
+
+    They are cached by search path, because reading them takes milliseconds.
+    """
     return entry_points()
 
 
 class _NamedLikeItsFunction(ModuleType):
-    """A package that contains a function with the same name as the package."""
+    """Class of a package that contains a function of the same name, such as `opgrip.replay`.
+
+    A program that calls the package gets an error that says how to import the function.
+    """
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self.__name__.rpartition(".")[2]
@@ -133,15 +143,13 @@ class _NamedLikeItsFunction(ModuleType):
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` of a package (PEP 562).
-
-    If a program calls a package that contains a function with the same name, such as `opgrip.replay`, the error
-    message says how to import the function.
+    """Return the functions `__getattr__` and `__dir__` of a package, which import its public names on first use (PEP
+    562).
 
     Parameters
     ----------
-    package : name of the package
-    modules : full name of the module that defines each public name, or of the package that a name refers to
+    package : full name of the package
+    modules : by public name, the full name of the module that defines it; for the name of a submodule, that submodule
     """
 
     def get(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Progress of a command on stderr: a live display on a terminal, plain lines elsewhere."""
+"""Progress of a command on stderr: a line that is updated in place on a terminal, and plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def loading(prog: str) -> Iterator[None]:
-    """Show a progress line on a terminal while the block loads torch; print nothing if stderr is no terminal."""
+    """Show `loading torch ...` on a terminal while the block imports torch, and remove it afterwards; print
+    nothing elsewhere.
+    """
     if "torch" in sys.modules or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -48,10 +50,13 @@ LARGE_BYTES = 20_000_000
 
 
 class Advance(Protocol):
-    """Callback for a finished step of a task; `now` is a text about the current state, shown if the line has space."""
+    """Function that a task calls after each of its steps, to update the progress display.
+
+    The argument `now` is a text on the task's current state, shown if the line has space for it.
+    """
 
     def __call__(self, now: str = "") -> None:
-        """Report a finished step."""
+        """Count one more finished step; `now` is a text on the current state for the progress display."""
 
 
 Tell: TypeAlias = Callable[[str, int, int], None]
@@ -59,15 +64,15 @@ Tell: TypeAlias = Callable[[str, int, int], None]
 
 
 def tell_nobody(part: str, done: int, total: int) -> None:
-    """Ignore a progress report."""
+    """Do nothing; used in place of a progress callback if no progress is displayed."""
 
 
 class Reporter:
-    """Prints a command's progress and notes to stderr.
+    """Prints a command's progress and notices to stderr.
 
     Parameters
     ----------
-    prog : name of the command, printed at the start of plain lines
+    prog : name of the command, printed in front of each notice
     """
 
     def __init__(self, prog: str) -> None:
@@ -76,27 +81,31 @@ class Reporter:
 
     @property
     def _can_redraw(self) -> bool:
-        """Return True if the display can be updated: on a terminal, or in Jupyter with its widgets."""
+        """Return True if a progress line can be updated in place: on a terminal, or in Jupyter if ipywidgets is
+        installed.
+        """
         return self.console.is_terminal or (self.console.is_jupyter and has_widgets())
 
     def say(self, text: str) -> None:
-        """Print a permanent line."""
+        """Print a notice as a line that stays on the screen."""
         self.console.print(f"{self.prog}: {text}", markup=False, soft_wrap=True)
 
     def begin(self, text: str) -> None:
-        """Report the start of a task whose progress cannot be shown."""
+        """Report that a task begins whose progress cannot be displayed; here by a line with the name of the task."""
         self.say(text)
 
     @contextmanager
     def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Advance]:
-        """Show a task with its progress while the block runs; on a terminal the display is removed afterwards.
+        """Display the progress of a task while the block runs; on a terminal the display disappears afterwards.
 
-        Yields a callback for each finished step of `total`. The callback draws the display, because a thread that draws
-        it would disturb measurements.
+        The block gets a function to call after each finished step. That call draws the display: a thread that draws it
+        would disturb measurements.
 
         Parameters
         ----------
-        measures : True if the task measures times; if False, a thread updates the elapsed time
+        text : description of the task
+        total : number of steps; None if unknown
+        measures : True if the task measures times; if False, a thread updates the elapsed time between steps
         """
         if not self._can_redraw:
             self.begin(text)
@@ -124,7 +133,10 @@ class Reporter:
 
     @contextmanager
     def following(self, text: str) -> Iterator[Tell]:
-        """Show a task of several parts with unknown numbers of steps; yield a callback for its progress."""
+        """Display the progress of a task with several parts, whose numbers of steps are not known in advance.
+
+        The block gets a function to call with the name of the current part, its finished steps and its number of steps.
+        """
         if not self._can_redraw:
             self.begin(text)
             yield tell_nobody
@@ -147,7 +159,18 @@ class Reporter:
     def _fitting(
         self, text: str, total: int | None, elapsed: ProgressColumn | None, tells_left: bool = True
     ) -> tuple[list[ProgressColumn], str]:
-        """Return the progress columns and the part of the text that fit into the terminal; numbers are never cut."""
+        """Return the columns of a progress display and the beginning of the text that fit into the width of the
+        terminal.
+
+        Columns are left out rather than cut, so that no number is shown incompletely.
+
+        Parameters
+        ----------
+        text : description of the task
+        total : number of steps; None if unknown
+        elapsed : column with the elapsed time; None to leave it out
+        tells_left : True to show the estimated remaining time
+        """
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
         numbers: list[tuple[int, list[ProgressColumn]]] = []
@@ -171,7 +194,7 @@ class Reporter:
         return ([TextColumn("{task.description}", markup=False)] if text else []) + shown, text
 
     def reading(self, path: str | Path) -> AbstractContextManager[object]:
-        """Return a context manager that shows that a file is being read, if it is large."""
+        """Return a context manager that displays `reading PATH, SIZE MB` during its block if the file is large."""
         try:
             size = Path(path).stat().st_size
         except OSError:
@@ -186,21 +209,21 @@ def has_widgets() -> bool:
 
 
 class QuietReporter(Reporter):
-    """Reporter for Python programs: shows progress where possible, and raises notes as warnings."""
+    """Reporter for calls from Python: displays progress on a terminal or in Jupyter, and issues notices as warnings."""
 
     def say(self, text: str) -> None:
-        """Issue a warning."""
+        """Issue the notice as a Python warning."""
         warnings.warn(text, stacklevel=3)
 
     def begin(self, text: str) -> None:
-        """Print nothing."""
+        """Print no line for a task whose progress cannot be displayed."""
 
 
 class SilentReporter(Reporter):
-    """Reporter that prints nothing, used in all but one of several identical processes."""
+    """Reporter that prints nothing; all but one of several identical processes use it, so that notices appear once."""
 
     def say(self, text: str) -> None:
-        """Print nothing."""
+        """Do not print the notice."""
 
     @property
     def _can_redraw(self) -> bool:

@@ -33,7 +33,11 @@ _CUT_NUMBER = re.compile(r"[\d.]*\d\.?$")
 
 
 def shorten(text: str, most: int = MOST) -> str:
-    """Return printable text of at most `most` characters, with an ellipsis if it was cut."""
+    """Return the text with unprintable characters escaped, cut to `most` characters with `…` at the end if it is
+    longer.
+
+    A number at the cut is left out completely, since a part of it would be a wrong number.
+    """
     # cut first, because a trace may hold texts of megabytes
     shown = printable(text[: most + 1])
     if len(shown) <= most:
@@ -45,7 +49,9 @@ def shorten(text: str, most: int = MOST) -> str:
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Return a text as lines of at most `width` characters, without breaking numbers if possible."""
+    """Return the text as lines of at most `width` terminal columns, broken between words and not within numbers
+    where possible.
+    """
     lines = [""]
     for piece in _pieces(text, width, _BREAKS):
         if cell_len((lines[-1] + piece).rstrip()) <= width:
@@ -56,7 +62,13 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    """Yield the parts of a text that must stay on one line."""
+    """Yield the pieces of a text between which a line may be broken; each fits into `width` terminal columns.
+
+    Parameters
+    ----------
+    breaks : patterns of the places where the text may be broken, the best places first; a piece that is still too wide
+        is broken anywhere
+    """
     if cell_len(text.rstrip()) <= width:
         yield text
     elif breaks:
@@ -67,9 +79,9 @@ def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterato
 
 
 def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
-    """Return a console that writes to a file, or to stdout or stderr.
+    """Return a rich console that writes to `file`; without a file, to stderr if `stderr` is True, otherwise to stdout.
 
-    If the variable NO_COLOR is set, the console writes no colours, bold or italic text.
+    If the environment variable NO_COLOR is set, the console writes no colours, bold or italic text.
     """
     # rich is imported late in this file and those that print, to keep `--help` fast
     from rich.console import Console
@@ -79,7 +91,13 @@ def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
 
 
 def print_line(line: str, file: IO[str], style: str = "", indent: int = 0) -> None:
-    """Print a line, wrapped to the width of a terminal; continuation lines are indented by `indent`."""
+    """Print a line to a file; on a terminal, wrap it to the width.
+
+    Parameters
+    ----------
+    style : rich style of the text, such as `bold`; empty for none
+    indent : number of spaces in front of the second and later lines of a wrapped line
+    """
     from rich.text import Text
 
     console = console_for(file)

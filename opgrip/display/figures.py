@@ -37,7 +37,9 @@ multiples
 
 
 def check_plottable(path: Path) -> None:
-    """Raise `UserError` if the suffix of a path is not an image format, or matplotlib is not installed."""
+    """Raise `UserError` if the suffix of an output path is not that of an image format, or if matplotlib is not
+    installed.
+    """
     if path.suffix.removeprefix(".") not in METADATA:
         names = ", ".join(f".{kind}" for kind in METADATA)
         raise UserError(f"{path} does not end in the suffix of an image format", f"end it in one of {names}")
@@ -45,27 +47,28 @@ def check_plottable(path: Path) -> None:
 
 
 def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None:
-    """Draw a figure and write it to a file.
+    """Draw a figure and write it to an open file.
 
     Parameters
     ----------
-    draw : function that returns the figure; it is called with opgrip's style active
-    kind : `svg`, `pdf` or `png`
+    draw : function that returns the figure; it is called with opgrip's plot style active
+    kind : format of the file: `svg`, `pdf` or `png`
 
     Raises
     ------
-    UserError : if matplotlib is not installed
+    MissingPackageError : if matplotlib is not installed
     """
     with in_style():
         draw().savefig(file, format=kind, metadata=METADATA[kind])
 
 
 def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its axes, row by row.
+    """Return a figure with `rows` times `columns` plots, and their axes, row by row.
 
     Parameters
     ----------
-    options : arguments of `matplotlib.figure.Figure.subplots`, and `size`, (width, height) in inches
+    title : title above all plots; empty for none
+    options : arguments of `matplotlib.figure.Figure.subplots`, and `size`, the (width, height) of the figure in inches
     """
     size = options.pop("size", (6.6, 3.6))
     needed("matplotlib", "plot")
@@ -79,18 +82,20 @@ def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> t
 
 
 def literal(text: object, most: int = 60) -> str:
-    """Return printable text of at most `most` characters for a figure."""
+    """Return text for a figure with unprintable characters escaped, cut to `most` characters."""
     shown = printable(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least: float = -inf) -> None:
-    """Label an axis, and format its numbers with a unit and SI prefixes.
+    """Set the label of an axis, and print its numbers with SI prefixes and a unit, such as `20 us`.
 
     Parameters
     ----------
-    scale : one axis step in `unit`, for example 1e-6 if values are in us and the unit is s
-    least : numbers below this are not printed
+    name : the label
+    unit : the unit without prefix, such as `s`; empty for none
+    scale : factor that converts the plotted values to `unit`, such as 1e-6 for values in us and the unit s
+    least : plotted values below this have no number
     """
     ticker = needed("matplotlib.ticker", "plot")
     prefixes = ticker.EngFormatter(unit)
@@ -100,7 +105,12 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least:
 
 
 def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Make the x or y axis logarithmic, with a range that contains all values."""
+    """Give an axis a logarithmic scale and a range that contains all values, which must be above 0.
+
+    Parameters
+    ----------
+    which : `x` or `y`
+    """
     ticker = needed("matplotlib.ticker", "plot")
     low, high = min(values), max(values)
     decades = log10(high / low)
@@ -113,12 +123,12 @@ def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
 
 
 def marked(place: int) -> dict[str, Any]:
-    """Return the colour and marker of a data series by its number."""
+    """Return the colour and the marker of the data series with this index, as keywords of matplotlib's `plot`."""
     return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """Add a legend below the axes, where it hides no points."""
+    """Add a legend with `columns` columns below a plot, outside of it, so that it hides no points."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
@@ -148,7 +158,7 @@ STYLE = {
 
 @contextmanager
 def in_style() -> Iterator[None]:
-    """Use opgrip's plot style in the block, regardless of the program's own style."""
+    """Draw with opgrip's plot style in the block, whatever style the program or the user's matplotlibrc sets."""
     matplotlib = needed("matplotlib", "plot")
     # a user's matplotlibrc would change the pictures
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -165,11 +175,11 @@ PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"
 
 
 def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure] | None = None) -> str:
-    """Return HTML with lines of text, a figure if matplotlib is installed, and a table.
+    """Return an HTML fragment with lines of text, a figure if matplotlib is installed, and a table.
 
     Parameters
     ----------
-    draw : function that returns the figure, called with opgrip's style active; None for no figure
+    draw : function that returns the figure; it is called with opgrip's plot style active; None for no figure
     """
     shown = table.copy()
     for name in table.select_dtypes(exclude="number"):
@@ -184,7 +194,7 @@ def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure
 
 
 def _number(value: float) -> str:
-    """Return a number with four significant digits, without an exponent."""
+    """Return a number as text with four significant digits and without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

@@ -15,10 +15,10 @@ DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
 
 
 class StyledFigure(Figure):
-    """A figure that is always drawn in opgrip's style, and that Jupyter shows as an image."""
+    """A matplotlib figure that is always drawn in opgrip's plot style, and that Jupyter shows as an image."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
-        """Write the figure to a file, as matplotlib does."""
+        """Write the figure to a file in opgrip's plot style; the arguments are matplotlib's."""
         with in_style():
             super().savefig(*args, **options)
 
@@ -28,7 +28,7 @@ class StyledFigure(Figure):
 
 
 def png_of(figure: Figure) -> tuple[str, int]:
-    """Return a base64 image of a figure and its display width in page pixels."""
+    """Return a figure as a .png image in base64, and the width in page pixels at which a notebook shows it."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DOTS_PER_INCH, pil_kwargs={"optimize": True})
     return base64.b64encode(file.getvalue()).decode(), round(figure.get_size_inches()[0] * PIXELS_PER_INCH)

@@ -30,18 +30,22 @@ INDENT = "  "
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table, declared once for a type of row.
+    """A column of a printed table: its heading, and how its cells are computed from the rows and fitted to the
+    terminal.
 
     Attributes
     ----------
-    value : attribute of a row, or function of a row; `-` is shown for None
-    form : format specification of numbers, which are aligned right (`>` aligns text right); empty for text
-    rank : columns with the highest rank are left out first on a narrow terminal; rank 0 is never left out
-    least : width in characters that text is folded to before columns are left out
-    below : True to print the text below its row on a narrow terminal, or in a pipe if it is long
-    is_command : True for a command, which is printed on one line below its row so that it can be copied
-    most : maximum number of characters of a cell
-    when : condition that a row must meet for the column to be shown
+    value : name of the attribute of a row that the cell shows, or a function of the row; None is shown as `-`
+    form : format specification of Python for the value, such as `,.1f`; such cells are right-aligned and never wrapped;
+        empty for text
+    rank : on a narrow terminal, columns with the highest rank are left out first; columns with rank 0 never
+    least : number of characters to which a column of text may be narrowed, by wrapping, before other columns are left
+        out
+    below : True to print the cell on a line below its row if the terminal is narrow or the text is long
+    is_command : True if the cell is a shell command, which is printed on one line below its row so that it can be
+        copied
+    most : number of characters to which a longer cell is cut
+    when : function of a row; the column is printed if it is true for at least one row; None to print it always
     """
 
     heading: str
@@ -55,16 +59,18 @@ class TableColumn:
     when: Callable[[Any], object] | None = None
 
     def cell(self, row: Any) -> str:
-        """Return the printable text of a row in this column."""
+        """Return the text that this column shows for a row, with unprintable characters escaped."""
         value = getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
         return "-" if value is None else shorten(format(value, self.form), self.most)
 
     def least_width(self, cells: Sequence[str], most: int) -> int:
-        """Return the minimum width of a column; numbers are never folded, headings only between words.
+        """Return the smallest width of this column in characters: headings are broken between words only, and numbers
+        never.
 
         Parameters
         ----------
-        most : width in characters that text may be folded to, even if `least` is larger
+        cells : texts of the column's cells
+        most : width to which text may be wrapped if `least` is larger
         """
         widest = _widest(cells)
         return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least, most))
@@ -77,11 +83,14 @@ def print_table(
     title: str = "",
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the terminal, or nothing without rows; in a pipe, columns are as wide as their text.
+    """Print a table that fits the width of the terminal; print nothing if there are no rows.
+
+    If the output is not a terminal, each column is as wide as its longest text.
 
     Parameters
     ----------
-    style : returns the rich style of a row
+    title : line above the table; empty for none
+    style : returns the rich style of a row, such as `bold`, or None
     """
     if not rows:
         return
@@ -133,12 +142,20 @@ def _print(lines: Sequence[Sequence[Segment]], console: Console) -> None:
 
 
 def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[TableColumn]:
-    """Return the columns whose condition (`when`) at least one row meets."""
+    """Return the columns to print for some rows: those without a condition `when`, or whose condition at least
+    one row meets.
+    """
     return [column for column in columns if column.when is None or any(map(column.when, rows))]
 
 
 def _narrowed(cells: Mapping[TableColumn, list[str]], width: int) -> dict[TableColumn, list[str]]:
-    """Return the columns that fit a narrow terminal, with their cells."""
+    """Return the columns that remain if those with the highest `rank` are left out until the table fits the terminal.
+
+    Parameters
+    ----------
+    cells : texts of the cells of each column
+    width : width of the terminal in characters
+    """
     fitting = dict(cells)
     while _width(fitting, TIGHT, LONGEST) > width and (highest := max(column.rank for column in fitting)):
         fitting = {column: texts for column, texts in fitting.items() if column.rank != highest}
@@ -154,8 +171,15 @@ def _width(cells: Mapping[TableColumn, list[str]], gap: int, folded: int | None 
 
 
 def _shared_out(cells: Mapping[TableColumn, list[str]], width: int, gap: int, most: int) -> list[int]:
-    """Return the width of each column: its minimum width, plus the remaining space, given to columns from left to
-    right.
+    """Return the width of each column in characters: its smallest width, plus space that is left in the terminal, given
+    to the columns from left to right.
+
+    Parameters
+    ----------
+    cells : texts of the cells of each column
+    width : width of the terminal
+    gap : width of the space between two columns
+    most : width to which text may be wrapped
     """
     rest = width - _width(cells, gap, most)
     widths = []
@@ -176,12 +200,12 @@ _MARKUP = re.compile(r"[\\|`*<>\[\]]|(?<!\w)_|_(?!\w)|(?<!^)~|^[#+-](?=[\s#]|$)"
 
 
 def literal(text: str) -> str:
-    """Return text with Markdown's special characters escaped."""
+    """Return text for Markdown, with unprintable characters and Markdown's special characters escaped."""
     return _MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
 
 
 def markdown_table(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[str]:
-    """Return the lines of a table in Markdown."""
+    """Return a table as lines of Markdown: the headings, the separator and one line per row."""
     columns = shown_columns(columns, rows)
     lines = [" | ".join(column.heading for column in columns), " | ".join("---" for _ in columns)]
     lines += [" | ".join(literal(column.cell(row)) for column in columns) for row in rows]

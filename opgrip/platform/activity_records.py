@@ -1,6 +1,7 @@
-"""Records that an accelerator keeps of its work: kernels, copies and fills, and the launches that started them.
+"""Records that an accelerator keeps of its activities (kernels, copies and fills), and of the launches that started
+them.
 
-torch's profiler collects them. Its interfaces are private and differ between versions of torch.
+torch's profiler collects these records. Its interfaces are private and differ between versions of torch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _INJECTIONS = {"NSYS_PROFILING_SESSION_ID": "nsys", "CUDA_INJECTION64_PATH": "a 
 
 
 def running_profile() -> str | None:
-    """Return what is known of a profile that torch makes now in any thread, or None."""
+    """Return the text `the program profiles itself` if a torch profiler runs now in any thread, otherwise None."""
     # the first tells only of this thread, and beginning a second profile ends that of another thread
     if _is_profiling_here() or getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         return "the program profiles itself"
@@ -38,14 +39,19 @@ def running_profile() -> str | None:
 
 
 def injected_profiler() -> str | None:
-    """Return which program uses the records of kernels from outside, or None if nothing is known to use them."""
+    """Return a text such as `nsys profiles the program` if an external profiler was injected into this process,
+    otherwise None.
+
+    Such a profiler takes the records of kernels, so that torch's profiler gets none.
+    """
     return next((f"{name} profiles the program" for key, name in _INJECTIONS.items() if key in os.environ), None)
 
 
 class ActivityProfile:
-    """A torch profile with the records that the accelerator here keeps of its work, without records of operators.
+    """A profile by torch's profiler with the activities of the accelerator and their launches, without torch's
+    operators.
 
-    `torch.profiler.profile` would warn the program about events of earlier cycles.
+    It uses the private profiler interface, because `torch.profiler.profile` would issue a warning in the program.
     """
 
     def __init__(self) -> None:
@@ -56,7 +62,7 @@ class ActivityProfile:
         self._profile.__enter__()
 
     def stop(self) -> list[Any]:
-        """Wait for the accelerator and return the events."""
+        """Wait until the accelerator has finished, end the profile, and return the profiler's events."""
         self._profile.__exit__(None, None, None)
         events: list[Any] = self._profile.kineto_results.events()
         return events
@@ -70,7 +76,16 @@ _sleep = _places.take("torch.cuda._sleep", None, "the first calls of a captured 
 
 
 def launch_nothing(kind: str) -> bool:
-    """Launch kernels that have no effect and need no memory in the current stream; return False if there is none."""
+    """Launch kernels that do nothing in the current stream, so that the first recorded kernels are not the program's.
+
+    Parameters
+    ----------
+    kind : device type, such as `cuda`
+
+    Returns
+    -------
+    False if there is no such kernel for this device type
+    """
     if kind != "cuda" or _sleep is None:
         return False
     for _ in range(FIRST_KERNELS):
@@ -79,9 +94,9 @@ def launch_nothing(kind: str) -> bool:
 
 
 def recorded_activities() -> dict[str, Any]:
-    """Return the profiler activities of the accelerators here that keep records, by device type.
+    """Return the activity kinds of torch's profiler for the accelerators whose work it can record, by device type.
 
-    Devices from outside torch are left out, because the profiler lists them whether or not they keep records.
+    Accelerators that a package outside torch provides are left out: the profiler lists them even if it records nothing.
     """
     activities = [] if _events is None else torch.profiler.supported_activities()
     return {item.name.lower(): item for item in activities if item.name in ("CUDA", "XPU")}
@@ -100,14 +115,14 @@ _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def is_launch(event: Any) -> bool:
-    """Return True if a profile's event is a launch of work on an accelerator by the host."""
+    """Return True if an event of torch's profiler is the launch of an accelerator's activity by the host."""
     if _has_activity_type:
         return bool(event.activity_type().endswith(_LAUNCH))
     return bool(event.device_type() == _HOST and event.correlation_id() > 0)
 
 
 def is_work(event: Any) -> bool:
-    """Return True if a profile's event is work of an accelerator: a kernel, a copy or a fill."""
+    """Return True if an event of torch's profiler is an activity of an accelerator: a kernel, a copy or a fill."""
     if _has_activity_type:
         return bool(event.activity_type().endswith(_WORK))
     return bool(event.device_type() != _HOST and not event.is_user_annotation())
@@ -115,15 +130,17 @@ def is_work(event: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LaunchedWork:
-    """Work of an accelerator, and the launch that started it.
+    """A kernel, copy or fill on an accelerator, and the launch that started it; all times in ns.
 
     Attributes
     ----------
-    thread : number of the launching thread: the system's number, or the lower bits of Python's
-    at_ns : time of the launch
-    launch : number of the launch, which may start several kernels
+    name : name of the kernel, or of the copy or fill
+    thread : id of the launching thread: the system's id, or the lower bits of Python's
+    at_ns : time at which the launch began
+    duration_ns : duration of the kernel, copy or fill
+    launch : correlation number of the launch; a launch may start several kernels
     launched_ns : time at which the launch returned
-    start_ns : time at which the work began
+    start_ns : time at which the kernel, copy or fill began on the accelerator
     """
 
     name: str
@@ -140,12 +157,13 @@ class LaunchedWork:
 
 
 def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWork]:
-    """Return an accelerator's work with its launches, from a profile's events.
+    """Return each kernel, copy and fill with its launch, from the events of a profile.
 
     Parameters
     ----------
-    events : events of torch's profiler, in which a launch and its work share a correlation number
-    distance_ns : offset of the profile's clock, which is the system's, from the clock of the returned times
+    events : events of torch's profiler, in which a launch and what it starts have the same correlation number
+    distance_ns : number of ns to subtract from the times of the events, which are of the system's clock, so that the
+        returned times are of the caller's clock
     """
     launches: dict[int, Any] = {}
     work: list[Any] = []
@@ -170,7 +188,10 @@ def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWor
 
 
 def records_work(device: str) -> bool:
-    """Return True if a device keeps records of its work, and no other profiler is known to use them now."""
+    """Return True if torch's profiler can record the activities of a device now.
+
+    False for a device without such records, and while another profiler uses them.
+    """
     return (
         torch.device(device).type in recorded_activities() and running_profile() is None and injected_profiler() is None
     )
@@ -178,7 +199,9 @@ def records_work(device: str) -> bool:
 
 @contextmanager
 def recorded_work() -> Iterator[list[LaunchedWork]]:
-    """Record the work that the accelerator here gets in the block; the list is filled at the end of the block."""
+    """Record the kernels, copies and fills that the accelerator runs in the block; the list is filled at the end
+    of the block.
+    """
     work: list[LaunchedWork] = []
     profile = ActivityProfile()
     profile.start()

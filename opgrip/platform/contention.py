@@ -1,7 +1,7 @@
-"""Detection of a disturbed measurement: other programs or virtual machines used the processors, or page faults were
+"""Detection of disturbed measurements: other programs or virtual machines used the processors, or page faults were
 slow.
 
-Timing a loop in the main thread does not detect this: a parallel operator waits at each barrier for its thread that got
+Timing a loop in the main thread does not detect this: a parallel operator waits at each barrier for a thread that got
 no processor, and takes a hundred times as long, while the main thread runs undisturbed.
 """
 
@@ -40,7 +40,14 @@ this multiple of it, or a run is longer, the effect is negligible.
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Number and total time of waits of this process's threads for a processor, up to a point in time."""
+    """How often and how long this process's threads have waited for a processor, up to a point in time.
+
+    Attributes
+    ----------
+    at_ns : the point in time
+    time_ns : total waiting time
+    count : number of waits
+    """
 
     at_ns: int
     time_ns: int
@@ -49,12 +56,15 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage of this process's processors at a point in time, from /proc/stat, in ns summed over processors.
+    """Usage of the processors that this process may run on, from /proc/stat, in ns summed over processors since the
+    start of the machine.
 
     Attributes
     ----------
-    busy_ns : time used by any program or taken by a hypervisor
-    own_ns : time used by this process
+    at_ns : time at which the usage was read
+    busy_ns : time in which a processor ran any program, or which a hypervisor took
+    stolen_ns : the part of `busy_ns` that a hypervisor took
+    own_ns : time in which a processor ran this process
     """
 
     at_ns: int
@@ -64,15 +74,16 @@ class Usage:
 
 
 class Contention:
-    """Counter of the time that this process's threads wait for processors.
+    """Detects that the threads of this process had to wait for processors.
 
-    If the kernel does not count waits, each involuntary context switch counts as a wait.
+    It reads the waits that the kernel counts for each thread; if the kernel does not count them, it counts involuntary
+    context switches.
 
     Parameters
     ----------
     proc : folder of the proc file system
     threads : number of threads that run at the same time; None for the number that torch uses for one operator
-    ignored : native id of a thread whose waits do not count
+    ignored : native id of a thread whose waits are not counted
     """
 
     def __init__(self, proc: Path = PROC, threads: int | None = None, ignored: int | None = None) -> None:
@@ -88,7 +99,7 @@ class Contention:
         self._asked = self.read()
 
     def read(self) -> Waits:
-        """Return the waits so far."""
+        """Return the waits of this process's threads up to now."""
         now = perf_counter_ns()
         if now - self._listed_ns > THREADS_NS:
             self._listed_ns = now
@@ -106,12 +117,12 @@ class Contention:
         return Waits(now, self._time_ns, self._count if self._files else _switches())
 
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
-        """Return True if threads have waited too long for a processor.
+        """Return True if this process's threads waited too long for a processor in a period that ends now.
 
         Parameters
         ----------
-        since : start of the period; None for the previous call of this method
-        run_ns : duration of the run within the period; None for the whole period
+        since : waits read at the start of the period; None for the previous call of this method
+        run_ns : duration of the measured run within the period; None for the whole period
         """
         waits = self.read()
         since, self._asked = since or self._asked, waits
@@ -126,9 +137,13 @@ class Contention:
         return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
 
     def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
-        """Return True if a run waited for a processor, or if a wait shortly before made it slower.
+        """Return True if a run that ends now was slower because its threads waited for a processor, during it or
+        shortly before.
 
-        `marks` are the waits read at the start of the latest runs; the last entry is this run's.
+        Parameters
+        ----------
+        marks : waits read at the start of the latest runs, the last one of this run
+        run_ns : duration of the run
         """
         start = marks[-1]
         if self.is_contended(start, run_ns):
@@ -142,13 +157,17 @@ class Contention:
 
     @property
     def is_shared(self) -> bool:
-        """Return True if other programs used this process's processors just now."""
+        """Return True if other programs used more than a tenth (`MOST_BY_OTHERS`) of this process's processors
+        in the last fraction of a second.
+        """
         self._look_at_others()
         return self._others > MOST_BY_OTHERS
 
     @property
     def has_room(self) -> bool:
-        """Return True if other programs left enough processors free for the threads of an operator just now."""
+        """Return True if other programs left at least as many processors free, in the last fraction of a second,
+        as an operator has threads.
+        """
         self._look_at_others()
         processors = len(os.sched_getaffinity(0))
         threads = min(self._threads or torch.get_num_threads(), processors)
@@ -163,7 +182,7 @@ class Contention:
         return (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0))
 
     def _list_threads(self) -> None:
-        """Find new threads of this process."""
+        """Open the wait counters of threads that this process has started since the last call."""
         folder = self._proc / "self" / "task"
         with suppress(OSError):
             for thread in os.listdir(folder):
@@ -174,7 +193,9 @@ class Contention:
                         self._last[thread] = _waits_in(file)
 
     def _look_at_others(self) -> None:
-        """Update the usage by others, if enough time has passed."""
+        """Update the shares of the processors that other programs and the hypervisor use, if the last update is
+        long enough ago.
+        """
         before = self._usage
         if before is None or perf_counter_ns() - before.at_ns < OTHERS_NS:
             return
@@ -221,8 +242,8 @@ def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
 
     Parameters
     ----------
-    faults : number of page faults
-    system_ns : time that the kernel spent
+    faults : number of page faults in a run
+    system_ns : time that the kernel spent in the run
     usual_ns : usual time of one page fault
     """
     usual = faults * usual_ns / TICK_NS
@@ -232,10 +253,13 @@ def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
 
 @functools.cache
 def usual_fault_ns() -> float | None:
-    """Measure the usual time of a page fault, in ns, for memory that the system provides at once; None if unknown.
+    """Measure the usual time of a page fault in ns, for memory that the system provides without delay.
 
-    The system provides recently freed pages first, so the measurement frees pages and touches them again. If the system
-    uses huge pages, page faults differ in size and have no usual time.
+    The measurement frees pages and writes to them again, since the system provides recently freed pages first.
+
+    Returns
+    -------
+    None if the system cannot free single pages, or uses huge pages, whose page faults have no usual time
     """
     if not hasattr(mmap, "MADV_DONTNEED") or _has_huge_pages():
         return None
@@ -246,7 +270,9 @@ def usual_fault_ns() -> float | None:
 
 
 def _touch(memory: mmap.mmap) -> float | None:
-    """Write to all pages, free them, and return the time per page fault in ns."""
+    """Write to all pages of a memory area, free them, and return the time per page fault in ns; None without
+    page faults.
+    """
     pages = np.frombuffer(memory, dtype=np.uint8)[:: resource.getpagesize()]
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, perf_counter_ns()
     pages[:] = 1

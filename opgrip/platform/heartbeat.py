@@ -1,4 +1,4 @@
-"""Heartbeat: the current step of a child process, in memory that it shares with its supervisor."""
+"""Heartbeat: the step that a child process is at, in memory that it shares with its supervisor."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ IDLE = -1
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """One step of a child process.
+    """The step that a child process is at.
 
     Attributes
     ----------
-    item, part : number of the item that the child works on, and of the part of this item; `IDLE` if there is none
-    since_ns : start of the step, by the monotonic clock
+    item : index of the item that the child works on, or `IDLE` if it works on none
+    part : index of the part of the item, or `IDLE` if the item has no parts
+    since_ns : time at which the step began, by the monotonic clock
     """
 
     item: int
@@ -28,10 +29,10 @@ class Beat:
 
 
 class Heartbeat:
-    """The current step of a child process, in memory shared with its supervisor.
+    """Memory in which a child process stores the step that it is at, shared with its supervisor.
 
-    Writing takes a fraction of a microsecond, so that a child can write before every run of a call. The memory holds
-    the number of writes and the newest entries, each with a hash of its fields and number. The hash lets a reader
+    Writing takes a fraction of a microsecond, so that a child can write before every run of a call. The memory contains
+    the number of writes and the newest entries, each with a hash of its fields and its number. The hash lets a reader
     detect an incomplete entry; if a child is killed while it writes, the previous entry is still valid.
 
     Parameters
@@ -58,18 +59,26 @@ class Heartbeat:
             self.rest()
 
     def enter(self, item: int, part: int = IDLE) -> None:
-        """Record the start of a step."""
+        """Store that the child begins a step.
+
+        Parameters
+        ----------
+        item : index of the item that the child works on
+        part : index of the part of the item, or `IDLE` if the item has no parts
+        """
         number, since_ns = self._count[0] + 1, monotonic_ns()
         check = hash((number, item, part, since_ns))
         self._ENTRY.pack_into(self._memory, self._offset(number), item, part, since_ns, check)
         self._count[0] = number
 
     def rest(self) -> None:
-        """Record that the child is between steps."""
+        """Store that the child works on no item now."""
         self.enter(IDLE)
 
     def read(self) -> Beat:
-        """Return the current step, or an idle one if the child has corrupted the memory."""
+        """Return the step that the child is at; a step without an item if the child has overwritten the memory
+        with other data.
+        """
         for _ in range(self._MOST_READS):
             number = self._count[0]
             item, part, since_ns, check = self._ENTRY.unpack_from(self._memory, self._offset(number))

@@ -1,4 +1,4 @@
-"""The machine: facts, devices, counters of GPUs from NVML, and a cache of measurements."""
+"""The machine: its processors, devices and free memory, the counters of NVIDIA GPUs, and a cache of measured speeds."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ SHARE_OF_FREE = 0.9
 
 
 def page_size(header: Mapping[str, Any]) -> int | None:
-    """Return the page size in bytes from a trace header, or None if it is missing or implausible."""
+    """Return the size in bytes of a memory page on the machine of a trace, from its header; None if missing or
+    implausible.
+    """
     page = header.get("page_size")
     return page if type(page) is int and 0 < page <= LARGEST_PAGE else None
 
 
 def cache_folder() -> Path:
-    """Return the folder for compiled code and measurements: `$OPGRIP_CACHE`, or `opgrip` in the user's cache folder."""
+    """Return the folder for compiled code and measured speeds: `$OPGRIP_CACHE`, or `opgrip` in the user's cache
+    folder.
+    """
     folder = os.environ.get("OPGRIP_CACHE")
     if folder:
         return Path(folder).expanduser()
@@ -41,7 +45,9 @@ def cache_folder() -> Path:
 
 
 def processor(device: str) -> list[str]:
-    """Return the properties of a device that compiled code depends on: CPU name and instruction sets, or GPU name."""
+    """Return the properties of a device that compiled code depends on: architecture, model and instruction set
+    of the CPU, or name of the GPU.
+    """
     import torch
 
     module = _module_of(device)
@@ -52,7 +58,9 @@ def processor(device: str) -> list[str]:
 
 
 def last_cache_bytes(device: str) -> int:
-    """Return the size of the last-level cache of a core or device in bytes; 32 MB if unknown."""
+    """Return the size in bytes of the last-level cache that a core of the CPU, or the accelerator, uses; 32 MB
+    if unknown.
+    """
     module = _module_of(device)
     if module is not None:
         properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
@@ -68,13 +76,15 @@ def last_cache_bytes(device: str) -> int:
 
 
 def available_memory(device: str) -> int | None:
-    """Return the number of bytes that cases may use on a device, or None if unknown."""
+    """Return how many bytes replayed cases may use on a device: a share of the free memory, or None if unknown."""
     free = free_memory(device)
     return None if free is None else int(SHARE_OF_FREE * free)
 
 
 def free_memory(device: str) -> int | None:
-    """Return the number of free bytes on a device, or None if unknown."""
+    """Return the number of free bytes on a device, or None if unknown; on the CPU, the limit of a container
+    counts too.
+    """
     module = _module_of(device)
     if module is not None:
         return int(module.mem_get_info(device)[0]) if hasattr(module, "mem_get_info") else None
@@ -82,7 +92,7 @@ def free_memory(device: str) -> int | None:
 
 
 def _module_of(device: str) -> Any:
-    """Return the torch module of an accelerator, or None for the CPU."""
+    """Return the torch module of an accelerator, such as `torch.cuda`; None for the CPU and the meta device."""
     import torch
 
     kind = torch.device(device).type
@@ -97,9 +107,9 @@ def _meminfo() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """Return the number of bytes that a container may still allocate, or None if it has no limit.
+    """Return how many bytes this process's container may still allocate, or None if it has no limit.
 
-    Inactive cached file pages do not count as used, because the kernel frees them when memory is short.
+    Cached file pages that are not in use do not count, because the kernel frees them when memory is short.
     """
     most, used, stat = (lines(str(CGROUP / f"memory.{name}")) for name in ("max", "current", "stat"))
     if not most or not used or not most[0].isdigit():
@@ -109,7 +119,7 @@ def _cgroup() -> int | None:
 
 
 def lines(path: str) -> list[str]:
-    """Return the lines of a system file, or an empty list if it cannot be read."""
+    """Return the lines of a text file of the system, or an empty list if the file cannot be read."""
     try:
         return Path(path).read_text().splitlines()
     except OSError:
@@ -117,11 +127,11 @@ def lines(path: str) -> list[str]:
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the device with a name, even if this machine lacks it.
+    """Return the torch device with a name such as `cuda:1`, whether or not this machine has the device.
 
     Raises
     ------
-    UserError : if torch does not know the device
+    UserError : if torch knows no device of this name
     """
     import torch
 
@@ -137,7 +147,12 @@ def parse_device(name: str) -> torch.device:
 
 
 def check_device(name: str) -> torch.device:
-    """Return the device with a name; check that it works."""
+    """Return the torch device with a name such as `cuda:1`.
+
+    Raises
+    ------
+    UserError : if torch knows no device of this name, or cannot use it on this machine
+    """
     import torch
 
     device = parse_device(name)
@@ -151,9 +166,14 @@ def check_device(name: str) -> torch.device:
 
 
 def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
-    """Return the numbers that `measure` returns; they are cached by processor, number of threads and torch version.
+    """Return the numbers that `measure` returns, from a cache if it was called before on this machine.
 
-    The cache is the file `measured.json` in `cache_folder()`.
+    The cache is the file `measured.json` in `cache_folder()`; an entry belongs to one measurement, device, processor,
+    number of threads and version of torch.
+
+    Parameters
+    ----------
+    what : name of the measurement
     """
     import torch
 
@@ -197,13 +217,15 @@ KINDS = ("GPU", "MIG")
 
 
 class Gpu:
-    """Counters of a GPU. A method returns None if the GPU, its driver or its virtual machine does not support the
-    counter.
+    """Counters and properties of an NVIDIA GPU, read from NVML.
+
+    A method returns None, or leaves a value out, if the GPU, its driver or its virtual machine does not provide the
+    value.
 
     Parameters
     ----------
     nvml : the module `pynvml`, initialized
-    handle : handle of a GPU, or of a MIG instance, whose clock is that of the whole GPU
+    handle : NVML's handle of the GPU or MIG instance; the clocks are those of the whole GPU
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
@@ -213,11 +235,13 @@ class Gpu:
         self._whole = handle if whole is None else whole
 
     def energy_mj(self) -> float | None:
-        """Return the energy in mJ since the driver was loaded; None for older GPUs and MIG instances."""
+        """Return the energy in mJ that the GPU has used since its driver was loaded; None for older GPUs and MIG
+        instances.
+        """
         return _number(self._read("nvmlDeviceGetTotalEnergyConsumption", self._handle))
 
     def power_mw(self) -> float | None:
-        """Return the current power in mW; on some GPUs, the mean of the last second."""
+        """Return the power in mW that the GPU uses now; on some GPUs, the mean over the last second."""
         return _number(self._read("nvmlDeviceGetPowerUsage", self._handle))
 
     def clock_mhz(self) -> float | None:
@@ -228,15 +252,15 @@ class Gpu:
         return None if memory is None else int(memory.free)
 
     def throttle_reasons(self) -> list[str]:
-        """Return NVML's names of the reasons why the clock is throttled."""
+        """Return NVML's names of the reasons why the GPU's clock is lowered now; empty if it is not."""
         mask = self._read("nvmlDeviceGetCurrentClocksEventReasons", self._whole)
         if mask is None:
             mask = self._read("nvmlDeviceGetCurrentClocksThrottleReasons", self._whole)
         return [name for name in REASONS if name not in IDLE and int(mask or 0) & self._bit(name)]
 
     def limits(self) -> dict[str, float | bool]:
-        """Return facts that do not change while programs run, such as maximum clocks and ECC, by their names
-        in traces.
+        """Return properties of the GPU that do not change while programs run, such as the highest clock rates
+        and whether ECC is on, by their names in traces.
         """
         readings = {
             "power_limit_w": _scaled(self._read("nvmlDeviceGetEnforcedPowerLimit", self._whole), 1e-3),
@@ -248,7 +272,7 @@ class Gpu:
         return {name: value for name, value in readings.items() if value is not None}
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the driver and of the newest CUDA that it supports."""
+        """Return the version of the GPU's driver (`driver`) and of the newest CUDA that it supports (`driver_cuda`)."""
         driver = self._read("nvmlSystemGetDriverVersion")
         newest = self._read("nvmlSystemGetCudaDriverVersion_v2")
         # older versions of the package return bytes
@@ -259,7 +283,7 @@ class Gpu:
         return {name: text for name, text in texts.items() if text is not None}
 
     def close(self) -> None:
-        """Shut NVML down."""
+        """End the use of NVML."""
         self._read("nvmlShutdown")
 
     def _read(self, name: str, *arguments: Any) -> Any:
@@ -278,11 +302,15 @@ class Gpu:
 
 
 def open_gpu(device: str) -> Gpu:
-    """Return the counters of a GPU.
+    """Return the counters of a GPU for `--energy`.
+
+    Parameters
+    ----------
+    device : name of a torch device, such as `cuda:0`
 
     Raises
     ------
-    UserError : if the device is not an NVIDIA GPU, NVML is missing, or access is not permitted
+    UserError : if the device is not an NVIDIA GPU, or if NVML is missing or does not permit access
     """
     if device.partition(":")[0] != "cuda":
         raise UserError(f"--energy needs an NVIDIA GPU, and {device} is not one", "remove --energy")
@@ -298,7 +326,12 @@ def open_gpu(device: str) -> Gpu:
 
 
 def find_gpu(device: str) -> Gpu | None:
-    """Return the counters of a GPU, or None if they cannot be read."""
+    """Return the counters of a GPU, or None if they cannot be read.
+
+    Parameters
+    ----------
+    device : name of a torch device, such as `cuda:0`
+    """
     try:
         return open_gpu(device)
     except UserError:
@@ -306,7 +339,10 @@ def find_gpu(device: str) -> Gpu | None:
 
 
 def _handle(nvml: Any, device: str) -> Any:
-    """Return the handle of a device by its UUID, because CUDA numbers only visible devices and NVML numbers all."""
+    """Return NVML's handle of a torch device, found by its UUID.
+
+    The index does not identify it: CUDA counts only the devices that the process sees, NVML all.
+    """
     import torch
 
     uuid = torch.cuda.get_device_properties(device).uuid
@@ -329,5 +365,10 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def _is_on(modes: Any) -> bool | None:
-    """Return the first of a pair of current and pending state as a boolean, or None if unknown."""
+    """Return whether a mode of the GPU, such as ECC, is on now; None if unknown.
+
+    Parameters
+    ----------
+    modes : current state and state after the next reboot, as NVML returns them, or None
+    """
     return None if modes is None else bool(modes[0])

@@ -1,6 +1,8 @@
-"""Precision of float32 operators, which programs can set for each backend since torch 2.9.
+"""Reduced precision of float32 operators, such as TF32, which programs can set for each backend since torch 2.9.
 
 Once a program changes one of these settings, reading torch's older global settings raises an error.
+
+A setting's name is its path below `torch.backends`, such as `cuda.matmul`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,13 @@ _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf
 
 
 def read_precision(place: str) -> str | None:
-    """Return the precision setting of a backend, or None if this version of torch lacks it."""
+    """Return the precision that is set for a backend, such as `tf32`; None if this version of torch has no such
+    setting.
+
+    Parameters
+    ----------
+    place : name of the setting, such as `cuda.matmul`
+    """
     try:
         return _READERS[place]()
     except (AttributeError, RuntimeError) as error:
@@ -49,7 +57,12 @@ def read_precision(place: str) -> str | None:
 
 
 def allows_tf32(place: str) -> bool:
-    """Return True if a GPU backend may multiply float32 as TF32."""
+    """Return True if the program's settings allow a GPU backend to compute float32 operators as TF32.
+
+    Parameters
+    ----------
+    place : name of the setting, such as `cuda.matmul`
+    """
     value = read_precision(place)
     if value is not None:
         return value == "tf32"
@@ -60,15 +73,26 @@ def allows_tf32(place: str) -> bool:
 
 
 def set_precision(place: str, value: Any) -> None:
-    """Set the precision of a backend. torch raises an error if that is not possible."""
+    """Set the precision of a backend; torch raises an error if this version or backend does not accept it.
+
+    Parameters
+    ----------
+    place : name of the setting, such as `cuda.matmul`
+    value : the precision, such as `tf32`
+    """
     attrgetter(place)(torch.backends).fp32_precision = value
 
 
 def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
-    """Return True if a GPU may compute a float32 operator as TF32, under the recorded settings in `context`.
+    """Return True if a GPU may compute a float32 operator as TF32, given the settings recorded with the call.
 
-    Convolutions and recurrent networks have separate settings, which allow TF32 by default. A subgraph case or a sample
-    may contain all kinds of operators, so any of the settings that allows TF32 counts.
+    Convolutions and recurrent networks have separate settings, which allow TF32 by default. Since a subgraph case or a
+    sample may contain all kinds of operators, any setting that allows TF32 counts for it.
+
+    Parameters
+    ----------
+    operator : name of the operator, such as `aten.mm`, or of the gripped function or sample
+    context : recorded settings of the call
     """
     values = parse_precisions(str(context.get("fp32_precision", "")))
     of_products = "tf32" if context.get("matmul_precision") in ("high", "medium") else "ieee"
@@ -84,7 +108,9 @@ def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
 
 
 def describe_precisions() -> str:
-    """Return the precision settings that differ from torch's defaults, such as `cuda.matmul:tf32,mkldnn.conv:bf16`."""
+    """Return the precision settings that differ from torch's defaults, as a text such as
+    `cuda.matmul:tf32,mkldnn.conv:bf16`.
+    """
     return _describe(tuple(map(read_precision, PLACES)))
 
 
@@ -99,8 +125,8 @@ def _describe(values: tuple[str | None, ...]) -> str:
 
 
 def parse_precisions(text: str) -> dict[str, str]:
-    """Return the settings in a text of the form that `describe_precisions` returns, by name, without unknown
-    settings.
+    """Return precision by name of the setting, from a text that `describe_precisions` returned; unknown settings
+    are left out.
     """
     pairs = (part.partition(":") for part in text.split(","))
     return {place: value for place, _, value in pairs if place in PLACES and value in VALUES}

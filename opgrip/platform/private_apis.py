@@ -1,4 +1,4 @@
-"""Access to torch's private interfaces, with a fallback for versions of torch that lack one."""
+"""Access to private interfaces of torch, each with a value to use with versions of torch that lack it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,35 @@ FOUND = "found"
 
 
 class PrivatePlaces:
-    """The private interfaces of torch that one module uses, each declared with its fallback."""
+    """The private interfaces of torch that a module uses, each declared with a description of what happens
+    without it.
+    """
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Callable[[], bool], str]] = {}
 
     def take(self, name: str, fallback: Any, otherwise: str) -> Any:
-        """Return the torch object with a dotted name, or `fallback` if this torch lacks it; imports no modules.
+        """Return the torch object with a dotted name, or `fallback` if this version of torch lacks it; no module is
+        imported.
 
         Parameters
         ----------
-        otherwise : short description of what happens with the fallback
+        otherwise : what happens if torch lacks the object, as a short text for `report`
         """
         self.declare(name, lambda: _at(name) is not None, otherwise)
         thing = _at(name)
         return fallback if thing is None else thing
 
     def take_later(self, name: str, fallback: Any, otherwise: str) -> Callable[[], Any]:
-        """Return a function that imports and returns the object on its first call, for modules that load slowly."""
+        """Return a function that imports an object of torch on its first call and returns it; for modules that load
+        slowly.
+
+        Parameters
+        ----------
+        name : dotted name of the object
+        fallback : returned by the function if this version of torch lacks the object
+        otherwise : what happens in that case, as a short text for `report`
+        """
 
         def is_there() -> bool:
             _import_around(name)
@@ -45,23 +56,25 @@ class PrivatePlaces:
         return thing
 
     def declare(self, name: str, is_usable: Callable[[], bool], otherwise: str) -> None:
-        """Declare a private interface of torch that this code uses.
+        """Declare a private interface of torch, for `report`.
 
         Parameters
         ----------
-        is_usable : returns True if this torch has the interface in a usable form
+        name : dotted name of the interface
+        is_usable : returns True if this version of torch has the interface in the form that is expected
+        otherwise : what happens if it has not, as a short text
         """
         if not otherwise.strip() or name in self._places:
             raise ValueError(f"{name} is declared twice, or without a text on what happens if torch lacks it")
         self._places[name] = (is_usable, otherwise)
 
     def report(self) -> dict[str, str]:
-        """Return, for each interface, `found` or the description of its fallback."""
+        """Return for each declared interface, by its name, `found` or the text on what happens without it."""
         return {name: FOUND if is_usable() else otherwise for name, (is_usable, otherwise) in self._places.items()}
 
 
 def _import_around(name: str) -> None:
-    """Import the modules in a dotted name."""
+    """Import the module that contains the object with a dotted name, and its parent packages, if they exist."""
     parts = name.split(".")
     with suppress(ImportError):
         for length in range(1, len(parts)):

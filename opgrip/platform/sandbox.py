@@ -43,13 +43,11 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended before it finished its work.
+    """Reason why a child ended before it finished its work.
 
-    Attributes
-    ----------
-    item, part : its last step; see `Beat`
+    item, part : indices of the item and of its part that the child worked on last, as in `Beat`
     status : `failed`, or `timeout` if it was killed because a step took too long
-    reason : the cause in one line
+    reason : the reason in one line
     """
 
     item: int
@@ -59,14 +57,12 @@ class Ended:
 
 
 class Child:
-    """A child process that exchanges JSON lines with this one.
+    """A child process that exchanges JSON lines with this process.
 
-    Parameters
-    ----------
-    run : a function to run in a fork, called with a descriptor to read, a descriptor to write, and its heartbeat; or
-        the name of a module to run in a new Python process, which calls `receive_request` first
-    request : for a module, the request that `receive_request` returns
-    timeout_s : time limit of a step, after which the child is killed; None for no limit
+    run : a function to call in a forked process, with a descriptor to read from, a descriptor to write to, and its
+        heartbeat; or the name of a module to run in a new Python process, which calls `receive_request` first
+    request : for a module, what `receive_request` returns there
+    timeout_s : seconds that a step may take before the child is killed; None for no limit
     confined : for a module, the folders that it may write to in bubblewrap; None to run it without bubblewrap
     """
 
@@ -100,7 +96,9 @@ class Child:
             self.send({**(request or {}), "heartbeat": self._heartbeat.file, "parent": os.getpid()})
 
     def _settle(self) -> None:
-        """Detach a forked child from its parent's terminal and output."""
+        """In a forked child: leave the parent's terminal, and redirect stdout and stderr to the file for the
+        child's errors.
+        """
         os.close(self._to)
         os.close(self._from)
         # Ctrl-C is for the parent only
@@ -131,18 +129,21 @@ class Child:
         return process.pid
 
     def fileno(self) -> int:
-        """Return the descriptor that messages are read from."""
+        """Return the descriptor from which the child's messages are read, for `select`."""
         return self._from
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; it is lost if the child has ended."""
+        """Send a message to the child; it is lost if the child has ended."""
         text = json.dumps(message).encode() + b"\n"
         with suppress(BrokenPipeError):
             while text:
                 text = text[os.write(self._to, text) :]
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return messages that arrive within `wait_s`; kill a child whose step takes too long."""
+        """Return the messages that the child sends within `wait_s` seconds, or how it ended.
+
+        A child whose step takes longer than the time limit is killed.
+        """
         if not select.select([self._from], [], [], wait_s)[0]:
             self._end_if_late()
             return []
@@ -157,15 +158,14 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
-        """Wait for the result that a child sends by `answer`; return it, or how the child ended without a result.
+        """Wait for the result that the child sends by `answer`, and return it; if the child ends without one, return
+        how it ended.
 
-        Parameters
-        ----------
-        report : called with the child's progress
+        report : called with each progress report of the child
 
         Raises
         ------
-        UserError : if the child sent one
+        UserError : if the child sent a `UserError` instead of a result
         """
         answer: dict[str, Any] | None = None
         while not isinstance(received := self.receive(), Ended):
@@ -183,17 +183,17 @@ class Child:
         return answer
 
     def finish(self) -> None:
-        """Close the child's input and wait until it exits."""
+        """Close the pipe to the child, which asks it to end, and wait until it exits."""
         self._close_input()
         self._wait()
 
     def kill(self) -> None:
-        """Kill the child and its own children, such as compilers."""
+        """Kill the child and the processes that it started, such as compilers."""
         if self._status is None:
             kill_group(self._pid)
 
     def close(self) -> None:
-        """Kill the child if it still runs, and free its resources."""
+        """Kill the child if it still runs, and close its pipes and files."""
         self.kill()
         self._wait()
         self._close_input()
@@ -240,7 +240,8 @@ class Child:
 
 
 def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
-    """Return the request, heartbeat and output descriptor of a module that a `Child` runs.
+    """Return, in a module that a `Child` runs, its request, its heartbeat, and the descriptor on which it sends
+    messages.
 
     The module reads further messages from descriptor 0.
     """
@@ -259,18 +260,17 @@ def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
 
 
 def write_message(output: int, message: Any) -> None:
-    """Send a message to the parent."""
+    """Send a message, data for `json.dumps`, from a child to its parent over the descriptor `output`."""
     text = json.dumps(message).encode() + b"\n"
     while text:
         text = text[os.write(output, text) :]
 
 
 def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) -> None:
-    """Send the result of a function, or the `UserError` that it raises, and exit.
+    """Call a function in a child, send its result or the `UserError` that it raises to the parent, and exit.
 
-    Parameters
-    ----------
-    run : called with a function that sends progress reports
+    run : called with a function that sends its arguments as a progress report; returns the result
+    output : descriptor on which the child sends messages
     """
     try:
         message = run(lambda *progress: write_message(output, {"progress": progress}))
@@ -281,13 +281,13 @@ def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) ->
 
 
 def end_with_parent() -> None:
-    """Ask the system to end this process when the thread that started it ends for any reason."""
+    """Ask the system to kill this process when the thread that started it ends."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def kill_group(pid: int) -> None:
-    """Kill all processes of a group, given the id of its leader."""
+    """Kill the process with an id, and all processes of the group that it leads."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except OSError:
@@ -297,7 +297,7 @@ def kill_group(pid: int) -> None:
 
 
 def last_words(errors: IO[bytes]) -> str:
-    """Return the last line in the file that holds a process's stderr, and empty the file."""
+    """Return the last line in `errors`, the file to which a process's stderr is redirected, and empty the file."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     errors.seek(0)
@@ -306,7 +306,10 @@ def last_words(errors: IO[bytes]) -> str:
 
 
 def how_it_ended(status: int) -> str:
-    """Describe how a process ended, from its exit status, or from the negative number of the signal that ended it."""
+    """Return a clause on how a process ended, such as `it ended its process with status 1`.
+
+    status : its exit status, or minus the number of the signal that ended it
+    """
     if status == DEVICE_LOST:
         return "it made the device unusable"
     if status >= 0:
@@ -318,12 +321,11 @@ def how_it_ended(status: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A program that ended.
+    """Outcome of a program that was run.
 
-    Attributes
-    ----------
-    status : its exit status, minus the number of the signal that ended it, or None if it took too long
-    output, errors : texts that it wrote to stdout and stderr
+    status : exit status; minus the number of the signal that ended it; None if it was killed because it took too long
+    output : text that it wrote to stdout
+    errors : text that it wrote to stderr
     """
 
     status: int | None
@@ -338,12 +340,12 @@ def run_program(
     log: IO[bytes] | None = None,
     started: Callable[[int], None] = lambda pid: None,
 ) -> Finished:
-    """Run a command in its own process group, and kill the rest of the group when the command ends.
+    """Run a command in a new process group until it ends, then kill the processes that it left running.
 
-    Parameters
-    ----------
-    log : file for its stdout and stderr; None to return them
-    started : called with the process id
+    timeout_s : seconds after which the command is killed; None for no limit
+    env : environment variables of the command; None for those of this process
+    log : file to which its stdout and stderr are written; None to return them
+    started : called with the process id when the command has started
     """
     process = subprocess.Popen(
         command,
@@ -375,14 +377,18 @@ BWRAP = "bwrap"
 
 
 def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return a command prefix that confines a command: no network, and write access to some folders only."""
+    """Return the words to put in front of a command so that bubblewrap runs it without network and with a read-only
+    file system.
+
+    writable : folders that the command may write to
+    """
     binds = [word for folder in writable for word in ("--bind", folder, folder)]
     mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
     return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]
 
 
 def check_bubblewrap() -> None:
-    """Raise `UserError` if bubblewrap cannot confine a process on this machine."""
+    """Raise `UserError` if bubblewrap is not installed or cannot confine a process on this machine."""
     if shutil.which(BWRAP) is None:
         raise UserError("--sandbox needs bubblewrap (bwrap), which is not installed", "apt install bubblewrap")
     finished = run_program([*bubblewrap(()), "true"])
