@@ -1,7 +1,6 @@
-"""Recording of a trace of the zoo in separate processes, compression, and collection of its figures.
+"""Records traces of the zoo: runs the capture in a separate process, compresses the trace, and collects its statistics.
 
-`python -m opgrip.zoo.making ARGUMENTS` is the process that times a model's step as its capture runs it, but without
-capture.
+`python -m opgrip.zoo.making ARGUMENTS` is the process that times a step of the model without capture.
 """
 
 from __future__ import annotations
@@ -38,7 +37,15 @@ BANDWIDTH = 1e10
 
 
 def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
-    """Return the figures of a trace's file."""
+    """Return what the manifest stores about the file of a trace: versions, machine, numbers of calls and operators, and
+    hash.
+
+    Parameters
+    ----------
+    path : the trace file
+    trace : the zoo's description of the trace
+    step_ms : time of a step without capture
+    """
     from opgrip.traces import load
 
     content = load(path)
@@ -58,7 +65,9 @@ def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
 
 
 def operator_signatures(trace: Trace) -> list[str]:
-    """Return the operator or extension function of each signature, without gripped functions and profiler marks."""
+    """Return the name of the operator or extension function of each signature of a trace, without gripped
+    functions and the labels of the profiler.
+    """
     from opgrip.traces.schema.records import FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark
 
@@ -66,7 +75,9 @@ def operator_signatures(trace: Trace) -> list[str]:
 
 
 def longtail_functions(traces: Iterable[Trace]) -> set[tuple[str, str]]:
-    """Return file and name of each long-tail function of some traces."""
+    """Return pairs of file and name of the long-tail functions in some traces: Python functions that spend their
+    time in many short calls.
+    """
     from opgrip.traces.analysis.longtail import find_longtail
 
     return {(item.file, item.name) for item in find_longtail(traces, lambda trace: BANDWIDTH).functions}
@@ -91,12 +102,19 @@ QUANTILE_DIGITS = 4
 
 
 def recipe_command(trace: ZooTrace) -> list[str]:
-    """Return the `opcapture` command for a trace of the zoo, as stored in the trace's header."""
+    """Return the `opcapture` command that records a trace of the zoo, as stored in the trace's header."""
     return ["opcapture", *trace.arguments]
 
 
 def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
-    """Write a trace in compressed form, with the command that records it again."""
+    """Write a captured trace in compressed form to `path`, with its command in the header and shorter numbers, and
+    return `path`.
+
+    Parameters
+    ----------
+    plain : the captured, uncompressed trace file
+    trace : the zoo's description of the trace
+    """
     first, *lines = plain.read_bytes().splitlines(keepends=True)
     header = _line(json.loads(first) | {"command": recipe_command(trace)})
     data = b"".join([header, *map(_with_short_quantiles, lines)])
@@ -106,7 +124,7 @@ def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
 
 
 def command_of(path: Path) -> list[str] | None:
-    """Return the command in a trace's header, or None if it cannot be read."""
+    """Return the command stored in the header of a trace file, or None if it cannot be read."""
     first = b""
     try:
         for chunk in read_chunks(path):
@@ -119,10 +137,10 @@ def command_of(path: Path) -> list[str] | None:
 
 
 def short_quantiles(quantiles: Sequence[float]) -> list[float]:
-    """Return quantiles rounded to few digits, in the same order.
+    """Return quantiles rounded to few digits where this keeps them in the same order.
 
-    The ends are kept because they are the range of the values, and equal quantiles are kept because they show that many
-    values are the same.
+    The first and last are not rounded, because they are the range of the values. Equal ones are not rounded either,
+    because they show that many values are the same.
     """
     shortened = list(quantiles)
     for place in range(1, len(quantiles) - 1):
@@ -149,14 +167,14 @@ def _line(record: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """Distinct operators and functions over several traces.
+    """How many distinct operators and functions several traces of the zoo contain together.
 
     Attributes
     ----------
-    traces : number of traces that were counted
+    traces : number of traces counted
     operators : number of operators, including extension functions
-    extension_functions : number of extension functions, such as mmcv's
-    longtail : number of long-tail functions
+    extension_functions : number of extension functions, such as those of mmcv
+    longtail : number of long-tail functions, see `find_longtail`
     """
 
     traces: int
@@ -166,7 +184,9 @@ class Distinct:
 
 
 def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
-    """Load the traces that have been made, one after the other, and count their distinct operators and functions."""
+    """Count the distinct operators and functions of the traces that have been recorded; the traces are loaded
+    one at a time.
+    """
     from opgrip.traces import load
     from opgrip.traces.schema.records import EXTENSION, FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark
@@ -196,7 +216,9 @@ LAST_WORDS = 300
 
 
 def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
-    """Return True if the file of a trace matches the manifest and was recorded with the command in the manifest."""
+    """Return True if the trace file in `folder` has the hash in the manifest, and was recorded with the command
+    in the manifest.
+    """
     file = folder / f"{trace.name}{SUFFIX}"
     if trace.recording is None or not file.is_file():
         return False
@@ -208,12 +230,13 @@ def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
 def make_trace(
     trace: ZooTrace, folder: Path = MODELS, timeout_s: float = TIMEOUT_S, times_step: bool = True
 ) -> ZooTrace:
-    """Record a trace again, write it into a folder, and return it with facts about the new file.
+    """Record a trace of the zoo into a folder, and return its description with the data on the new file.
 
     Parameters
     ----------
-    timeout_s : limit after which a process is killed
-    times_step : if True, time the step without capture in another process; otherwise its time is 0
+    trace : the zoo's description of the trace
+    timeout_s : seconds after which a process is killed
+    times_step : True to time a step without capture in another process; if False, its time is stored as 0
 
     Raises
     ------
@@ -229,10 +252,14 @@ def make_trace(
 
 
 def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Record a trace again in a temporary folder, and return one line per signature that differs from the shipped
-    trace.
+    """Record a trace again in a temporary folder, and return one line for each signature whose number of calls differs
+    from that in the shipped trace.
 
-    Times and values are not compared, only numbers of calls.
+    Parameters
+    ----------
+    trace : the zoo's description of the trace
+    shipped : the shipped trace file
+    timeout_s : seconds after which the capture is killed
     """
     from opgrip.traces import load
     from opgrip.traces.analysis.differences import compare_traces
@@ -254,7 +281,9 @@ def _time_step(trace: ZooTrace, timeout_s: float) -> float:
 
 
 def _step_ms(arguments: Sequence[str]) -> float:
-    """Return the median time of a step in ms, after a first one, for the model that `opcapture` arguments describe."""
+    """Return the median time in ms of a step of the model that arguments of `opcapture` describe; the first step
+    is not timed.
+    """
     from opgrip.capture.command.capture_options import make_parser
     from opgrip.capture.command.model_steps import build, run_step
     from opgrip.cli.progress import Reporter
@@ -272,7 +301,18 @@ def _step_ms(arguments: Sequence[str]) -> float:
 
 
 def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
-    """Run Python in a separate process group, and return its stdout."""
+    """Run Python with arguments in a separate process group, and return its stdout.
+
+    Parameters
+    ----------
+    words : arguments of Python
+    trace : the trace to name in errors
+    timeout_s : seconds after which the process is killed
+
+    Raises
+    ------
+    UserError : if the process fails, or takes longer
+    """
     environment = os.environ | {"OPGRIP_STORE": ""}
     finished = run_program([sys.executable, *words], timeout_s, environment, started=_offer_to_killer)
     if finished.status is None:
@@ -283,7 +323,7 @@ def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
 
 
 def _offer_to_killer(pid: int) -> None:
-    """Ask the system to end the model's process, and not its parent, if memory runs out."""
+    """Make the system kill the process with id `pid`, and not its parent, if memory runs out."""
     with suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("900")
 
@@ -297,7 +337,7 @@ def _last_words(status: int, errors: str) -> str:
 
 
 def write_manifest(traces: Iterable[ZooTrace], path: Path = MANIFEST) -> None:
-    """Write the manifest."""
+    """Write the list of the zoo's traces to the manifest file."""
     items = [asdict(trace) for trace in traces]
     with whole_file(path, force=True) as file:
         file.write((json.dumps({"format": FORMAT, "traces": items}, indent=1) + "\n").encode())

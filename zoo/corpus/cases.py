@@ -1,4 +1,4 @@
-"""Writer of signatures of a corpus as a single trace with one case per signature."""
+"""Writes chosen signatures of a corpus as one trace, with one case per signature."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """Number of recorded calls that are written for a signature, and number of calls before each of them.
+    """How many recorded calls of each signature to write, and how many of the calls before them.
 
     Attributes
     ----------
     places : number of calls of the signature to write, evenly spaced over all of its calls
-    before : number of preceding calls to write before each of them, because they affect its time through the caches
+    before : number of calls to write before each of them; they affect its time through the caches
     """
 
     places: int = 1
@@ -64,17 +64,22 @@ def write_cases(
     fields: Mapping[str, Any] | None = None,
     surrounding: Surrounding = ALONE,
 ) -> int:
-    """Write a trace with calls of each signature, and return the number of signatures written.
+    """Write a trace with calls of chosen signatures, and return how many signatures were written.
 
-    The calls of a signature come from the trace that spends most time on it. Their module path is the name of the
-    model. The signature of `keys[n]` has the number `n` in the new trace and keeps its key. Preceding calls have higher
-    signature numbers, even if their signature is also a case. Files of the corpus that contain such signatures are read
-    again, one at a time.
+    The calls of a signature are taken from the trace of the corpus that spends the most time on it. In the new trace,
+    the signature of `keys[n]` has the number `n` and the same key, and the module path of its calls is the name of the
+    model. Signatures of calls that are written only because they precede such a call have higher numbers. Files of the
+    corpus that contain the chosen signatures are read again, one at a time.
 
     Parameters
     ----------
     keys : keys of the signatures to write
-    fields : additional header fields
+    path : the trace file to write
+    force : True to replace an existing file
+    unbounded : True to read files without limits on their size
+    reading : returns a context manager to enter while a file is read
+    fields : additional fields of the new trace's header
+    surrounding : how many calls of each signature to write
     """
     numbers = {key: number for number, key in enumerate(keys)}
     chosen = written_from(corpus.frame, keys)
@@ -101,13 +106,13 @@ def _loaded(member: Member, unbounded: bool, reading: AbstractContextManager[obj
 
 
 class _Numbering:
-    """Counters that the records of all written traces share.
+    """Counters for the records of the new trace, shared by all source traces.
 
     Attributes
     ----------
-    calls, signatures : records written so far
-    now_ns : start time of the next call
-    newest : largest storage number so far
+    calls, signatures : number of calls and of signatures written so far
+    now_ns : start time of the next call to write
+    newest : largest storage number written so far
     """
 
     def __init__(self, cases: int) -> None:
@@ -120,11 +125,11 @@ class _Numbering:
 
 
 class _CaseRecords:
-    """Converts signatures of one trace to records of the new trace.
+    """Converts the calls of one source trace to records of the new trace.
 
     Parameters
     ----------
-    wanted : for each signature number of the source trace, its new number and the time of a call in us
+    wanted : by signature number in the source trace, the number in the new trace and the time of a call in us
     """
 
     def __init__(
@@ -139,7 +144,7 @@ class _CaseRecords:
         self._scopes: dict[str, int] = {}
 
     def all(self, surrounding: Surrounding) -> Iterator[Record]:
-        """Yield each block of calls, preceded by the records that it refers to."""
+        """Yield the blocks of calls for the new trace, each after the records that it refers to."""
         for calls, are_cases in _stretches(self._trace.own_calls, self._wanted, surrounding):
             yield from self._definitions(calls, are_cases)
             yield self._block(calls, are_cases)
@@ -158,7 +163,16 @@ class _CaseRecords:
                     yield from self._observed(self._signatures[number], own)
 
     def _settings(self, number: int, scope: int, is_case: bool) -> Mapping[str, Any]:
-        """Return the settings of a call; a case has the settings of most of its calls, as in its key."""
+        """Return the torch settings that the new trace stores for a call.
+
+        A case gets the settings that most of its calls have, because its key contains them.
+
+        Parameters
+        ----------
+        number : number of the call's signature in the source trace
+        scope : number of the call's scope in the source trace
+        is_case : True if the call is one of a chosen signature, False if it is only written because it precedes one
+        """
         return self._usual.get(number, {}) if is_case else self._contexts.get(scope, {})
 
     def _definition(self, signature: Signature, own_number: int) -> Iterator[Record]:
@@ -171,14 +185,25 @@ class _CaseRecords:
         yield replace(signature, number=own_number, args=args, kwargs=kwargs, outputs=outputs)
 
     def _observed(self, signature: Signature, own_number: int) -> Iterator[Record]:
-        """Yield the observed values of the case's other calls, without the calls themselves."""
+        """Yield records with the values that the source trace stores for other calls of a chosen signature.
+
+        Parameters
+        ----------
+        signature : the signature in the source trace
+        own_number : its number in the new trace
+        """
         for item in self._trace.observed.get(signature.number, ()):
             values, renumbered = self._values(item.values)
             yield from values
             yield Observed(own_number, renumbered, _without_values(item.outputs))
 
     def _values(self, numbers: Iterable[int | None]) -> tuple[list[Record], list[int | None]]:
-        """Return records of the value models with these numbers, and the new number of each."""
+        """Return the records of some value models for the new trace, and the number of each there.
+
+        Parameters
+        ----------
+        numbers : numbers of the value models in the source trace; None for a tensor without one
+        """
         numbers, own = list(numbers), {}
         known = dict.fromkeys(number for number in numbers if number is not None and number in self._trace.values)
         for number in known:
@@ -187,7 +212,13 @@ class _CaseRecords:
         return records, [None if number is None else own.get(number) for number in numbers]
 
     def _block(self, calls: pd.DataFrame, are_cases: Sequence[bool]) -> Calls:
-        """Return a block of consecutive calls of a thread, without gaps between them."""
+        """Return consecutive calls of a thread as a block of the new trace, each starting when the previous one ends.
+
+        Parameters
+        ----------
+        calls : rows of the source trace's table of calls
+        are_cases : for each call, True if it is one of a chosen signature
+        """
         columns = (calls[name].tolist() for name in ("signature", "scope", "time_ns", "perturbed", "page_faults"))
         block = Calls(0, [], [], [], [], calls["tensors"].tolist(), self._memory(calls), self._new.newest)
         for place, (is_case, number, scope, time_ns, is_perturbed, faults) in enumerate(
@@ -208,7 +239,10 @@ class _CaseRecords:
         return block
 
     def _memory(self, calls: pd.DataFrame) -> list[int]:
-        """Return storage numbers that no other block uses, because allocations between blocks are unknown."""
+        """Return the storage number in the new trace of each tensor of some calls.
+
+        No two blocks share a storage, because it is unknown what the program allocated and freed between them.
+        """
         numbers = {NO_STORAGE: NO_STORAGE}
         memory: list[int] = []
         for first, tensors in zip(calls["first_storage"].tolist(), calls["tensors"].tolist(), strict=True):
@@ -226,9 +260,15 @@ def _without_values(outputs: Any) -> Any:
 def _stretches(
     calls: pd.DataFrame, wanted: Mapping[int, object], surrounding: Surrounding
 ) -> Iterator[tuple[pd.DataFrame, list[bool]]]:
-    """Yield runs of consecutive calls of a thread, with a list that is True for calls that are cases.
+    """Yield sequences of consecutive calls of a thread to write, each with a list that is True for calls of chosen
+    signatures.
 
-    A run contains selected calls of wanted signatures and the calls that precede them.
+    A sequence consists of chosen calls and the calls that precede them.
+
+    Parameters
+    ----------
+    calls : the source trace's table of calls
+    wanted : the chosen signatures by number; only the keys are used
     """
     chosen = [index for rows in _by_signature(calls, wanted) for index in _evenly(rows, surrounding.places)]
     for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):
@@ -242,7 +282,7 @@ def _stretches(
 
 
 def _by_signature(calls: pd.DataFrame, wanted: Mapping[int, object]) -> Iterator[pd.DataFrame]:
-    """Yield the unperturbed calls of each wanted signature, or all its calls if all are perturbed."""
+    """Yield, for each wanted signature, the rows of its unperturbed calls, or of all its calls if all are perturbed."""
     for _, rows in calls[calls["signature"].isin(list(wanted))].groupby("signature", sort=False):
         calm = rows[~rows["perturbed"].astype(bool)]
         yield rows if calm.empty else calm

@@ -34,17 +34,17 @@ class Corpus:
 
     Attributes
     ----------
-    frame : one row per trace and signature, in reading order, and the columns of each group:
+    frame : one row per trace and signature, in reading order, with these columns:
         Trace: trace (name), source (`trace`, or the tool that wrote the file), model, run, library, family.
-        Signature: signature (its number in the trace), key (operator, shapes, strides, dtypes, scalars and
-        settings, equal in all traces), kind, op, call (short form with arguments), shapes and dtypes of its
-        tensors, device, elements (of its largest tensor).
-        Calls: count, median_us, time_us (`count` times the median), call_share and share (of the trace's calls
-        and time, 0 to 1).
-        Weight: weight (of the trace; all models of a source have the same total). `share` times `weight` sums to
-        1 over each source.
+        Signature: signature (its number in the trace), key (text from operator, shapes, strides, dtypes, scalars and
+        settings; the same in all traces), kind, op (operator or function), call (short form with arguments), shapes and
+        dtypes of its tensors, device, elements (number of elements of its largest tensor).
+        Calls: count (number of calls), median_us (median time of a call), time_us (`count` times the median),
+        call_share and share (share of the trace's calls and of its time, 0 to 1).
+        Weight: weight (of the trace; all models of a source have the same total). `share` times `weight` sums to 1 over
+        each source.
     members : the traces, in reading order
-    notes : one message for each skipped file, with the reason
+    notes : one notice for each skipped file, with the reason
     """
 
     frame: pd.DataFrame
@@ -53,16 +53,16 @@ class Corpus:
 
     @property
     def sources(self) -> list[str]:
-        """Return the sources of the traces, starting with `trace`."""
+        """Return the sources of the traces, each once, with `trace` first."""
         return list(dict.fromkeys(member.source for member in sorted(self.members, key=lambda item: not item.is_trace)))
 
     def of_source(self, source: str) -> Corpus:
-        """Return the part of the corpus that comes from `source`."""
+        """Return a corpus with only the traces whose source is `source`."""
         members = [member for member in self.members if member.source == source]
         return replace(self, frame=self.frame[self.frame["source"] == source], members=members)
 
     def path_of(self, trace: str) -> Path:
-        """Return the file of the trace with this name in the table."""
+        """Return the path of the file of a trace, given the trace's name in the column `trace`."""
         return next(member.path for member in self.members if member.name == trace)
 
 
@@ -72,19 +72,18 @@ def read_corpus(
     unbounded: bool = False,
     reading: Reading = lambda path: nullcontext(),
 ) -> Corpus:
-    """Return the corpus of traces, files of other tools, folders of them, `zoo` or `zoo:PATTERN`.
-
-    Only one trace at a time is in memory.
+    """Return the corpus of some trace files, of which only one is in memory at a time.
 
     Parameters
     ----------
+    inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
     partial, unbounded : passed to `load`
-    reading : context manager to enter while each file is read
+    reading : returns a context manager to enter while a file is read
 
     Raises
     ------
     UserError : if an input does not exist or cannot be read, or if the inputs contain no calls. An unreadable file of a
-        folder is skipped and noted.
+        folder is skipped, with a notice.
     """
     files = members_of(inputs)
     notes = []
@@ -118,10 +117,10 @@ def read_corpus(
 
 
 def weighted(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with the column `weight` added; the weights of each model of a source have the same total.
+    """Return a corpus's table with the column `weight`, the weight of the row's trace in statistics over models.
 
-    The traces of a model share its weight equally. If no trace of a model has times, as with files of one operator
-    each, each trace is weighted by its number of calls.
+    All models of a source have the same weight, which the traces of the model share equally. If no trace of a model has
+    times, they share it in proportion to their numbers of calls.
     """
     traces = frame.groupby("trace", sort=False).agg(
         source=("source", "first"), model=("model", "first"), time_us=("time_us", "sum"), calls=("count", "sum")
@@ -135,7 +134,7 @@ def weighted(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _unlike(member: Member, members: Sequence[Member]) -> Member:
-    """Return the member under a name that no other member has."""
+    """Return the member, renamed by a number such as `NAME (2)` if one of `members` has the same name."""
     names = {other.name for other in members}
     if member.name not in names:
         return member
@@ -159,9 +158,10 @@ MOST_ELEMENTS = (1 << 63) - 1
 
 
 def rows_of(trace: Trace) -> pd.DataFrame:
-    """Return one row per signature of the trace's own calls, with the columns described in `Corpus`.
+    """Return the rows of a trace for a corpus's table: one per signature that the trace calls itself, with the columns
+    of `Corpus.frame` that do not depend on other traces.
 
-    Each call counts with the median time of its signature, as in `Trace.summary`.
+    The time of a signature is its number of calls times the median time of a call.
     """
     calls = trace.own_calls
     groups = calls.groupby("signature")
@@ -193,13 +193,13 @@ COLUMNS = (
 
 
 def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Return, for each key, the row of the trace that spends most time on it."""
+    """Return, for each key, the row of the trace that spends the most time on this signature."""
     rows = frame[frame["key"].isin(list(keys))]
     return rows.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
 
 
 def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """Return the settings of most calls of each signature, by signature number."""
+    """Return, by signature number, the torch settings that most calls of the signature have."""
     context_of = {scope.number: scope.context or 0 for scope in trace.scopes}
     calls = trace.own_calls
     pairs = pd.DataFrame({"signature": calls["signature"], "context": calls["scope"].map(context_of)}).dropna()
@@ -210,7 +210,13 @@ def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cells of a row that depend only on the signature and the settings of most of its calls."""
+    """Return the cells of a corpus's row that depend only on the signature, and on the settings that most of its calls
+    have.
+
+    Parameters
+    ----------
+    context : these settings
+    """
     specs = list(tensors([signature.args, signature.kwargs]))
     return {
         "key": key_of_case(signature, context),
@@ -225,5 +231,5 @@ def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[st
 
 
 def shapes_text(specs: list[TensorSpec]) -> str:
-    """Return the shapes of tensors in short form: `[2,3] [3]`."""
+    """Return the shapes of tensors as a short text such as `[2,3] [3]`."""
     return shortened(" ".join(f"[{','.join(map(str, spec.shape))}]" for spec in specs), MOST_SHAPES)

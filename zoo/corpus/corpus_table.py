@@ -21,7 +21,7 @@ WRITTEN = (".json", ".csv", ".md", ".parquet")
 
 
 def check_form(path: Path) -> None:
-    """Raise `UserError` if the file format of `path` is unknown."""
+    """Raise `UserError` unless the suffix of an output path is one of the formats that `write_table` writes."""
     if path.suffix not in WRITTEN:
         raise UserError(
             f"{path} is not the name of a {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]} file",
@@ -30,12 +30,18 @@ def check_form(path: Path) -> None:
 
 
 def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> None:
-    """Write all rows of a summary; a JSON file also lists the traces."""
+    """Write all rows of a summary table to a file; a JSON file also lists the traces of the corpus."""
     write_table(summary.table, path, force, facts_of(corpus, summary))
 
 
 def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str, Any]) -> None:
-    """Write a table in the format of the file's suffix; in JSON, `facts` precede the rows."""
+    """Write a table in the format of the path's suffix.
+
+    Parameters
+    ----------
+    force : True to replace an existing file
+    facts : fields to write in front of the rows if the format is JSON
+    """
     check_form(path)
     with whole_file(path, force) as file:
         if path.suffix == ".parquet":
@@ -51,7 +57,9 @@ def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str
 
 
 def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
-    """Return facts about a corpus: its traces, and how many rows all models share or only one model has."""
+    """Return facts about a corpus for a JSON file: its traces and notices, and for a summary the number of
+    models of each source, and how many rows occur in all models or in only one.
+    """
     members = [
         {name: getattr(member, name) for name in ("name", "source", "model", "run", "library", "family")}
         for member in corpus.members
@@ -67,7 +75,7 @@ def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as plain values; missing values are None."""
+    """Return the rows of a table as dictionaries by column; missing values are None."""
     plain = table.astype(object).where(table.notna(), None)
     return [{str(name): cell for name, cell in row.items()} for row in plain.to_dict("records")]
 
@@ -81,7 +89,7 @@ def _markdown(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _cell(name: str, cell: Any) -> str:
-    """Return a cell as text without characters that would end the table cell."""
+    """Return a cell as text for a Markdown table; a number is formatted as its column, `name`, requires."""
     if isinstance(cell, float):
         return f"{cell:.2%}" if name.endswith("share") else f"{cell:,.1f}"
     if isinstance(cell, int):
@@ -120,7 +128,12 @@ TEXTS = {
 
 
 def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> None:
-    """Print an overview of the corpus, then the table of each source."""
+    """Print the totals of the corpus, and the summary table of each source.
+
+    Parameters
+    ----------
+    top : number of rows to print for each source
+    """
     for source in corpus.sources:
         own = corpus.of_source(source)
         table = summary.table[summary.table["source"] == source]
@@ -146,7 +159,7 @@ def _print_totals(corpus: Corpus, source: str, file: IO[str]) -> None:
 
 
 def columns_of(table: pd.DataFrame) -> list[TableColumn]:
-    """Return the columns of a table that a terminal shows."""
+    """Return the columns of a table that are printed on a terminal, with their format."""
     is_number = {name: pd.api.types.is_numeric_dtype(table[name]) for name in table}
     columns = [column for name, column in NUMBERS.items() if is_number.get(name)]
     # a call begins with its operator

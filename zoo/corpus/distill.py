@@ -1,4 +1,4 @@
-"""Choice of a few cases that represent many traces, and a check of the times that they predict."""
+"""Choice of a few cases that represent the cases of many traces, and a check of the times that they predict."""
 
 from __future__ import annotations
 
@@ -34,13 +34,11 @@ AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Points of which representative ones are chosen.
+    """N points, some of which are chosen to represent the others; a point is a case, and near points are similar cases.
 
-    Attributes
-    ----------
     numbers : (N, D) coordinates
-    kinds : (N,) category of each point
-    apart : additional distance between two points of different kind
+    kinds : (N,) number of each point's category
+    apart : distance that is added, as a further dimension, between points of different categories
     """
 
     numbers: Floats
@@ -55,16 +53,15 @@ class Points:
 
 
 def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[int]:
-    """Return the indices of the chosen points, the most representative first.
+    """Return the indices of the points that represent the others best, the most representative first.
 
-    The method is greedy facility location: each step chooses the point that adds most weighted similarity.
+    The method is greedy facility location: each step chooses the point that most increases the weighted sum, over all
+    points, of the similarity to the nearest chosen point.
 
-    Parameters
-    ----------
-    points : N points; the similarity of two points is exp(-distance)
-    groups : (N,) group of each point; points of different groups have similarity 0
-    weights : (N,)
-    count : number of points to choose; fewer are returned if there are fewer candidates
+    points : N points; two points at distance d have the similarity exp(-d)
+    groups : (N,) group of each point; points of different groups have the similarity 0
+    weights : (N,) weight of each point in the sum
+    count : number of points to choose; fewer are returned if there are fewer points that can be chosen
     """
     most = max(1, min(MOST_CANDIDATES, MOST_PAIRS // max(len(points), 1)))
     order = np.argsort(groups, kind="stable")
@@ -90,12 +87,10 @@ def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[
 
 
 class _Part:
-    """The points of a group, and the similarity of each to the nearest chosen point.
+    """The points of one group, and how similar each is to the nearest chosen point.
 
-    Attributes
-    ----------
     candidates : indices of the points that can be chosen
-    gains : gain of each candidate while nothing is chosen
+    gains : for each candidate, the weighted similarity that choosing it adds if no other point is chosen
     """
 
     def __init__(self, members: Wholes, points: Points, weights: Floats, most: int) -> None:
@@ -113,17 +108,23 @@ class _Part:
         self._best = np.zeros(len(members))
 
     def gain(self, place: int) -> float:
-        """Return the weighted similarity that choosing a candidate would add now."""
+        """Return the weighted similarity that choosing a candidate would add to that of the chosen ones.
+
+        place : index of the candidate in `candidates`
+        """
         return float(np.clip(self._likeness[place] - self._best, 0, None) @ self._weights)
 
     def choose(self, place: int) -> None:
-        """Add a candidate to the chosen ones, and update how well these represent each case."""
+        """Choose a candidate, and update the similarity of each point to the nearest chosen one.
+
+        place : index of the candidate in `candidates`
+        """
         self.chosen.add(place)
         self._best = np.maximum(self._best, self._likeness[place])
 
 
 def distances(points: Points, others: Points) -> Floats:
-    """Return the distances, (N, M), between N points and M others."""
+    """Return the distances, shape (N, M), between N points and M other points."""
     own, theirs = points.numbers, others.numbers
     squares = (own**2).sum(axis=1)[:, None] + (theirs**2).sum(axis=1)[None, :] - 2 * own @ theirs.T
     squares += points.apart**2 * (points.kinds[:, None] != others.kinds[None, :])
@@ -146,17 +147,15 @@ SIZES = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """Representative cases of a corpus.
+    """The cases that represent a corpus.
 
-    Attributes
-    ----------
-    keys : keys of the cases, the most representative first
-    sources : for each key, the trace that spends most time on it and whose calls are written
-    times_us : for each key, the time of one call in that trace, on which `weights_us` is based
-    weights_us : by trace and key, the total time of the trace's calls that the case represents. The predicted
-        time of a trace on another machine is the sum over cases of this weight times the case's time there,
-        divided by its `times_us`.
-    likeness : time-weighted mean similarity of all cases to their representatives; 1 if each represents itself
+    keys : keys of the representing cases, the most representative first
+    sources : by key, the name of the trace that spends the most time on the case, from which its calls are written
+    times_us : by key, the time of one call in that trace
+    weights_us : by trace and key, the total time of the calls in the trace that the case represents. The predicted time
+        of the trace on another machine is the sum over cases of this weight times the case's time there, divided by its
+        `times_us`.
+    likeness : mean similarity, from 0 to 1 and weighted by time, of the corpus's cases to the cases that represent them
     """
 
     keys: list[str]
@@ -166,8 +165,13 @@ class Distilled:
     likeness: float
 
     def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
-        """Return the predicted time of a trace, given the times of cases; cases without a time are assumed to scale
-        like the others.
+        """Return the predicted time in us of a trace of the corpus, from times of the representing cases on another
+        machine.
+
+        Cases without a time are assumed to be as much faster or slower there as the others.
+
+        trace : name of the trace
+        times_us : by key, the time of one call on the other machine
         """
         weights = self.weights_us[trace]
         timed = [(weight, times_us[key] / self.times_us[key]) for key, weight in weights.items() if key in times_us]
@@ -175,12 +179,10 @@ class Distilled:
         return sum(weight * ratio for weight, ratio in timed) * (whole / there) if there else float("nan")
 
     def field(self, corpus: Corpus, base: str = "") -> dict[str, Any]:
-        """Return the header field of the distilled trace: its source traces, and the time that each case represents in
-        them.
+        """Return what the header of the distilled trace stores: the represented traces, and the time in each that a
+        case represents.
 
-        Parameters
-        ----------
-        base : machine whose times the weights are; empty for captured times
+        base : machine on which these times were measured; empty if they are captured times
         """
         about = {member.name: member for member in corpus.members}
         place = {key: number for number, key in enumerate(self.keys)}
@@ -196,7 +198,9 @@ class Distilled:
 
 
 def named_by_files(corpus: Corpus) -> Corpus:
-    """Return the corpus with traces named by their files, as in results of a replay of several traces."""
+    """Return the corpus with its traces renamed after their files, as results of a replay of several traces name
+    them.
+    """
     manifest = {trace.name: trace for trace in read_manifest()}
     told = [name_of_file(member.path, manifest) for member in corpus.members]
     names = dict(zip((item.name for item in corpus.members), told_apart([item.name for item in told]), strict=True))
@@ -211,11 +215,13 @@ def named_by_files(corpus: Corpus) -> Corpus:
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
-    """Return the corpus with other times of cases, given by trace and key; cases without a time are dropped.
+    """Return the corpus with other times of its cases; cases without one are dropped.
+
+    times_us : by name of the trace and key of the case, the time of one call in us
 
     Raises
     ------
-    UserError : if no case is left
+    UserError : if none of the cases has a time
     """
     frame = corpus.frame
     median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)
@@ -230,7 +236,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 
 
 def distill(corpus: Corpus, count: int) -> Distilled:
-    """Return cases that represent the time and the variety of a corpus.
+    """Return `count` cases that represent the time and the variety of a corpus.
 
     Raises
     ------
@@ -260,7 +266,9 @@ def distill(corpus: Corpus, count: int) -> Distilled:
 
 
 def _cases(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per key: operator, dtypes, shapes, median time, and share of the time of all models."""
+    """Return a table with one row per key: operator, dtypes, shapes, median time of a call, and `weight`, the
+    share of the time of all models.
+    """
     weight = frame["weight"] * frame["share"]
     cases = (
         frame.assign(weight=weight)
@@ -271,8 +279,8 @@ def _cases(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _points(cases: pd.DataFrame) -> Points:
-    """Return points with the logarithms of time and tensor sizes as coordinates, (cases, 1 + SHAPES), and dtypes as
-    kinds.
+    """Return the cases as points: coordinates are the logarithms of time and of tensor sizes, shape (cases, 1 +
+    SHAPES), categories the dtypes.
     """
     sizes = np.zeros((len(cases), SHAPES))
     for row, shapes in enumerate(cases["shapes"]):
@@ -284,7 +292,13 @@ def _points(cases: pd.DataFrame) -> Points:
 
 
 def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
-    """Return the index of the representative of each case, and their similarity."""
+    """Return for each case the position in `places` of the case that represents it, and how similar the two are, from 0
+    to 1.
+
+    points : all cases
+    ops : number of each case's operator
+    places : indices of the chosen cases
+    """
     nearest, likeness = np.zeros(len(points), dtype=int), np.zeros(len(points))
     for first in range(0, len(points), 1000):
         part = slice(first, first + 1000)
@@ -296,7 +310,7 @@ def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, A
 
 
 def describe(distilled: Distilled) -> str:
-    """Return a summary of the chosen cases in one line."""
+    """Return one line that says how many cases represent how many traces, and how similar they are."""
     traces = counted(len(distilled.weights_us), "trace")
     return f"{counted(len(distilled.keys), 'case')} represent {traces}, {distilled.likeness:.1%} alike by time"
 
@@ -307,11 +321,12 @@ HELD = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Measured and predicted time of a trace, or of all traces of a model.
+    """Measured and predicted time of a trace, or of all traces of a model, in a replay of all their cases.
 
-    Attributes
-    ----------
     trace : name of the trace; empty for a whole model
+    model : name of the model
+    real_us : sum of the measured times
+    predicted_us : time predicted from the representing cases
     """
 
     trace: str
@@ -321,17 +336,22 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Return the relative error; it is negative if the prediction is too small."""
+        """Return the relative error of the predicted time; it is negative if the prediction is too low."""
         return self.predicted_us / self.real_us - 1
 
     @property
     def is_held(self) -> bool:
-        """Return True if the relative error is at most `HELD`."""
+        """Return True if the relative error of the predicted time is at most `HELD` in either direction."""
         return abs(self.error) <= HELD
 
 
 def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
-    """Compare the predicted time of each trace with the sum of its case times in another replay."""
+    """Return, for each trace, the time predicted from the representing cases and the sum of the measured times of all
+    its cases.
+
+    distilled : the representing cases
+    times : times of the corpus's cases in a replay from which these were not chosen
+    """
     # a score uses the time of a case after the preceding calls of the trace that it is written from
     chosen = {key: times[trace, key] for key, trace in distilled.sources.items() if (trace, key) in times}
     models = {member.name: member.model for member in corpus.members}
@@ -350,7 +370,7 @@ def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
 
 
 def _by_model(checks: Iterable[Check]) -> list[tuple[Check, list[Check]]]:
-    """Return the total of each model with the checks of its traces."""
+    """Return pairs of the total of a model and the checks of the model's traces."""
     traces_of: dict[str, list[Check]] = {}
     for check in checks:
         traces_of.setdefault(check.model, []).append(check)
@@ -361,7 +381,7 @@ def _by_model(checks: Iterable[Check]) -> list[tuple[Check, list[Check]]]:
 
 
 def print_check(checks: Sequence[Check], file: IO[str]) -> None:
-    """Print one line per model and per trace, and how many predictions pass."""
+    """Print the measured and predicted time of each model and trace, and how many predictions are within `HELD`."""
     models = _by_model(checks)
     rows = [item for total, own in models for item in (total, *own)]
     columns = [

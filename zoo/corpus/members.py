@@ -1,4 +1,4 @@
-"""The files that make up a corpus, and the model of each."""
+"""The files that make up a corpus, and the name of the model in each."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ MOST_FILES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of a corpus, or a trace of the zoo.
+    """A trace file of a corpus.
 
     Attributes
     ----------
+    path : path of the file
     name : `detr_r50.train` for a trace of the zoo, otherwise the file's name
-    source : `trace`, or the format of another tool
-    model, run, library, family : as in `ZooTrace`. If a file does not contain them, the model is the file's name
-        and the others are empty. All files of a tool that stores operators in tables count as one model with the
-        tool's name.
-    is_named : True if the user named this file, so that failing to read it is an error
+    source : `trace` for an opgrip trace, otherwise the format of another tool
+    model, run, library, family : as in `ZooTrace`. If a file does not contain them, the model is the file's name and
+        the others are empty. All files of a tool that stores operators in tables count as one model with the tool's
+        name.
+    is_named : True if the user named this file rather than a folder with it, so that failing to read it is an error
     """
 
     path: Path
@@ -46,11 +47,15 @@ class Member:
 
     @property
     def is_trace(self) -> bool:
-        """Return True for an opgrip trace, which records a program that ran."""
+        """Return True if the file is a trace that opgrip recorded, False if it was converted from another tool's
+        file.
+        """
         return self.source == TRACE
 
     def told_by(self, header: Mapping[str, Any]) -> Member:
-        """Return the member with unknown fields taken from the header of its file."""
+        """Return the member with source, model, run, library and family taken from the file's header, unless the
+        model is known.
+        """
         if self.model:
             return self
         source = _text(header.get("converted_from")) or TRACE
@@ -72,12 +77,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The files of a corpus.
+    """The trace files of a corpus, and what was left out.
 
     Attributes
     ----------
-    passed_over : files of folders in unknown formats
-    absent : names of traces of the zoo that are not installed
+    members : the files
+    passed_over : files in the given folders whose format is unknown
+    absent : names of selected traces of the zoo that are not installed
     """
 
     members: Sequence[Member]
@@ -86,7 +92,7 @@ class Members:
 
 
 def is_several(name: str) -> bool:
-    """Return True if an argument means several files: `zoo`, `zoo:PATTERN`, or a folder."""
+    """Return True if an argument of a command means several files: `zoo`, `zoo:PATTERN`, or a folder of files."""
     if _is_zoo(name):
         return True
     path = Path(name)
@@ -98,7 +104,9 @@ def _is_zoo(name: str) -> bool:
 
 
 def _is_file(name: str) -> bool:
-    """Return True if the path exists; False if the name is too long for a file."""
+    """Return True if the path exists; False also if the name is too long for a file, where `Path.exists` raises
+    an error.
+    """
     try:
         return Path(name).exists()
     except OSError:
@@ -106,11 +114,15 @@ def _is_file(name: str) -> bool:
 
 
 def members_of(inputs: Iterable[str]) -> Members:
-    """Return the files that arguments name: traces, files of other tools, folders of them, `zoo`, `zoo:PATTERN`.
+    """Return the files that the arguments of a command select.
+
+    Parameters
+    ----------
+    inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
 
     Raises
     ------
-    UserError : if a file does not exist, a pattern matches nothing, or no file can be read
+    UserError : if a file does not exist, a pattern matches nothing, or no file is found
     """
     members: dict[Path, Member] = {}
     passed_over: list[Path] = []
@@ -129,7 +141,9 @@ def members_of(inputs: Iterable[str]) -> Members:
 
 
 def _of_zoo(pattern: str) -> tuple[list[Member], list[str]]:
-    """Return the installed traces of the zoo that match a pattern, and the names of those not installed."""
+    """Return the installed traces of the zoo whose name matches a pattern, and the names of matching ones not
+    installed.
+    """
     traces = select(patterns_in(pattern), read_manifest())
     members = [member for trace in traces if (member := _of_zoo_trace(trace)) is not None]
     if not members:

@@ -41,15 +41,15 @@ class Summary:
 
     Attributes
     ----------
-    by : the kind of row, a key of `BY`
-    table : one row per source and value of `BY[by]`, by falling share in each source.
+    by : what a row stands for, a key of `BY` such as `op`
+    table : one row per source and value of the columns `BY[by]`, sorted by falling share within each source.
         All tables have the columns source, the columns of `BY[by]`, models and traces (how many of them have such
-        calls), calls, signatures (how many distinct ones), time_us and share (share of the source's time: each model
-        of a source has the same weight, and the shares of a source sum to 1).
-        A table by operator also has quantiles of the number of elements of a call's largest tensor, and the usual
-        shapes and dtypes, with the same weight for each trace.
-        A table by model also has `operators` (how many operators the model calls), `own_operators` (how many of them
-        no other model calls) and `alike` (the share of its signatures that other models have too).
+        calls), calls (number of calls), signatures (number of distinct signatures), time_us and share (share of the
+        source's time: each model of a source has the same weight, and the shares of a source sum to 1).
+        A table by operator also has quantiles of the number of elements of a call's largest tensor, and the most
+        frequent shapes and dtypes, with the same weight for each trace.
+        A table by model also has `operators` (number of operators that the model calls), `own_operators` (number of
+        them that no other model calls) and `alike` (share of its signatures that other models have too).
     models : number of models of each source
     """
 
@@ -59,21 +59,29 @@ class Summary:
 
     @property
     def tells_models(self) -> bool:
-        """Return True if a row can belong to several models, so that the table has a column with their number."""
+        """Return True if the calls of a row can come from several models, so that the number of models is worth
+        showing.
+        """
         return self.by in (OP, SHAPE, DTYPE, SIGNATURE, FAMILY)
 
     def of_models(self, least: int, most: int | None) -> Summary:
-        """Return the rows that occur in `least` to `most` models; None as `most` means no upper limit."""
+        """Return the summary with only the rows whose calls occur in at least `least` and at most `most` models.
+
+        Parameters
+        ----------
+        least : lower limit; `ALL` for all models of the source
+        most : upper limit; None for no limit
+        """
         counts = self.table["models"]
         flags = counts >= self.table["source"].map(self.models) if least == ALL else counts >= least
         return replace(self, table=self.table[flags if most is None else flags & (counts <= most)])
 
     def common(self, source: str) -> pd.DataFrame:
-        """Return the rows that occur in all models of a source."""
+        """Return the rows whose calls occur in all models of a source."""
         return self._of(source, self.models[source])
 
     def unique(self, source: str) -> pd.DataFrame:
-        """Return the rows that occur in only one model of a source."""
+        """Return the rows whose calls occur in only one model of a source."""
         return self._of(source, 1)
 
     def _of(self, source: str, models: int) -> pd.DataFrame:
@@ -81,7 +89,7 @@ class Summary:
 
 
 def summarize(corpus: Corpus, by: str = OP) -> Summary:
-    """Return a table of a corpus with one row per operator, or per another key of `BY`; see `Summary`."""
+    """Return a summary table of a corpus with one row per operator, or per another key of `BY`."""
     frame = corpus.frame
     models = frame.groupby("source")["model"].nunique()
     counts = {str(source): int(count) for source, count in models.items()}
@@ -125,7 +133,9 @@ def summarize(corpus: Corpus, by: str = OP) -> Summary:
 
 
 def _shapes_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return, by source and operator, quantiles of the largest tensor's elements, and the usual shapes and dtypes."""
+    """Return a table by source and operator: quantiles of the number of elements of a call's largest tensor, and
+    the most frequent shapes and dtypes.
+    """
     frame = frame.assign(weighted=frame["call_share"] * frame["weight"])
     rows = {key: _distribution(own) for key, own in frame.groupby(["source", "op"], sort=False)}
     table = pd.DataFrame.from_dict(rows, orient="index")
@@ -148,7 +158,12 @@ def _distribution(own: pd.DataFrame) -> dict[str, object]:
 
 
 def usual(own: pd.DataFrame, column: str) -> str:
-    """Return the most frequent values of a column with their shares, such as `[2,3] 80%; [4] 20%`."""
+    """Return the most frequent values of a column with their shares, as a text such as `[2,3] 80%; [4] 20%`.
+
+    Parameters
+    ----------
+    own : rows of an operator, with their weight in the column `weighted`
+    """
     sums = own.groupby(column)["weighted"].sum().sort_values(ascending=False, kind="stable")
     whole = float(sums.sum()) or 1.0
     words = [f"{str(name) or '-'} {share / whole:.0%}" for name, share in sums.head(USUAL).items()]
@@ -156,8 +171,8 @@ def usual(own: pd.DataFrame, column: str) -> str:
 
 
 def _own_operators(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return, by source and model, how many operators no other model has, and which share of the signatures other
-    models have too.
+    """Return a table by source and model: number of operators that no other model calls (`own_operators`), and
+    share of signatures that other models have too (`alike`).
     """
     pairs = frame[["source", "model", "op"]].drop_duplicates()
     alone = pairs.groupby(["source", "op"])["model"].transform("size") == 1
@@ -177,10 +192,10 @@ _VENDORS = re.compile(r"(cudnn|miopen|mkldnn|mps|fbgemm|xnnpack)_")
 
 
 def category_of(name: str) -> str:
-    """Return the category of an operator, such as activation for `aten.relu`.
+    """Return the category of an operator, such as `activation` for `aten.relu`.
 
-    Operators of one vendor's library and copying variants of views have separate categories, since programs do not call
-    them by name.
+    Operators of one vendor's library have a separate category, and so have variants of views that copy, because
+    programs do not call them by name.
     """
     packet = name.partition(".")[2]
     if _VENDORS.match(packet):
@@ -191,7 +206,7 @@ def category_of(name: str) -> str:
 
 
 def public_operators() -> set[str]:
-    """Return the names of torch's operators that programs call and that traces contain, such as `aten.add`.
+    """Return the names of torch's operators that a program can call and that traces record, such as `aten.add`.
 
     All overloads of a name count as one operator, and so does its in-place variant. Composite operators, which only
     call other operators, are left out.
@@ -217,11 +232,12 @@ def plain_operator(name: str) -> str:
 
 
 def cover(corpus: Corpus) -> pd.DataFrame:
-    """Return one row per operator of torch: op, category, is_public, is_covered, and for each source the number of
-    models and of signatures with the operator.
+    """Return a table with one row per operator of torch or of the corpus, to see which of torch's operators the corpus
+    contains.
 
-    Further rows are operators of the corpus that are not public ones of torch: internal ones and operators of
-    other packages.
+    Its columns are op, category, is_public (a program can call it), is_covered (the corpus contains it), and for each
+    source the number of models and of signatures with the operator. Operators that are not public are internal ones of
+    torch and those of other packages.
     """
     frame = corpus.frame.assign(plain=corpus.frame["op"].map(plain_operator))
     public = public_operators()
@@ -238,10 +254,14 @@ def cover(corpus: Corpus) -> pd.DataFrame:
 
 
 def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per category of torch's public operators.
+    """Return a table with one row per category of torch's public operators.
 
-    The columns are category, operators (number of operators in it), covered (how many of them are covered), share
-    (covered / operators) and missing (names of the operators that are not covered).
+    Its columns are category, operators (number of operators), covered (number of operators that the corpus contains),
+    share (covered / operators) and missing (names of the operators that the corpus lacks).
+
+    Parameters
+    ----------
+    table : the table that `cover` returns
     """
     public = table[table["is_public"]]
     groups = public.groupby("category")
@@ -254,7 +274,12 @@ def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
-    """Print how many operators of each category the corpus covers, and the names of the missing ones."""
+    """Print for each category of operators how many the corpus contains, and the names of those that it lacks.
+
+    Parameters
+    ----------
+    table : the table that `cover` returns
+    """
     public = table[table["is_public"]]
     covered = int(public["is_covered"].sum())
     others = int((~table["is_public"]).sum())

@@ -1,1 +1,1 @@
-"""The score: one number for how fast a device or compiler runs real models, relative to a baseline."""
+"""The score: one number that says how fast a device or compiler runs real models, relative to a baseline."""

@@ -1,11 +1,11 @@
-"""Baselines of scores: times of each case of each trace on one machine, as a small file.
+"""Baselines of scores: the time of each case of each trace on one machine, in a small JSON file.
 
 ::
 
     {"format": 1, "about": {...}, "traces": {"NAME": {"model": ..., "trace_hash": ..., "cases": [
         ["<key>", <count>, <median_us>, <deviation of its logarithm>], ...]}}}
 
-A case without a time has null instead of a list.
+A case without a time has null in place of its median.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class BaselineCase:
-    """A case of a baseline.
+    """Time of one case in a baseline.
 
     Attributes
     ----------
-    count : number of calls in the program
-    median_us : median time, or None if the case was not ok
-    deviation : standard deviation of the logarithm of the median
+    count : number of calls of the case in the program
+    median_us : median time of a call; None if the case failed or its results were wrong
+    deviation : standard deviation of the logarithm of `median_us`
     """
 
     count: int
@@ -62,17 +62,19 @@ class BaselineCase:
 
     @property
     def total_us(self) -> float:
-        """Return the total time of the case's calls."""
+        """Return the time in us of all calls of the case; 0 without a time."""
         return self.count * (self.median_us or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineTrace:
-    """A trace of a baseline.
+    """Times of the cases of one trace in a baseline.
 
     Attributes
     ----------
+    origin : model, library and family of the trace
     trace_hash : hash of the trace file
+    cases : time of each case, by its key and a number that counts cases with the same key
     """
 
     origin: Origin
@@ -81,17 +83,18 @@ class BaselineTrace:
 
     @property
     def total_us(self) -> float:
-        """Return the predicted time of the program: the total time of all of its calls."""
+        """Return the predicted time in us of the recorded program: the sum over all calls."""
         return sum(case.total_us for case in self.cases.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """Times of one machine.
+    """Times of the cases of several traces on one machine.
 
     Attributes
     ----------
-    about : the machine, the device and versions
+    about : facts on the machine, device and versions
+    traces : times by name of the trace
     """
 
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +102,7 @@ class Baseline:
 
     @property
     def machine(self) -> str:
-        """Return a short description of the machine."""
+        """Return a short text on the machine: processor, device, version of torch and number of threads."""
         about = self.about
         torch = f"torch {about['torch']}" if "torch" in about else None
         parts = (about.get("processor") or about.get("machine"), about.get("device"), torch)
@@ -108,7 +111,13 @@ class Baseline:
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
-    """Yield the rows of one trace and variant, each with the key by which rows of other runs are matched."""
+    """Yield each row with a key that identifies the same case in other runs: its key, and a number that counts rows
+    with the same key.
+
+    Parameters
+    ----------
+    rows : rows of one trace in one run configuration
+    """
     seen: Counter[str] = Counter()
     for row in rows:
         name = row.key or f"{row.op} {row.shapes}"
@@ -117,12 +126,12 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
 
 
 def baseline_of(results: Results) -> Baseline:
-    """Return a baseline from results of several traces: the rows in eager mode, run as recorded.
+    """Return a baseline from the results of a replay of several traces: the times of the cases in eager mode, run as
+    recorded.
 
     Raises
     ------
-    UserError : if there are no such rows, if a time is impossible, or if the results were made with options that
-        change times
+    UserError : if the results contain no such cases or an impossible time, or were made with options that change times
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay without these options")
@@ -144,18 +153,18 @@ def baseline_of(results: Results) -> Baseline:
 
 
 def about_of(results: Results) -> dict[str, Any]:
-    """Return the machine, device and versions from the header of results."""
+    """Return machine, device and versions from the header of results."""
     header, environment = results.header, results.header.get("environment") or {}
     about = {name: environment[name] for name in OF_MACHINE if name in environment}
     return about | {name: header[name] for name in ("time", "torch", "device", "accelerator") if name in header}
 
 
 def added(baseline: Baseline, more: Baseline) -> Baseline:
-    """Return a baseline with the traces of two baselines; a trace that both contain is taken from `more`.
+    """Return a baseline with the traces of two baselines; for a trace in both, the times in `more` are used.
 
     Raises
     ------
-    UserError : if machines, devices, numbers of threads or versions of torch differ
+    UserError : if the two were measured with different machines, devices, numbers of threads or versions of torch
     """
     if baseline.machine != more.machine:
         problem = f"the baseline was measured on {baseline.machine}, these results on {more.machine}"
@@ -164,25 +173,31 @@ def added(baseline: Baseline, more: Baseline) -> Baseline:
 
 
 def unusual_in(results: Results) -> list[str]:
-    """Return descriptions of the options that change a run's times and are not columns of its rows."""
+    """Return a text for each option of a replay that changes all its times and is not shown in a column of the
+    results.
+    """
     settings = results.header.get(SETTINGS) or {}
     words = [f"{name} {value}" for name, value in settings.items() if name not in ("seed", "pin", "processors")]
     return words + [str(word) for word in results.header.get(UNUSUAL) or ()]
 
 
 def is_time(us: float | None) -> bool:
-    """Return True if a time is plausible, since an untrusted file can contain any number."""
+    """Return True if a time in us is plausible; a file that is not trusted can contain any number."""
     return us is not None and LEAST_US < us < MOST_US
 
 
 def is_of_program(row: Result) -> bool:
-    """Return True if a program would run the row's variant: forward, recorded batch and dtype, one stream."""
+    """Return True if a row's case was run as in the program: forward, with the recorded batch and dtype, in one
+    stream.
+    """
     is_as_recorded = not row.dtype and not row.tune
     return row.direction == FORWARD and row.batch_scale == row.streams == 1 and is_as_recorded
 
 
 def is_plain(row: Result) -> bool:
-    """Return True if a row is a case as recorded: eager, forward, with the usual threads, batch, values and caches."""
+    """Return True if a row's case was run as recorded: in eager mode and forward, with the recorded threads,
+    batch, values and caches.
+    """
     return row.mode == EAGER and row.direction == FORWARD and not row.variant
 
 
@@ -196,7 +211,7 @@ def _case(row: Result) -> BaselineCase:
 
 
 def read_baselines(path: Path | None = None) -> Baseline:
-    """Return the baseline in a file, or without `path` the shipped one, which is empty if none ships.
+    """Return the baseline in a file; without `path` the one that ships with opgrip, which is empty if there is none.
 
     Raises
     ------
@@ -209,7 +224,7 @@ def read_baselines(path: Path | None = None) -> Baseline:
 
 
 def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
-    """Write a baseline; compressed if the name ends in `.zst` or `.gz`."""
+    """Write a baseline to a file, which is compressed if the path ends in `.zst` or `.gz`."""
     traces = {
         name: {
             **{key: value for key, value in asdict(trace.origin).items() if key != "trace" and value},
@@ -232,7 +247,12 @@ def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
 
 
 def _lines(traces: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield each trace as JSON with one line per case, so that line-based tools can compare files."""
+    """Yield each trace of a baseline as JSON with one line per case, so that tools such as `diff` can compare files.
+
+    Parameters
+    ----------
+    traces : fields of each trace in the file, by its name
+    """
     for name, about in traces.items():
         facts = json.dumps({key: value for key, value in about.items() if key != "cases"})[:-1]
         cases = ",\n".join(json.dumps(case, separators=(",", ":")) for case in about["cases"])

@@ -1,4 +1,4 @@
-"""Times of cases by trace and key, and the variant, machine and header that a score refers to."""
+"""Times of cases by trace and key, and descriptions of the run configuration and machine behind a score."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Description of the measurements behind a score.
+    """Description of the measurements from which a score is computed.
 
     Attributes
     ----------
-    way : mode and other differences from the recorded call, such as `compile, 2 threads`
-    machine : processor, device, torch version and threads in short
+    way : the run configuration: mode, and what differs from the recorded call, such as `compile, 2 threads`
+    machine : processor, device, version of torch and number of threads, as a short text
     device : name of the device
     torch : version of torch
-    trace, trace_hash : the replayed trace; for several traces, their common hash
+    trace, trace_hash : name and hash of the replayed trace; for several traces, their common hash
     """
 
     way: str
@@ -39,7 +39,14 @@ class Measured:
 
 
 def measured_of(results: Results, way: str, rows: Iterable[Result]) -> Measured:
-    """Return the description of the rows of one variant, from the possibly untrusted header of their results."""
+    """Return the description of the measurements in some rows, from the header of their results, which may be
+    untrusted.
+
+    Parameters
+    ----------
+    way : text on the run configuration of the rows, see `way_of`
+    rows : rows of one run configuration
+    """
     about = about_of(results)
     if any(row.threads is not None for row in rows):
         # the variant names them
@@ -49,7 +56,13 @@ def measured_of(results: Results, way: str, rows: Iterable[Result]) -> Measured:
 
 
 def way_of(row: Result, unusual: Sequence[str]) -> str:
-    """Return a description of a row's variant: mode, device unless it is the CPU, and options of the whole run."""
+    """Return a text on a row's run configuration: mode, device unless it is the CPU, differences from the recorded
+    call.
+
+    Parameters
+    ----------
+    unusual : texts on options of the whole replay, see `unusual_in`
+    """
     device = "" if row.device == CPU else row.device
     return ", ".join(filter(None, (row.mode, device, row.variant, *unusual)))
 
@@ -59,11 +72,13 @@ Times = Mapping[tuple[str, str], float]
 
 
 def times_of(results: Results) -> Times:
-    """Return the times in results of several traces that were run as recorded; for equal keys, their median.
+    """Return the times of cases in the results of a replay of several traces, as recorded; cases with the same key have
+    their median.
 
     Raises
     ------
-    UserError : if the results were made with options that change times, or with several thread counts or caches
+    UserError : if the results were made with options that change times, or with several numbers of threads or cache
+        states
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay the traces without these options")
@@ -76,7 +91,7 @@ def times_of(results: Results) -> Times:
 
 
 def machine_of(results: Results) -> str:
-    """Return a short description of the machine of results, with the threads and the cache of their rows."""
+    """Return a short text on the machine of results, with the number of threads and cache state of their rows."""
     about, variant = about_of(results), _variant_of(results)
     if variant:
         about.pop("threads", None)
@@ -84,7 +99,12 @@ def machine_of(results: Results) -> str:
 
 
 def _variant_of(results: Results) -> str:
-    """Return the thread and cache variant of otherwise plain rows; raise `UserError` if there are several."""
+    """Return a text on the number of threads and cache state of the rows that were otherwise run as recorded.
+
+    Raises
+    ------
+    UserError : if these rows have several of them
+    """
     variants = list(dict.fromkeys(row.variant for row in results if is_plain_but_threads(row)))
     if len(variants) > 1:
         ways = " and ".join(variant or "as in the program" for variant in variants[:2])
@@ -95,7 +115,7 @@ def _variant_of(results: Results) -> str:
 
 
 def times_of_baseline(baseline: Baseline) -> Times:
-    """Return the times in a baseline; for equal keys, their median."""
+    """Return the times of the cases in a baseline; cases of a trace with the same key have their median."""
     return _medians(
         (name, key, case.median_us)
         for name, trace in baseline.traces.items()
@@ -105,7 +125,7 @@ def times_of_baseline(baseline: Baseline) -> Times:
 
 
 def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
-    """Return the median time of each trace and key."""
+    """Return the median time in us by trace and key, from tuples of trace, key and time in us."""
     times: dict[tuple[str, str], list[float]] = {}
     for trace, key, time_us in rows:
         times.setdefault((trace, key), []).append(time_us)
@@ -113,12 +133,14 @@ def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
 
 
 def is_plain_but_threads(row: Result) -> bool:
-    """Return True if a row is a case as recorded, with any threads and caches."""
+    """Return True if a row's case was run as recorded, or as recorded but with another number of threads or
+    cache state.
+    """
     return row.mode == EAGER and row.values == RECORDED and is_of_program(row)
 
 
 def is_replay_of(times: Times, others: Times) -> bool:
-    """Return True if most times in both are equal up to rounding, which means that they come from the same replay."""
+    """Return True if most times in both are equal up to rounding, which shows that they come from the same replay."""
     shared = [(time, others[pair]) for pair, time in times.items() if pair in others]
     # two replays have a few equal times by chance, and a baseline rounds to five digits
     return 2 * sum(isclose(*pair, rel_tol=1e-4) for pair in shared) > len(shared)

@@ -1,4 +1,4 @@
-"""The score of a distilled trace, whose few cases represent many models."""
+"""The score from a replay of a distilled trace, whose few cases represent many models."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, of_ratio, of_su
 
 
 def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:
-    """Return one score per variant in which distilled cases were run; an empty list for results of other traces.
+    """Return one score for each run configuration in the results of a distilled trace; an empty list for another trace.
 
     Parameters
     ----------
-    baseline : another replay of the same trace, used as reference instead of the times in the trace
+    baseline : results of another replay of the same trace, to compare with instead of the times in the trace
 
     Raises
     ------
@@ -67,12 +67,13 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The times that the cases of a distilled trace represent, as stored in its header.
+    """The times in the original traces that the cases of a distilled trace represent, as stored in its header.
 
     Attributes
     ----------
-    base : machine of the times
-    weights_us : by represented trace and key, the time that the case represents
+    keys : keys of the cases
+    base : machine on which the times were measured
+    weights_us : by original trace and key, the time that the case represents
     """
 
     keys: Sequence[str]
@@ -81,7 +82,7 @@ class Standing:
 
 
 def standing_of(header: Mapping[str, Any]) -> Standing | None:
-    """Return the times that a trace's cases represent, or None if it was not distilled.
+    """Return the times that the cases of a trace represent, from its header; None if the trace is not a distilled one.
 
     Raises
     ------
@@ -111,10 +112,11 @@ MOST_NAME = 200
 
 @dataclass(frozen=True, slots=True)
 class CaseReference:
-    """Reference time of a case.
+    """Time of a case with which its replayed time is compared.
 
     Attributes
     ----------
+    time_us : time of one call
     deviation : standard deviation of the logarithm of the time
     """
 
@@ -123,16 +125,22 @@ class CaseReference:
 
 
 def _captured(rows: Mapping[str, Result]) -> dict[str, CaseReference]:
-    """Return the captured times of the trace, by key."""
+    """Return, by key, the time of each case that was measured at capture, to compare with."""
     times = {key: row.captured_us for key, row in rows.items() if is_time(row.captured_us)}
     # their spread over repeated captures is unknown
     return {key: CaseReference(us, sqrt(USUAL[us < SHORT_US].variance)) for key, us in times.items()}
 
 
 def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str, CaseReference]]:
-    """Convert the time that each case represents to the machine of a baseline.
+    """Return the times that each case represents, converted to the machine of a baseline, and the baseline's time of
+    each case.
 
-    Return the converted times, and the time of each case in the baseline, without cases that are not ok there.
+    Cases that failed in the baseline, or have no captured time, are left out.
+
+    Parameters
+    ----------
+    standing : times that the cases represent, on the machine of the trace
+    baseline : results of a replay of the same trace on the other machine
     """
     rows: dict[str, Result] = {}
     for row in baseline:
@@ -149,7 +157,15 @@ def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str,
 def _trace(
     origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result], references: Mapping[str, CaseReference]
 ) -> TraceScore:
-    """Return the score of a represented trace, compared with the reference times of its cases."""
+    """Return the score of an original trace.
+
+    Parameters
+    ----------
+    origin : the original trace
+    weights_us : by key, the time that the case represents in the original trace
+    rows : replayed rows by key
+    references : times to compare with, by key
+    """
     weights = [(rows.get(key), references.get(key), us) for key, us in weights_us.items()]
     pairs = [(row, base, us) for row, base, us in weights if row is not None and base is not None]
     run = [(row, base, us) for row, base, us in pairs if row.status not in (SKIPPED, CONTENDED)]
@@ -174,7 +190,15 @@ def _trace(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A case that is ok, its reference time, and the total time that it represents."""
+    """A replayed case with correct results, and what it is compared with.
+
+    Attributes
+    ----------
+    row : the replayed row
+    reference : time of one call to compare with
+    base_us : time that the case represents in the original trace
+    time_us : the same, converted to the machine of the replay
+    """
 
     row: Result
     reference: CaseReference
@@ -183,7 +207,13 @@ class _Pair:
 
 
 def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, float]:
-    """Return the time that each case represents, by key; raise `ValueError` for invalid data."""
+    """Return the time that each case represents in an original trace, by key; raise `ValueError` for invalid data.
+
+    Parameters
+    ----------
+    about : what the header stores about the original trace
+    keys : keys of all cases
+    """
     weights_us: dict[str, float] = {}
     for place, us in zip(about["cases"], about["us"], strict=True):
         if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:
@@ -203,8 +233,9 @@ def _problem(weighed: Sequence[Result | None], compared: Sequence[Result]) -> st
 
 
 def _uncertainty(ok: Sequence[_Pair]) -> Uncertainty:
-    """Return the uncertainty of the ratio of replay and references; a case has the same time in all traces it
-    represents.
+    """Return the uncertainty of the ratio of the replayed to the reference time of an original trace.
+
+    One measurement of a case enters the ratios of all original traces that the case represents.
     """
     here = of_sum((item.row.key, item.time_us, item.row.median_us or 0.0, deviation_of(item.row)) for item in ok)
     there = of_sum(((item.row.key,), item.base_us, item.reference.time_us, item.reference.deviation) for item in ok)

@@ -1,4 +1,4 @@
-"""The score as a table: one line per model and a total."""
+"""The score as a printed table: one line per model and a total."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LEAST_COVERED = 0.5
 
 
 def print_scores(scores: Sequence[Score], file: IO[str], least: float = 0.0) -> None:
-    """Print one table per variant in which the cases were run.
+    """Print a table and a line with the score for each run configuration.
 
-    least : share of the baseline's time below which no score is printed
+    least : share of the baseline's time that the replayed cases must have, so that a score is printed
     """
     few = [score.covered for score in scores if score.covered is not None and score.covered < least]
     for score in scores:
@@ -44,7 +44,7 @@ def print_scores(scores: Sequence[Score], file: IO[str], least: float = 0.0) -> 
 
 
 def score_line(score: Score) -> str:
-    """Return the score with its spread, its machine, and its baseline in one line."""
+    """Return one line with the score, its uncertainty, its machine and its baseline."""
     if score.score is None:
         return f"no score under {printable(score.way)} on {printable(score.measured.machine)}: {_why_none(score)}"
     spread = f", ± {exp(Z * score.deviation) - 1:.1%} between replays"
@@ -81,7 +81,19 @@ def _print_score(score: Score, file: IO[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A line of the table: a model, or the total."""
+    """A line of the printed table: a model, or the total.
+
+    Attributes
+    ----------
+    runs : number of runs of the model, such as inference and training, each a trace
+    statuses : number of cases by status
+    base : the baseline's time in ms of the cases compared, as text
+    here : time in ms of these cases in this replay, as text
+    supported : share of the baseline's time whose cases have correct results in this replay, as text
+    speed : the baseline's time divided by that of this replay, over the cases compared
+    score : the score as text, marked if it is partial
+    spread : half-width of the score's 95 % interval between replays, as text
+    """
 
     model: str
     family: str
@@ -181,7 +193,7 @@ OF_RUN = ("score", "speed", "supported", "base_us", "time_us", "ok_base_us", "ok
 
 
 def plain_of(score: Score) -> dict[str, Any]:
-    """Return a score as plain data for JSON."""
+    """Return a score as a dictionary for JSON."""
     return {
         **asdict(score.measured),
         **_plain_shares(score),
@@ -221,6 +233,8 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
 
 
 def _wrong_and_not_run(statuses: Counter[str]) -> tuple[int, int]:
-    """Return the number of rows with wrong results, and of rows without a result."""
+    """Return the number of cases with wrong results, and the number of cases without a result, from the number
+    of cases by status.
+    """
     not_run = sum(count for status, count in statuses.items() if status not in (OK, WRONG, SKIPPED, CONTENDED))
     return statuses[WRONG], not_run

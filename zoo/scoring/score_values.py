@@ -1,4 +1,8 @@
-"""Values of scores: of a trace, of a model, and of all models in one variant."""
+"""Scores of a trace, of a model, and of all models in one run configuration.
+
+A case is ok if it ran and its results agree with the recorded ones. The time of a case is that of all its calls in the
+program.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +27,23 @@ Z = 1.96
 
 @dataclass(frozen=True, slots=True)
 class TraceScore:
-    """One trace compared with its baseline.
+    """Times of one trace in the scored replay and in the baseline, and their ratio, the score.
 
     Attributes
     ----------
-    statuses : number of rows by status
-    slowed : number of contended rows
-    time_us : predicted time here: all calls of the cases that are ok, including cases that the baseline lacks
-    compared : number of cases that are ok here and in the baseline
-    base_us : the baseline's time of all selected cases that it contains
-    ok_base_us : the baseline's time of the selected cases that are also ok here
-    ok_us : time here of the cases that are ok here and in the baseline
-    whole_us : the baseline's time of all its cases
-    left_out_us : the baseline's time of selected cases that are left out, see `is_left_out`
-    pace : speed on other traces, used for a trace without any ok case
+    origin : the trace and its model
+    statuses : number of replayed cases by status
+    slowed : number of replayed cases that other processes slowed down
+    time_us : time in the replay of the cases that are ok, including those that the baseline lacks
+    compared : number of cases that are ok in both the replay and the baseline
+    base_us : time in the baseline of the replayed cases
+    ok_base_us : time in the baseline of the cases that are ok in both
+    ok_us : time in the replay of the cases that are ok in both
+    whole_us : time in the baseline of all its cases
+    left_out_us : time in the baseline of replayed cases that do not count, see `is_left_out`; not part of `base_us`
+    pace : speed on other traces, used in place of `speed` for a trace without any ok case
     uncertainty : uncertainty of the logarithm of the score
-    problem : reason why the trace was not replayed or compared, or empty
+    problem : reason why the trace was not replayed or compared; empty for none
     """
 
     origin: Origin
@@ -57,29 +62,32 @@ class TraceScore:
 
     @property
     def supported(self) -> float | None:
-        """Return the share of the selected baseline time whose cases are ok here."""
+        """Return the share of the replayed cases that are ok, weighted by their time in the baseline."""
         return self.ok_base_us / self.base_us if self.base_us else None
 
     @property
     def speed(self) -> float | None:
-        """Return the ratio of the baseline's time to the time here, over cases that are ok here and in the baseline."""
+        """Return the baseline's time divided by the replay's time, over the cases that are ok in both."""
         return _credible(self.ok_base_us, self.ok_us)
 
     @property
     def selected(self) -> float | None:
-        """Return the share of the baseline's total time that the selected cases account for."""
+        """Return the share of the baseline's time whose cases were replayed."""
         return (self.base_us + self.left_out_us) / self.whole_us if self.whole_us and self.statuses else None
 
     @property
     def left_out(self) -> float:
-        """Return the share of the selected baseline time that is left out."""
+        """Return the share of the replayed cases that do not count (see `is_left_out`), weighted by their time
+        in the baseline.
+        """
         return self.left_out_us / (self.base_us + self.left_out_us) if self.left_out_us else 0.0
 
     @property
     def score(self) -> float | None:
-        """Return the ratio of the baseline's time to the time here, including a cost for cases that are not ok.
+        """Return the baseline's time divided by the replay's time, to which a charge is added for each case that is not
+        ok.
 
-        The result is None if no case of the baseline was run, or if this cost is unknown.
+        The result is None if no case of the baseline was replayed, or if the charge is unknown, because no case is ok.
         """
         speed = self.speed or self.pace
         if speed is None or not self.base_us or not self.statuses:
@@ -90,11 +98,12 @@ class TraceScore:
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """A model; its score is the geometric mean over its runs.
+    """A model, whose score is the geometric mean of those of its runs, such as inference and training, each a trace.
 
     Attributes
     ----------
-    weight : weight in the total; the weights of all models with a score sum to 1
+    traces : scores of the runs
+    weight : weight in the total score; the weights of all models with a score sum to 1
     """
 
     model: str
@@ -105,41 +114,45 @@ class ModelScore:
 
     @property
     def scored(self) -> list[TraceScore]:
-        """Return the traces that have a score."""
+        """Return those runs of the model that have a score."""
         return [trace for trace in self.traces if trace.score is not None]
 
     @property
     def statuses(self) -> Counter[str]:
-        """Return the number of rows by status."""
+        """Return the number of replayed cases of all runs by status."""
         return sum((trace.statuses for trace in self.traces), Counter())
 
     @property
     def score(self) -> float | None:
-        """Return the score, or None if no run has one."""
+        """Return the geometric mean of the scores of the model's runs, or None if no run has one."""
         return _geometric((trace.score or 0.0, 1.0) for trace in self.scored)
 
     @property
     def speed(self) -> float | None:
-        """Return the geometric mean of the runs' speed ratios, over cases that are ok here and in the baseline."""
+        """Return the geometric mean of the speeds of the model's runs, see `TraceScore.speed`."""
         return _geometric((trace.speed, 1.0) for trace in self.scored if trace.speed)
 
     @property
     def selected(self) -> float | None:
-        """Return the mean over the replayed runs of the share of the baseline's time that was selected."""
+        """Return the mean over the replayed runs of the share of the baseline's time whose cases were replayed."""
         shares = [trace.selected for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else None
 
     @property
     def left_out(self) -> float:
-        """Return the mean share of the baseline's time that is left out, over the replayed runs."""
+        """Return the mean over the replayed runs of the share of their cases that do not count, see
+        `TraceScore.left_out`.
+        """
         shares = [trace.left_out for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else 0.0
 
     @property
     def supported(self) -> float | None:
-        """Return the mean share of the selected baseline time whose cases are ok here, or None without baseline times.
+        """Return the mean over the runs of the share of replayed cases that are ok, weighted by their time in the
+        baseline.
 
-        The mean is over the runs that the baseline contains; a run that was not replayed counts as 0.
+        Only runs that the baseline contains are averaged; one that was not replayed counts as 0. The result is None
+        without a baseline.
         """
         shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
         known = [share for share in shares if share is not None]
@@ -147,28 +160,29 @@ class ModelScore:
 
     @property
     def uncertainty(self) -> Uncertainty:
-        """Return the uncertainty of the logarithm of the score."""
+        """Return the uncertainty of the logarithm of the model's score."""
         scored = self.scored
         return of_mean((1 / len(scored), trace.uncertainty) for trace in scored)
 
     @property
     def is_partial(self) -> bool:
-        """Return True if the supported share is below `WHOLE`."""
+        """Return True if the share of ok cases, `supported`, is below `WHOLE`."""
         return (self.supported or 0.0) < WHOLE
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The score of all models in one variant.
+    """The score of all models in one run configuration.
 
     Attributes
     ----------
-    measured : variant, machine and trace
-    baseline : machine of the baseline; empty without baseline times
-    interval : 95 % confidence interval of the score over similar models; None for a single model
+    measured : the run configuration, machine and trace
+    models : scores of the models
+    baseline : machine of the baseline; empty without a baseline
+    interval : 95 % confidence interval of the score over models like these; None for a single model
     of_traces : number of traces in the baseline
-    slowed : share of contended rows
-    unmatched : number of requested traces of the baseline in which no case was selected
+    slowed : share of the replayed cases that other processes slowed down
+    unmatched : number of traces of the baseline that were requested, but of which no case was selected
     """
 
     measured: Measured
@@ -181,7 +195,7 @@ class Score:
 
     @property
     def way(self) -> str:
-        """Return the variant in words."""
+        """Return the run configuration as text."""
         return self.measured.way
 
     @property
@@ -191,24 +205,25 @@ class Score:
 
     @property
     def score(self) -> float | None:
-        """Return the weighted geometric mean of the models' scores, or None if no model has a score."""
+        """Return the weighted geometric mean of the models' scores, or None if no model has one."""
         return _geometric((model.score or 0.0, model.weight) for model in self.scored)
 
     @property
     def speed(self) -> float | None:
-        """Return the models' weighted geometric mean speed ratio, over cases that are ok here and in the baseline."""
+        """Return the weighted geometric mean of the models' speeds, see `TraceScore.speed`."""
         return _geometric((model.speed, model.weight) for model in self.scored if model.speed)
 
     @property
     def selected(self) -> float | None:
-        """Return the weighted mean over models of the share of the baseline's time that was selected."""
+        """Return the weighted mean over models of the share of the baseline's time whose cases were replayed."""
         return _mean_share((model, model.selected) for model in self.models)
 
     @property
     def covered(self) -> float | None:
-        """Return the mean over the requested traces of the share of the baseline's time that was selected.
+        """Return the mean over the requested traces of the share of the baseline's time whose cases were replayed.
 
-        The result is None without baseline times. A trace that was not replayed, or has no selected case, counts as 0.
+        A trace that was not replayed, or of which no case was selected, counts as 0. The result is None without a
+        baseline.
         """
         known = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
         share = _mean_share((model, model.selected or 0.0) for model in known)
@@ -217,17 +232,23 @@ class Score:
 
     @property
     def left_out(self) -> float:
-        """Return the weighted mean over models of the share of the baseline's time that is left out."""
+        """Return the weighted mean over models of the share of their cases that do not count, see
+        `TraceScore.left_out`.
+        """
         return _mean_share((model, model.left_out) for model in self.models if model.selected is not None) or 0.0
 
     @property
     def supported(self) -> float | None:
-        """Return the weighted mean over models of the supported share; models that did not run count as 0."""
+        """Return the weighted mean over models of the share of ok cases, see `TraceScore.supported`; a model
+        that was not replayed counts as 0.
+        """
         return _mean_share((model, model.supported) for model in self.models)
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation of the logarithm of the score between replays on the same machine."""
+        """Return by how much the score varies between replays on the same machine: the standard deviation of its
+        logarithm.
+        """
         return of_mean((model.weight, model.uncertainty) for model in self.scored).deviation
 
     @property
@@ -237,32 +258,38 @@ class Score:
 
     @property
     def is_partial(self) -> bool:
-        """Return True if the supported share is below `WHOLE`, or if a model of the baseline has no score."""
+        """Return True if the share of ok cases, `supported`, is below `WHOLE`, or if a model of the baseline has
+        no score.
+        """
         return (self.supported or 0.0) < WHOLE or any(
             model.score is None and any(trace.whole_us for trace in model.traces) for model in self.models
         )
 
 
 def _mean_share(shares: Iterable[tuple[ModelScore, float | None]]) -> float | None:
-    """Return the weighted mean of the known shares, or None if no share is known."""
+    """Return the mean of the models' shares, weighted by `weights_of` and without unknown shares; None if all
+    are unknown.
+    """
     known = [(model, share) for model, share in shares if share is not None]
     weights = weights_of([model for model, _ in known])
     return fsum(weight * share for (_, weight), (_, share) in zip(weights, known, strict=True)) if known else None
 
 
 def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:
-    """Return each model with its weight: all families have the same weight, which their models share equally."""
+    """Return pairs of a model and its weight: all families of models have the same weight, which their models
+    share equally.
+    """
     members = Counter(_family(model) for model in models)
     return [(model, 1 / len(members) / members[_family(model)]) for model in models]
 
 
 def _family(model: ModelScore) -> tuple[str, str]:
-    """Return the family of a model; a model without one is a separate family."""
+    """Return library and family of a model; a model without family counts as a family."""
     return (model.library, model.family) if model.family else ("", model.model)
 
 
 def _credible(base_us: float, here_us: float) -> float | None:
-    """Return the speed ratio, or None if a time is missing or the ratio is implausible."""
+    """Return the baseline's time divided by the replay's, or None if a time is missing or the ratio is implausible."""
     if not (base_us > 0 and here_us > 0):
         return None
     ratio = base_us / here_us
@@ -270,7 +297,7 @@ def _credible(base_us: float, here_us: float) -> float | None:
 
 
 def _geometric(values: Iterable[tuple[float, float]]) -> float | None:
-    """Return the weighted geometric mean, or None without values."""
+    """Return the weighted geometric mean of pairs of a value and its weight, or None without pairs."""
     pairs = list(values)
     total = fsum(weight for _, weight in pairs)
     return exp(fsum(weight * log(value) for value, weight in pairs) / total) if total else None

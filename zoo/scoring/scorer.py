@@ -1,4 +1,4 @@
-"""The scores that `opreplay` prints below its results."""
+"""The scores that `opreplay` prints below the table of its results."""
 
 from __future__ import annotations
 
@@ -14,17 +14,21 @@ if TYPE_CHECKING:
 
 
 class ZooScorer:
-    """Scores distilled traces relative to the times in their header, and several traces relative to a baseline."""
+    """Scores a distilled trace against the times in its header, and several traces against a baseline, for
+    `opreplay`.
+    """
 
     def check(self, header: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the header of a distilled trace is damaged."""
+        """Raise `UserError` if a trace's header says that it is a distilled trace, but not which cases it
+        represents.
+        """
         if FIELD in header:
             from opgrip.zoo.scoring.distilled import standing_of
 
             standing_of(header)
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
-        """Print the scores of a distilled trace."""
+        """Print the scores of the results of a distilled trace; print nothing for another trace."""
         if FIELD in results.header:
             from opgrip.zoo.scoring.distilled import distilled_scores
             from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores
@@ -32,7 +36,12 @@ class ZooScorer:
             print_scores(distilled_scores(results), file, LEAST_COVERED)
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
-        """Read a baseline and return a function that prints scores relative to it."""
+        """Read a baseline and return a function that prints the scores of results against it.
+
+        Parameters
+        ----------
+        baseline : file of the baseline; None for the one that ships with opgrip
+        """
         from opgrip.zoo.scoring.baselines import read_baselines
         from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores
         from opgrip.zoo.scoring.scores import score_of

@@ -1,6 +1,6 @@
 """The score: how many times as fast as a baseline a device or compiler runs real models.
 
-docs/score.md describes the rules; each step is a function here.
+docs/score.md explains the rules; each rule is a function here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST_SCORES = 20_000
 
 
 def score_of(results: Results, baseline: Baseline) -> list[Score]:
-    """Return the score of each variant, in the order of the rows."""
+    """Return one score for each run configuration in the results of several traces, in the order of their rows."""
     unusual = unusual_in(results)
     rows_of: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     origins: dict[str, Origin] = {}
@@ -55,14 +55,22 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
 
 
 def check_ways(ways: int, traces: int) -> None:
-    """Raise `UserError` if scoring would take minutes, as for untrusted results with too many variants."""
+    """Raise `UserError` if scoring would take minutes, as for untrusted results with very many run configurations.
+
+    Parameters
+    ----------
+    ways : number of run configurations
+    traces : number of traces
+    """
     if ways * traces > MOST_SCORES:
         problem = f"{counted(ways, 'run configuration')} for {counted(traces, 'trace')} are too many to score"
         raise UserError(problem, "score fewer traces or modes")
 
 
 def is_counted(row: Result) -> bool:
-    """Return True if a row counts for a score: forward, recorded batch, one case at a time, and from a named trace."""
+    """Return True if a row counts for a score: the case of a named trace, run forward, with the recorded batch,
+    and alone.
+    """
     return bool(row.trace) and is_of_program(row)
 
 
@@ -75,8 +83,9 @@ OF_DEVICE = (
 
 
 def is_left_out(row: Result) -> bool:
-    """Return True if a case counts for no score, because its operator is a kernel of another kind of device without
-    equivalent here.
+    """Return True if a case does not count, because its operator exists only for another kind of device.
+
+    For example, a kernel of cuDNN cannot run on a CPU, and has no equivalent there.
     """
     if row.status != UNSUPPORTED or not row.op.startswith("aten."):
         return False
@@ -85,7 +94,7 @@ def is_left_out(row: Result) -> bool:
 
 
 def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
-    """Yield the traces that were not replayed, and the reasons, from the header."""
+    """Yield traces that were not replayed, each with its origin and the reason, from the header of results."""
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         if isinstance(about, Mapping) and about.get("problem"):
@@ -95,7 +104,15 @@ def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
 def _other_recordings(
     results: Results, baseline: Baseline, origins: Mapping[str, Origin]
 ) -> Iterator[tuple[str, tuple[Origin, str]]]:
-    """Yield the traces whose baseline was measured with another file, because its numbers of calls may differ."""
+    """Yield traces whose baseline was measured with another recording of the trace, each with its origin and a text
+    that says so.
+
+    The numbers of calls of two recordings can differ.
+
+    Parameters
+    ----------
+    origins : replayed traces by name
+    """
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         base = baseline.traces.get(name)
@@ -124,7 +141,16 @@ def _score(
 def score_traces(
     measured: Measured, traces: Iterable[TraceScore], baseline: str, of_traces: int, rows: Collection[Result]
 ) -> Score:
-    """Return the score of a set of scored traces; `of_traces` is the number that the baseline has."""
+    """Return the score of all models from the scores of their traces in one run configuration.
+
+    Parameters
+    ----------
+    measured : the run configuration, machine and trace
+    traces : scores of the traces
+    baseline : machine of the baseline
+    of_traces : number of traces in the baseline
+    rows : the rows of the run configuration
+    """
     models = _models_of(traces)
     # charge a model that cannot run at all as if it were as fast as the others
     pace = Score(measured, _weighed(models)).speed
@@ -142,18 +168,20 @@ def _models_of(traces: Iterable[TraceScore]) -> list[ModelScore]:
 
 
 def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:
-    """Return the models with their weights in the total."""
+    """Return the models with their weights in the total score; a model without a score has the weight 0."""
     weights = {model.model: weight for model, weight in weights_of([item for item in models if item.score])}
     return [replace(item, weight=weights.get(item.model, 0.0)) for item in models]
 
 
 def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:
-    """Return the score of one trace, compared with its baseline.
+    """Return the score of one trace against its times in the baseline.
 
     Parameters
     ----------
-    rows : rows of the trace in one variant
-    base : times in the baseline; None if it lacks the trace
+    origin : the trace and its model
+    rows : rows of the trace in one run configuration
+    base : times of the trace in the baseline; None if the baseline lacks it
+    problem : reason why the trace was not replayed; empty if it was, or if the reason is unknown
     """
     statuses, slowed = Counter(row.status for row in rows), sum(row.is_slowed for row in rows)
     time_us = fsum(

@@ -1,4 +1,4 @@
-"""Uncertainty of replayed times: of one case, of a sum, and of a mean over models."""
+"""Uncertainty of replayed times: of one case, of the sum over a trace, and of the mean over models."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST_DEVIATION = 10.0
 
 
 def deviation_of(row: Result) -> float:
-    """Return the standard deviation of the logarithm of a row's median.
+    """Return the standard deviation of the logarithm of a row's median time.
 
-    It is estimated from the row's repeats, weighted with the usual deviation of cases. For a row without repeats,
-    it combines the usual deviation between replays with the spread of its runs.
+    It is estimated from the row's repeats and the usual deviation of cases. For a row without repeats, it combines the
+    usual deviation between replays with the spread of the row's runs.
     """
     estimated = estimate(row)
     if estimated is None:
@@ -38,13 +38,13 @@ def deviation_of(row: Result) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Uncertainty of the logarithm of a time.
+    """Uncertainty of the logarithm of a time that is computed from several measured times.
 
     Attributes
     ----------
-    own : for each measured time, the change of the logarithm per standard deviation of that time. Different times
-        are independent; a time that enters several sums is one entry.
-    drift : standard deviation that all cases of a run share, from changes in the machine's speed
+    own : for each measured time, by how much the logarithm changes if that time changes by one standard deviation. The
+        measured times are independent; one that enters several sums is one entry.
+    drift : standard deviation from changes in the machine's speed, which all cases of a replay have in common
     """
 
     own: Mapping[Hashable, float] = field(default_factory=dict)
@@ -52,17 +52,17 @@ class Uncertainty:
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation of `own` and `drift` together."""
+        """Return the standard deviation of the logarithm, from `own` and `drift` together."""
         return sqrt(fsum(part**2 for part in self.own.values()) + self.drift**2)
 
 
 def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty:
-    """Return the uncertainty of a sum of times.
+    """Return the uncertainty of the logarithm of a sum of times.
 
     Parameters
     ----------
-    parts : for each case, the name of its measurement, the time of all its calls, the time of one call in us, and
-        the standard deviation of its logarithm
+    parts : for each case, the name of its measurement, the time of all its calls, the time of one call in us, and the
+        standard deviation of the logarithm of that time
     """
     cases = list(parts)
     total = fsum(time for _, time, _, _ in cases)
@@ -73,25 +73,33 @@ def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty
 
 
 def of_ratio(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """Return the uncertainty of the ratio of two times from different runs, whose measurements have different names."""
+    """Return the uncertainty of the logarithm of the ratio of two times from different replays, which share no
+    measurement.
+    """
     return Uncertainty({**first.own, **second.own}, sqrt(first.drift**2 + second.drift**2))
 
 
 def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
-    """Return the uncertainty of a weighted geometric mean, whose weights sum to 1."""
+    """Return the uncertainty of the logarithm of a weighted geometric mean of times.
+
+    Parameters
+    ----------
+    parts : weight and uncertainty of each time; the weights sum to 1
+    """
     weighted = list(parts)
     own = _added((name, weight * moved) for weight, part in weighted for name, moved in part.own.items())
     return Uncertainty(own, fsum(weight * part.drift for weight, part in weighted))
 
 
 def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the 95 % bootstrap interval of the weighted geometric mean over models.
+    """Return the 95 % confidence interval of the weighted geometric mean of scores over models; None for fewer than two
+    models.
 
-    The models are resampled with replacement; the limits are the 2.5th and 97.5th percentile of their means.
+    The models are resampled with replacement (bootstrap); the limits are the 2.5th and 97.5th percentile of the means.
 
     Parameters
     ----------
-    models : logarithm of the score and weight of each
+    models : logarithm of the score, and weight, of each model
     """
     if len(models) < 2:
         return None
