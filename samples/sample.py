@@ -80,8 +80,9 @@ class Draw:
         return torch.cat([corner, corner + extent], dim=1).requires_grad_(grad)
 
     def near(self, boxes: Tensor, shift: float = 0.1, grad: bool = False) -> Tensor:
-        """Return `boxes`, (N, 4), shifted and scaled at random by about `share` of their size, like predictions of a
-        detector.
+        """Return `boxes`, (N, 4) float, shifted and scaled at random, like the predictions of a detector.
+
+        shift : standard deviation of the shift relative to the size of a box, and of the logarithm of the scale
         """
         extent = (boxes[:, 2:] - boxes[:, :2]).detach()
         noise = torch.randn(len(boxes), 4, generator=self.generator) * shift

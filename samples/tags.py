@@ -1,4 +1,6 @@
-"""Tags of properties that make a function hard for a compiler: the tags of LongTail-Bench, and three more."""
+"""The properties that make a function hard for a compiler, as tags of samples: the tags of LongTail-Bench, and three
+more.
+"""
 
 from __future__ import annotations
 

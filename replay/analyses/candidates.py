@@ -1,4 +1,8 @@
-"""The judgement of candidates: wrong calls, a verdict for each signature, and what the step saves."""
+"""The analysis that judges candidates: their wrong calls, a verdict for each signature, and the time they save in the
+step.
+
+A candidate is a user's implementation of an operator, given by `--candidate`.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +78,11 @@ def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dic
 
 
 def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
-    """Print the candidates' rows, worst verdicts first, with the reasons of wrong ones, and a line for each trace."""
+    """Print the rows of candidates, worst verdicts first, the errors of wrong and failed ones, and the saving in each
+    trace.
+
+    rows : all results, including those of the operators in the base mode, which come first
+    """
     judged = [row for row in rows if CandidateColumns.of(row).verdict is not None]
     if not judged:
         return

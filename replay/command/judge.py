@@ -1,4 +1,6 @@
-"""`judge()`: whether implementations of operators are right and faster on the calls of a trace, and what that saves."""
+"""`judge()`: is an implementation of an operator right and faster on the calls of a trace, and how much time does it
+save?
+"""
 
 from __future__ import annotations
 
@@ -34,37 +36,40 @@ EXCLUDED = ("strict", "list", "candidate", "candidates", "gate")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Judgement:
-    """The verdicts on candidates.
+    """The result of `judge`: what the candidates, which are implementations of operators, are worth.
 
     Attributes
     ----------
-    results : rows of the operators and of the candidates
+    results : rows of the operators and of the candidates, one for each case and mode
     """
 
     results: Results
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Data frame with one row for each signature under its candidate, with `verdict` and `step_saving`."""
+        """Return a data frame with one row for each signature and its candidate; `verdict` and `step_saving` are
+        columns.
+        """
         return Results([row for row in self.results if row.mode == CANDIDATE], self.results.header).frame
 
     @property
     def steps(self) -> list[JudgedStep]:
-        """Savings of the candidates in the step of each trace."""
+        """Return, for each trace, the share of its step that the candidates save."""
         return judged_steps(self.results)
 
     @property
     def step_saving(self) -> float | None:
-        """Share of the captured time of a step that the candidates save; the mean over the models of several traces.
+        """Return the share of the captured time of a step that the candidates save, 0 to 1; the mean if there are
+        several traces.
 
-        None if the calls belong to no step, as for samples.
+        Return None if the calls belong to no step, as for samples.
         """
         mean = mean_saving(self.steps)
         return None if mean is None else mean.saving
 
     @property
     def is_right(self) -> bool:
-        """True if the candidates ran on all calls, with correct results."""
+        """Return True if the candidates ran on all calls and all their results are correct."""
         return all(not step.broken for step in self.steps)
 
     def __str__(self) -> str:
@@ -118,7 +123,7 @@ def judge(
 
 
 class _ThisProcess(LocalExecutor):
-    """Executor of cases in this process, for candidates that are functions of it."""
+    """Executor that runs cases in this process, which candidates that are functions of this process need."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
         return {}

@@ -1,4 +1,6 @@
-"""Candidates: implementations of operators that a user names, and the mode that runs them in place of the operators."""
+"""Candidates, which are users' implementations of operators, and the mode `candidate`, which runs them as the
+operators.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,13 @@ _functions: dict[str, Callable[..., Any]] = {}
 class Candidate:
     """A user's implementation of an operator.
 
-    op : full name of the operator, such as `aten._softmax.default`, a pattern for several, or name of a sample
-    source : absolute path of a Python file, or name of a module
-    function : name of the function in it; dots lead to attributes
-    digest : hash of the file, so that results of a changed candidate are not mixed with earlier ones
+    Attributes
+    ----------
+    op : full name of the operator, such as `aten._softmax.default`, pattern of names such as `aten.add.*`, or name of a
+        sample
+    source : absolute path of a Python file, name of a module, or `IN_PROCESS`
+    function : name of the function in it, in which dots lead to attributes; for `IN_PROCESS`, the operator
+    digest : hash of the file's contents, so that results of a changed candidate are not mixed with earlier ones
     """
 
     op: str
@@ -42,7 +47,12 @@ class Candidate:
         return f"{self.op}={self.source}:{self.function}"
 
     def hash_of_file(self) -> str:
-        """Return the hash of the source if it is a file, otherwise an empty text; raise `UserError` if it is absent."""
+        """Return a hash of the source's contents if the source is a file, otherwise an empty text.
+
+        Raises
+        ------
+        UserError : if the file cannot be read
+        """
         if self.source == IN_PROCESS or module_of(self.source) == self.source:
             return ""
         try:
@@ -51,9 +61,11 @@ class Candidate:
             raise UserError(f"{self.source} cannot be read", str(error.strerror)) from error
 
     def load(self) -> Callable[..., Any]:
-        """Return the function; its module is imported.
+        """Import the source of the candidate and return its function.
 
-        Raises `UserError` if the module fails, or has no such function.
+        Raises
+        ------
+        UserError : if the import fails or the source has no such function
         """
         if self.source == IN_PROCESS:
             return _functions[self.function]
@@ -69,7 +81,13 @@ class Candidate:
 
 
 def parse_candidate(text: str) -> Candidate:
-    """Parse `OPERATOR=FILE.py:FUNCTION` or `OPERATOR=MODULE:FUNCTION`; nothing is imported."""
+    """Return the candidate that a user names as `OPERATOR=FILE.py:FUNCTION` or `OPERATOR=MODULE:FUNCTION`; import
+    nothing.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError : if the text has another form
+    """
     match = _FORM.fullmatch(text.removeprefix("sample:"))
     if match is None:
         raise argparse.ArgumentTypeError(
@@ -81,8 +99,12 @@ def parse_candidate(text: str) -> Candidate:
 def _in_folder(folder: Path) -> list[Candidate]:
     """Return the candidates in a folder of BackendBench's layout, `<op>/<op>_implementation_v1.py`.
 
-    A folder `add` is for all overloads of `aten.add`, `add__Tensor` for one. Its function is `<op>_kernel_impl`, in the
-    first file by name. Raises `UserError` if there are none.
+    A folder `add` is for all overloads of `aten.add`, a folder `add__Tensor` for one of them. The function is named
+    `<op>_kernel_impl`; if a folder has several files, the first one by name is used.
+
+    Raises
+    ------
+    UserError : if the folder has no candidates
     """
     found = []
     for own in sorted(folder.glob("*/")):
@@ -97,7 +119,10 @@ def _in_folder(folder: Path) -> list[Candidate]:
 
 
 def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
-    """Return a function of this process as a candidate; only this process and its forks can run it."""
+    """Return a function of this process as a candidate; only this process and processes forked from it can run it.
+
+    op : name of the operator
+    """
     _functions[op] = function
     return Candidate(op, IN_PROCESS, op)
 
@@ -105,7 +130,7 @@ def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class CandidateOptions:
-    """Options for the candidates that replace operators."""
+    """Options that name the candidates, the users' implementations that replace operators."""
 
     candidate: tuple[Candidate, ...] = option(
         (),
@@ -136,18 +161,23 @@ class CandidateOptions:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Names and patterns of the operators that have a candidate."""
+        """Return the names and patterns of the operators that have a candidate."""
         return tuple(dict.fromkeys(item.op for item in self.candidate))
 
     def find(self, op: str) -> Candidate | None:
-        """Return the first candidate of an operator, or None."""
+        """Return the first candidate whose name or pattern matches an operator, or None.
+
+        op : full name of the operator
+        """
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
-        """Return the options with all candidates and the hashes of their files in `candidate`.
+        """Return a copy of the options whose `candidate` also has those of the folder, each with the hash of its file.
 
-        Raises `UserError` if a file cannot be read, an operator has several candidates, or functions of this process
-        should be confirmed.
+        Raises
+        ------
+        UserError : if a file cannot be read, an operator has several candidates, `confirm` is set without candidates,
+            or a candidate to confirm is a function of this process
         """
         found = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
         for op, count in Counter(item.op for item in found).items():
@@ -164,7 +194,7 @@ class CandidateOptions:
 
 @mode(CANDIDATE, differentiable=True, ahead=False)
 def run_candidate(task: Task) -> Program:
-    """Run the user's implementation of the operator, as `--candidate` names it."""
+    """Run the user's implementation of the operator, given by `--candidate`."""
     if task.candidate is None:
         raise NotImplementedError("no candidate for this operator: name one with --candidate OPERATOR=FILE.py:FUNCTION")
     return Program(task.candidate())

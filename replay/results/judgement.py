@@ -144,12 +144,16 @@ def judge_rows(
     export: str,
     labels: Mapping[int, Mapping[str, tuple[int, float]]],
 ) -> list[Result]:
-    """Return the rows, in which candidates' rows have a verdict.
+    """Return the rows, in which rows of candidates have verdicts.
 
+    Parameters
+    ----------
+    rows : results of all modes
     reference : mode with which candidates are compared
     step_us : captured time of all calls of the step in us; None if the rows belong to no step
-    export : start of the command that exports a case, to which the case number is added
-    labels : number and share of the calls within each label, by case
+    export : start of the command that exports a case, to which the number of the case is added; empty for none
+    labels : by number of the case and label of `record_function`: the number of the case's calls within the label, and
+        their share of the captured time of all calls within it
     """
     from opgrip.replay.results.ratios import base_place
 

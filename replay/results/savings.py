@@ -1,4 +1,4 @@
-"""What candidates save of the step of each trace, by phase and by label, and on average over models."""
+"""The time that candidates save in the step of each trace, also by phase and by label, and on average over models."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from opgrip.replay.results.results import FAILED, WRONG, Result
 
 
 def saving_in_words(saving: float, error: float, digits: int = 1) -> str:
-    """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` for a negative saving.
+    """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` if the saving is negative.
 
-    saving, error : saved share of the step (0 to 1), and half of its 95 % interval
-    digits : number of decimals
+    saving : saved share of the step, below 1; negative if the candidates are slower
+    error : half of the 95 % interval of `saving`
+    digits : number of decimals of both
     """
     return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.{digits}f} % ± {100 * error:.{digits}f}"
 
@@ -31,11 +32,15 @@ def counted_signatures(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartSaving:
-    """The saving of candidates in a part of a step.
+    """The time that candidates save in a part of a step: in a phase, or in the calls within a label of
+    `record_function`.
 
-    share : share of a captured time that the judged operators take there: for a phase, of the step; for a label, of the
-        time of all calls within the label
-    saving : share of the same time that the candidates save; negative if they are slower
+    All shares are of a captured time: for a phase, of the step; for a label, of all calls within the label.
+
+    Attributes
+    ----------
+    share : share of the time that the judged operators take in this part
+    saving : share of the time that the candidates save in this part; negative if they are slower
     error : half of the 95 % interval of `saving`
     """
 
@@ -86,26 +91,26 @@ class JudgedStep(StepSaving):
 
     @property
     def ratio_low(self) -> float:
-        """Lower end of the 95 % interval of a ratio: time of the judged operators with the candidates over their time
+        """Return the lower end of the 95 % interval of a ratio: time of the judged operators with candidates over that
         without.
         """
         return 1 - (self.saving + self.error) / self.share if self.share else 0.0
 
     @property
     def ratio_high(self) -> float:
-        """Upper end of the 95 % interval of a ratio: time of the judged operators with the candidates over their time
+        """Return the upper end of the 95 % interval of a ratio: time of the judged operators with candidates over that
         without.
         """
         return 1 - (self.saving - self.error) / self.share if self.share else inf
 
     @property
     def broken(self) -> int:
-        """Number of signatures for which a candidate returns wrong results or gradients, or does not run."""
+        """Return the number of signatures for which a candidate returns wrong results or gradients, or does not run."""
         return sum(counts[verdict] for counts in (self.verdicts, self.gradients) for verdict in (WRONG, FAILED))
 
     @property
     def line(self) -> str:
-        """The verdicts and the saving in one line of text."""
+        """Return the verdicts and the saving as one line of text."""
         of, of_gradients = (counted_signatures(sum(counts.values())) for counts in (self.verdicts, self.gradients))
         parts = [f"{verdict} on {self.verdicts[verdict]} {of}" for verdict in (WRONG, FAILED) if self.verdicts[verdict]]
         parts += [
@@ -130,8 +135,10 @@ class JudgedStep(StepSaving):
 
 @dataclass(frozen=True, slots=True)
 class MeanSaving:
-    """The mean saving of candidates over models, each of which counts alike; a model's traces have equal weights.
+    """The mean saving of candidates over models; each model has the same weight, divided equally among its traces.
 
+    Attributes
+    ----------
     models : number of models whose steps have calls of the judged operators
     traces : number of these models' traces
     share : mean share of the step that the judged operators take
@@ -147,7 +154,7 @@ class MeanSaving:
 
     @property
     def line(self) -> str:
-        """The mean in one line."""
+        """Return the mean saving as one line of text."""
         return (
             f"mean over {self.models} model{'s' if self.models != 1 else ''}, {self.traces} traces: "
             f"{saving_in_words(self.saving, self.error, 2)} of the step "
@@ -156,7 +163,7 @@ class MeanSaving:
 
 
 def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
-    """Return the mean saving over the models of the steps; None if no row is of a step."""
+    """Return the mean saving over the models of the steps, or None if the judged calls belong to no step."""
     by_model: dict[str, list[JudgedStep]] = {}
     for step in steps:
         if step.share is not None:
@@ -175,11 +182,16 @@ def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
 
 @dataclass(frozen=True, slots=True)
 class SavingLine:
-    """A row of the table of savings: a trace among several, or a part of one.
+    """A row of the table of savings: the step of one of several traces, or a part of a step.
 
+    Attributes
+    ----------
+    trace : name of the trace
     part : phase or label, in words; empty for the whole step
     share, saving, error : as in `PartSaving`
-    signatures, slower, broken : numbers of signatures of a whole step
+    signatures : number of judged signatures; None for a part
+    slower : number of signatures whose candidate is slower than the operator; None for a part
+    broken : number of signatures whose candidate is wrong or does not run; None for a part
     """
 
     trace: str
@@ -193,7 +205,9 @@ class SavingLine:
 
 
 def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
-    """Return the rows of the table of savings: each of several traces, then its phases and labels."""
+    """Return the rows of the table of savings: for each step, a row for the step if there are several, then its phases
+    and labels.
+    """
     lines = []
     for step in steps:
         if step.share is not None and len(steps) > 1:
@@ -206,7 +220,9 @@ def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
 
 
 def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
-    """Return the judgement in words: one line for a trace, or the mean of several."""
+    """Return the judgement as lines of text: the mean if there are several steps of models, otherwise one line for each
+    step.
+    """
     mean = mean_saving(steps)
     if mean is not None and len(steps) > 1:
         return [mean.line]
@@ -214,7 +230,10 @@ def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
 
 
 def judged_steps(rows: Iterable[Result]) -> list[JudgedStep]:
-    """Return how much the candidates among the rows save in the step of each trace, in the order of the traces."""
+    """Return the saving of the candidates in the step of each trace, in the order of the traces.
+
+    rows : results; only rows of candidates are used
+    """
     by_trace: dict[str, list[Result]] = {}
     for row in rows:
         if CandidateColumns.of(row).verdict is not None:
@@ -242,7 +261,9 @@ def _judged_step(trace: str, rows: Sequence[Result]) -> JudgedStep:
 
 
 def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
-    """Yield the phase, share of the step, and verdict of the calls of each row in each phase."""
+    """Yield, for each row and each phase in which its operator is called, the phase, its calls' share of the step, and
+    the verdict.
+    """
     for row in rows:
         judged, calls = CandidateColumns.of(row), sum(site.count for site in row.sites)
         share = judged.step_share
@@ -251,14 +272,19 @@ def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateCo
 
 
 def _in_labels(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
-    """Yield the label, share of its time, and verdict of the calls of each row within each label."""
+    """Yield, for each row and each label around its calls, the label, the calls' share of the label's time, and the
+    verdict.
+    """
     for judged in map(CandidateColumns.of, rows):
         for label, (_, share) in json.loads(judged.labels or "{}").items():
             yield label, share, judged
 
 
 def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, PartSaving]:
-    """Return the savings by part, given the part, its share and the verdict of some calls."""
+    """Return the saving in each part of a step.
+
+    uses : part of the step, share of its time that some calls take, and verdict on their operator's candidate
+    """
     by_part: dict[str, list[tuple[float, float, float]]] = {}
     for part, share, judged in uses:
         # savings are those of the step, scaled to the share of these calls
@@ -284,7 +310,11 @@ VERSION = 1
 
 
 def judgement_in(rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header field with what the candidates among rows save; empty if there are none."""
+    """Return the header field `judgement` of a results file, which states what the candidates save; empty without
+    candidates.
+
+    rows : all rows of the file
+    """
     steps = judged_steps(rows)
     if not steps:
         return {}

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, boxes: int) -> Arguments:
-    """Return regions of several images, an equal number per image."""
+    """Return regions of several images, in the form of `rois`; `boxes` is the number of regions of each image."""
     number = torch.arange(images).repeat_interleave(boxes).to(torch.float32)
     return (torch.cat([number[:, None], draw.boxes(images * boxes)], dim=1),)
 
@@ -27,7 +27,7 @@ def map_roi_levels(rois: Tensor, num_levels: int = 4, finest_scale: float = 56) 
     ----------
     rois : (N, 5) float, image x1 y1 x2 y2, in pixels
     num_levels : number of levels
-    finest_scale : in pixels; regions with a side below twice this value are of level 0
+    finest_scale : half of the side in pixels below which regions are of level 0; the side is the root of the area
 
     Returns (N,) int64, 0 to num_levels - 1
     Source: Lin et al. 2017 (feature pyramid networks), equation 1.

@@ -23,7 +23,10 @@ class AssignResult(NamedTuple):
 
 
 def nothing(count: int, like: Tensor) -> AssignResult:
-    """Return the result for an image without truths: all boxes are background."""
+    """Return the assignment of `count` boxes in an image without truths: all boxes are background.
+
+    like : tensor whose dtype and device `max_overlaps` gets
+    """
     background = like.new_zeros(count, dtype=torch.long)
     return AssignResult(background, like.new_zeros(count), background - 1)
 

@@ -19,7 +19,12 @@ def inputs(
     proposals: int = 0,
     match_low_quality: bool = True,
 ) -> Arguments:
-    """Return overlaps of truths with the anchors of an image, or with proposals, half of which are near a truth."""
+    """Return random arguments of `assign_wrt_overlaps`: the overlaps of `truths` true boxes with the boxes of an image.
+
+    thresholds : `pos_iou_thr`, `neg_iou_thr` and `min_pos_iou`
+    anchors : arguments of `grid_boxes`, which creates the boxes; None for random proposals
+    proposals : number of proposals without `anchors`; half of them are near a truth, the others anywhere
+    """
     gt = draw.boxes(truths)
     if anchors is not None:
         boxes = torch.cat(grid_boxes((800, 1344), **anchors))
@@ -60,12 +65,12 @@ def assign_wrt_overlaps(
     Parameters
     ----------
     overlaps : (M, N) float, intersection over union of M truths with N boxes; negative for boxes to ignore
-    gt_labels : (M,) int64
-    pos_iou_thr : overlap from which a box is assigned to its truth
-    neg_iou_thr : overlap below which a box is background; a pair gives the ends of a range
-    min_pos_iou : overlap from which a truth is also assigned to its best box, even below `pos_iou_thr`
-    gt_max_assign_all : assign to all boxes with the largest overlap, not only the first
-    match_low_quality : assign truths to their best boxes below `pos_iou_thr`
+    gt_labels : (M,) int64, classes of the truths
+    pos_iou_thr : overlap from which a box is assigned to the truth that it overlaps most
+    neg_iou_thr : overlap below which a box is background; a pair gives the lower and upper end of a range instead
+    min_pos_iou : with `match_low_quality`, least overlap at which a truth is assigned to its best box
+    gt_max_assign_all : True to assign a truth to all boxes with its largest overlap, False for only the first of them
+    match_low_quality : True to assign each truth also to its best box, even if their overlap is below `pos_iou_thr`
 
     Source: Ren et al. 2015, section 3.1.2.
     """

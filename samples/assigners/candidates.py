@@ -1,29 +1,30 @@
-"""Common step of assigners that choose candidates for each truth."""
+"""The last step of assigners that first choose a few candidate boxes for each truth."""
 
 import torch
 from torch import Tensor
 
 FAR = -100000000.0
-"""Overlap of a box with a truth it cannot be assigned to."""
+"""Overlap that replaces the true one if a box cannot be assigned to a truth."""
 
 
 def settle(
     candidates: Tensor, positive: Tensor, overlaps: Tensor, priors: Tensor, gt_bboxes: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Assign boxes to truths. A box must be a positive candidate, and its centre must be inside the truth.
+    """Assign each positive candidate to its truth if the centre of the box is inside the truth.
 
-    A box with more than one possible truth gets the one it overlaps most.
+    A box that is a candidate of several truths is assigned to the truth that it overlaps most.
 
     Parameters
     ----------
-    candidates : (K, M) int64, indices of boxes for each truth
-    positive : (K, M) bool
-    overlaps : (N, M) float, of boxes with truths
-    priors, gt_bboxes : (N, 4) and (M, 4) float, x1 y1 x2 y2 in pixels
+    candidates : (K, M) int64, indices of the K candidate boxes of each of M truths
+    positive : (K, M) bool, False for candidates that must not be assigned
+    overlaps : (N, M) float, intersection over union of N boxes with M truths
+    priors, gt_bboxes : (N, 4) and (M, 4) float, x1 y1 x2 y2 in pixels, the boxes and the truths
 
     Returns
     -------
-    index of each box's truth plus 1, or 0, (N,) int64; its overlap, or `FAR`, (N,) float
+    index of each box's truth plus 1, or 0 for none, (N,) int64; overlap of the box with this truth, or `FAR`, (N,)
+    float
     """
     centres = ((priors[:, :2] + priors[:, 2:]) / 2)[candidates]
     margins = torch.cat([centres - gt_bboxes[:, :2], gt_bboxes[:, 2:] - centres], dim=2)

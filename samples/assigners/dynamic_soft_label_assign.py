@@ -86,8 +86,15 @@ def dynamic_soft_label_assign(
 
 
 def _class_cost(logits: Tensor, overlaps: Tensor, gt_labels: Tensor) -> Tensor:
-    """Return the class cost, (V, M): distance of scores (V, C) from the overlap at a truth's class, and from 0 at
-    others.
+    """Return the cost (V, M) of assigning each of V boxes to each of M truths, computed from the scores of the classes.
+
+    The cost is a binary cross entropy over all classes, with the overlap as target for the class of the truth and 0 for
+    all
+    other classes.
+
+    logits : (V, C) float, scores of C classes
+    overlaps : (V, M) float, intersection over union of boxes and truths
+    gt_labels : (M,) int64, classes of the truths
     """
     classes = torch.arange(logits.shape[1], device=logits.device)
     targets = (gt_labels[:, None] == classes).float() * overlaps[:, :, None]
@@ -97,7 +104,18 @@ def _class_cost(logits: Tensor, overlaps: Tensor, gt_labels: Tensor) -> Tensor:
 
 
 def _match(cost: Tensor, overlaps: Tensor, topk: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which boxes are matched, (V,) bool, and for the matched ones the index of the truth and its overlap."""
+    """Choose the boxes of least cost for each truth; return which boxes are chosen, their truths and their overlaps.
+
+    Parameters
+    ----------
+    cost : (V, M) float, cost of assigning each of V boxes to each of M truths
+    overlaps : (V, M) float, intersection over union of boxes and truths
+    topk : a truth gets as many boxes as the sum of its `topk` largest overlaps, rounded down, and at least one
+
+    Returns
+    -------
+    (V,) bool, True for the K chosen boxes; (K,) int64, index of the truth of each chosen box; (K,) float, its overlap
+    """
     matching = torch.zeros_like(cost, dtype=torch.uint8)
     most = overlaps.topk(min(topk, len(overlaps)), dim=0).values.sum(dim=0)
     for truth, box_count in enumerate(most.int().clamp(min=1).tolist()):

@@ -15,7 +15,14 @@ RANGES = (-1.0, 64.0), (64.0, 128.0), (128.0, 256.0), (256.0, 512.0), (512.0, 10
 def inputs(
     draw: Draw, truths: int, size: tuple[int, int], center_sample: bool, pos_radius: float, ignored: int = 0
 ) -> Arguments:
-    """Return points of all levels, truths with their classes, and the range of distances of each point."""
+    """Return the points of all levels, random truths with their classes, and the range of distances of each point.
+
+    Parameters
+    ----------
+    size : height and width of the image in pixels
+    center_sample, pos_radius : passed to `fcos_matcher`
+    ignored : number of boxes whose points are ignored
+    """
     levels = grid_points(size)
     ranges = [torch.tensor(reach).expand(len(points), 2) for points, reach in zip(levels, RANGES, strict=True)]
     gt = torch.cat([draw.boxes(truths), draw.integers(truths, 1, low=1, high=81).float()], dim=1)
@@ -94,7 +101,15 @@ def _distances(points: Tensor, boxes: Tensor) -> Tensor:
 
 
 def _near_centre(points: Tensor, boxes: Tensor, num_points_per: Sequence[int], reaches: Sequence[float]) -> Tensor:
-    """Return whether points are in boxes and within the radius of their centre at the point's level, (N, M) bool."""
+    """Return whether points are inside boxes and near their centres, (N, M) bool.
+
+    Parameters
+    ----------
+    points : (N, 2) float, x y in pixels, level by level
+    boxes : (M, 4) float, x1 y1 x2 y2 in pixels
+    num_points_per : number of points of each level
+    reaches : largest distance of a point from the centre of a box along x and along y, in pixels, for each level
+    """
     centres = (boxes[:, :2] + boxes[:, 2:]) / 2
     regions = boxes.new_zeros(len(points), len(boxes), 4)
     begin = 0

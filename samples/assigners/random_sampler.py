@@ -89,7 +89,7 @@ def random_sampler(
 
 
 def _choose(indices: Tensor, count: int) -> Tensor:
-    """Return at most `count` of the indices, ascending."""
+    """Return `count` of the indices, chosen at random, in ascending order; all of them if there are not more."""
     if indices.numel() > count:
         # drawn on the CPU, so that every device chooses the same
         indices = indices[torch.randperm(indices.numel())[:count].to(indices.device)]

@@ -1,1 +1,1 @@
-"""Boxes and overlaps."""
+"""Functions of boxes and masks: areas, overlaps, conversions, cropping, pooling and non-maximum suppression."""

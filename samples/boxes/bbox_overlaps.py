@@ -8,7 +8,9 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: bool = False) -> Arguments:
-    """Return two lists of boxes of an image; if aligned, boxes with the same index in the lists are close together."""
+    """Return `first` and `second` boxes of an image; if aligned, both lists are equally long and boxes of equal index
+    are close.
+    """
     others = draw.boxes(second)
     boxes = draw.near(others, grad=True) if is_aligned else draw.boxes(first)
     return boxes, others, mode, is_aligned

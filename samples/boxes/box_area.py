@@ -27,8 +27,9 @@ def box_area(boxes: Tensor) -> Tensor:
 
 
 def area_between(low: Tensor, high: Tensor) -> Tensor:
-    """Return the area between corners (..., 2) float, as (...); 0 if the high corner is not above the low one in x and
-    y.
+    """Return the areas (...) of rectangles, given the low and the high corner (..., 2) float of each.
+
+    An area is 0 if the high corner is not above the low one in both x and y.
     """
     extent = (high - low).clamp(min=0)
     return extent[..., 0] * extent[..., 1]

@@ -7,5 +7,7 @@ def box_area(boxes: Array) -> Array:
 
 
 def area_between(low: Array, high: Array) -> Array:
-    """Return the same as the torch function."""
+    """Return the areas (...) of rectangles, given the low and the high corner (..., 2) float of each, as in
+    `box_area.py`.
+    """
     return jnp.clip(high - low, 0).prod(axis=-1)

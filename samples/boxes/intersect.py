@@ -6,7 +6,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, first: int, second: int, classes: int = 0) -> Arguments:
-    """Return boxes relative to the image, with a leading dimension for classes if `classes` is given."""
+    """Return `first` and `second` boxes relative to the image, for each of `classes` classes if it is not 0."""
     groups = (classes,) if classes else ()
     count = max(classes, 1)
     boxes = [draw.boxes(count * boxes, (1.0, 1.0), 0.02).reshape(*groups, boxes, 4) for boxes in (first, second)]

@@ -44,7 +44,13 @@ def masks_to_boxes(masks: Tensor) -> Tensor:
 
 
 def _range(masks: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest position (H, W) inside each mask, (N,) each."""
+    """Return the least and the largest of the positions inside each mask, (N,) float each.
+
+    Parameters
+    ----------
+    masks : (N, H, W) bool, or numbers 0 and 1
+    positions : (H, W) float, column or row of each cell
+    """
     held = masks * positions
     least = held.masked_fill(~masks.bool(), 1e8).flatten(1).amin(dim=1)
     return least, held.flatten(1).amax(dim=1)

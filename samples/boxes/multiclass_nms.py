@@ -7,7 +7,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, classes: int, score_threshold: float, candidates: int) -> Arguments:
-    """Return ten boxes per object, with class probabilities that favour the object's class."""
+    """Return random boxes, ten for each object, with class probabilities that favour the object's class.
+
+    candidates : passed to `multiclass_nms`
+    """
     objects = boxes // 10
     truths = draw.boxes(objects)
     predicted = draw.near(truths.repeat_interleave(10 * classes, dim=0)).reshape(boxes, classes, 4)

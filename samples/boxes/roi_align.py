@@ -52,7 +52,12 @@ def roi_align(features: Tensor, rois: Tensor, size: int, scale: float, samples: 
 
 
 def _neighbours(position: Tensor, cells: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return the two cells around each position and their weights, 0 for positions more than one cell outside."""
+    """Return the indices of the two cells around each position, and the weights of both cells for a linear
+    interpolation.
+
+    position : (...) float, coordinate along one axis, in cells; weights are 0 more than one cell outside
+    cells : number of cells along this axis
+    """
     inside = (position >= -1) & (position <= cells)
     position = position.clamp(0, cells - 1)
     low = position.floor()

@@ -42,7 +42,10 @@ def bbox2offset(
 
 
 def centre_and_size(boxes: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return x, y, width and height of boxes (N, 4), each (N,), in pixels; the last corner belongs to the box."""
+    """Return x and y of the centre, width and height of boxes (N, 4), each (N,) float, in pixels.
+
+    The pixels of x2 and y2 belong to the box: its width is x2 - x1 + 1.
+    """
     x1, y1, x2, y2 = boxes.unbind(dim=1)
     width, height = x2 - x1 + 1, y2 - y1 + 1
     return x1 + width / 2, y1 + height / 2, width, height

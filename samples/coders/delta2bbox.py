@@ -14,7 +14,13 @@ def inputs(
     size: tuple[int, int] | None = (800, 1333),
     grad: bool = False,
 ) -> Arguments:
-    """Return boxes, deltas of about a tenth of their size, and the normalization of the deltas."""
+    """Return boxes, deltas of about a tenth of their size, and the normalization of the deltas.
+
+    Parameters
+    ----------
+    size : height and width in pixels of the image that boxes are clipped to; None does not clip
+    grad : True if the deltas require a gradient
+    """
     deltas = draw.normal(boxes, 4 * classes) * 0.1 / torch.tensor(stds * classes)
     return draw.boxes(boxes), deltas.requires_grad_(grad), (0.0, 0.0, 0.0, 0.0), stds, size
 

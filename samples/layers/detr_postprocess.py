@@ -29,9 +29,8 @@ def detr_postprocess(outputs: dict[str, Tensor], sizes: Tensor) -> list[dict[str
 
     Parameters
     ----------
-    outputs : "pred_logits", (B, Q, classes + 1) float, the last class for no object; "pred_boxes", (B, Q, 4) float, cx
-    cy
-        w h relative to the image
+    outputs : "pred_logits", (B, Q, classes + 1) float, the last class for no object; "pred_boxes", (B, Q, 4) float,
+        cx cy w h relative to the image
     sizes : (B, 2) integers, height and width of each image in pixels
 
     Returns one dict per image: "scores", (Q,) float, "labels", (Q,) int64, and "boxes", (Q, 4) float, x1 y1 x2 y2 in

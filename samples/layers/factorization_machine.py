@@ -6,7 +6,15 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, examples: int, features: int, fields: int = 26, numbers: int = 13, width: int = 9) -> Arguments:
-    """Return examples of clicks with categorical and numeric features, and weights as after some training."""
+    """Return random examples of clicks, and weights as large as after some training.
+
+    Parameters
+    ----------
+    features : number of categorical features
+    fields : number of categorical features of an example
+    numbers : number of numeric features of an example
+    width : length of an embedding
+    """
     std = 0.1 / width**0.5
     return (
         [draw.integers(examples, 1, high=features) for _ in range(fields)],

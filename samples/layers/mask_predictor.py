@@ -11,7 +11,14 @@ Image = tuple[float, int, int]
 def inputs(
     draw: Draw, images: int, detections: int, classes: int, side: int, original: tuple[int, int] = (480, 640)
 ) -> Arguments:
-    """Return detections in random order, in COCO images scaled to a shorter side of 800 pixels."""
+    """Return detections of images of COCO, scaled to a shorter side of 800 pixels, in random order.
+
+    Parameters
+    ----------
+    detections : number of detections of each image
+    side : height and width of a heatmap in cells
+    original : height and width in pixels of all images before they are scaled
+    """
     scale = 800 / original[0]
     count = images * detections
     boxes = draw.boxes(count, (800, original[1] * scale))

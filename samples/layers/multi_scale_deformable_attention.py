@@ -11,7 +11,13 @@ LEVELS = [(100, 167), (50, 84), (25, 42), (13, 21)]
 def inputs(
     draw: Draw, levels: list[tuple[int, int]], queries: int, images: int = 1, heads: int = 8, points: int = 4
 ) -> Arguments:
-    """Return feature maps, 32 channels per head, and points near one random position per query."""
+    """Return feature maps with 32 channels per head, and for each query points near one random position.
+
+    Parameters
+    ----------
+    levels : height and width of each level, in positions
+    points : number of points of each query, head and level
+    """
     positions = sum(height * width for height, width in levels)
     value = draw.normal(images, positions, heads, 32, grad=True)
     place = draw.uniform(images, queries, 1, 1, 1, 2)

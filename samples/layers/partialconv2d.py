@@ -8,7 +8,15 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, size: int, channels: int, filters: int, kernel: int, share: float = 0.7, multi_channel: bool = True
 ) -> Arguments:
-    """Return features with holes, and the weights of a layer that halves their size."""
+    """Return features with holes, and the weights of a convolution that halves their height and width.
+
+    Parameters
+    ----------
+    size : height and width of the features, in pixels
+    kernel : height and width of the convolution's kernel
+    share : share of valid pixels, outside the holes
+    multi_channel : True for a mask of each channel, False for one mask of all channels
+    """
     # holes of 8 x 8 pixels, or of one pixel in small feature maps
     cells = max(size // 8, 4)
     valid = draw.mask(1, 1, cells, cells, share=share).float()
@@ -57,7 +65,7 @@ def partialconv2d(
     mask : (B, C, H, W) float for `multi_channel`, else (B, 1, H, W): 1 for valid pixels, 0 in holes; None if all are
     valid
     weight, bias : (F, C, K, K) and (F,) float
-    stride, padding, dilation : of the convolution
+    stride, padding, dilation : settings of the convolution, as in `torch.nn.functional.conv2d`
     multi_channel : True if each channel has a separate mask
     eps : added to the number of valid pixels
 

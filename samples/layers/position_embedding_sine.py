@@ -64,6 +64,10 @@ def position_embedding_sine(
 
 
 def _waves(positions: Tensor, wavelengths: Tensor) -> Tensor:
-    """Return the sine of even angles and the cosine of odd angles, (B, H, W, features)."""
+    """Return the sine of even and the cosine of odd features' angles, (B, H, W, features) float.
+
+    positions : (B, H, W) float, row or column of each position
+    wavelengths : (features,) float, divisors of the positions
+    """
     angles = positions[..., None] / wavelengths
     return torch.stack([angles[..., 0::2].sin(), angles[..., 1::2].cos()], dim=4).flatten(3)

@@ -8,7 +8,15 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, detections: int, tight: bool, without_area: int = 0, side: int = 28, size: tuple[int, int] = (800, 1333)
 ) -> Arguments:
-    """Return probabilities of masks, and their boxes; the first `empty` boxes have no area."""
+    """Return probabilities of masks and their boxes.
+
+    Parameters
+    ----------
+    tight : passed to `roi_masks_paste`
+    without_area : number of boxes, from the first on, whose width and height are 0
+    side : height and width of a mask in cells
+    size : height and width of the image in pixels
+    """
     boxes = draw.boxes(detections, size)
     boxes[:without_area, 2:] = boxes[:without_area, :2]
     return draw.uniform(detections, side, side), boxes, *size, tight
@@ -57,7 +65,13 @@ def roi_masks_paste(
 
 
 def _shares(pixels: Tensor, edges: Tensor) -> Tensor:
-    """Return positions of pixel centres between two edges, (N, pixels): -1 at the first, 1 at the second."""
+    """Return the position of each pixel's centre between two edges of each box, (N, pixels) float.
+
+    A position is -1 at the first edge, 1 at the second edge, and 0 if the box has no area.
+
+    pixels : indices of the pixels along one axis
+    edges : (N, 2) float, coordinates in pixels of the first and the second edge of each box along this axis
+    """
     shares = (pixels.float() + 0.5 - edges[:, :1]) / (edges[:, 1:] - edges[:, :1]) * 2 - 1
     endless = torch.isinf(shares)
     if endless.any():

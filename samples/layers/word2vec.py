@@ -5,7 +5,9 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, words: int, vocabulary: int, width: int, negatives: int = 5) -> Arguments:
-    """Return words, context words and random words, and weights as after some training."""
+    """Return centre words, context words and `negatives` random words for each, and weights as large as after some
+    training.
+    """
     bound = 0.5 / width
     return (
         [draw.integers(words, count, high=vocabulary) for count in (1, 1, negatives)],

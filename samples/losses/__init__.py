@@ -1,1 +1,1 @@
-"""Losses and their weights."""
+"""Losses, and the weights and targets that they need."""

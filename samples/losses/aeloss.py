@@ -8,8 +8,10 @@ PEOPLE = 30
 
 
 def inputs(draw: Draw, images: int, people: int, side: int = 128) -> Arguments:
-    """Return the tags of heatmaps, and the positions of each person's joints; only the first slots for people are in
-    use.
+    """Return tags of heatmaps, and the positions of the joints of `people` people; the other slots for people are
+    empty.
+
+    side : height and width of a heatmap in cells
     """
     tags = draw.normal(images, JOINTS * side * side, 1, grad=True)
     where = draw.integers(images, PEOPLE, JOINTS, high=side * side) + side * side * torch.arange(JOINTS)

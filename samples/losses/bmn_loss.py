@@ -77,14 +77,25 @@ def bmn_loss(
 
 
 def _boundary_loss(scores: Tensor, truth: Tensor) -> Tensor:
-    """Return the loss of the boundary scores, over all positions in time of all videos."""
+    """Return the binary cross entropy of the scores of all positions in time of all videos, with balanced weights.
+
+    scores : (B, T) float, probability that an action starts, or ends, at each position
+    truth : (B, T) float, overlap with the start or end of an action; above 0.5 counts as positive
+    """
     truth = truth.view(-1)
     there = (truth > 0.5).float()
     return _balanced_log_loss(scores.contiguous().view(-1), there, 1.0 - there, len(truth))
 
 
 def _balanced_log_loss(scores: Tensor, positive: Tensor, negative: Tensor, counted: Tensor | int) -> Tensor:
-    """Return binary cross entropy with equal total weight of positives and negatives; masks are 0 or 1."""
+    """Return the binary cross entropy, with equal total weights of positive and negative elements.
+
+    Parameters
+    ----------
+    scores : probabilities, of any shape
+    positive, negative : masks of 0 and 1 of the same shape
+    counted : number of elements, by which the sum is divided
+    """
     ratio: Any = counted / _count(positive)
     ratio = min(max(ratio, RATIOS[0]), RATIOS[1])
     gained = 0.5 * ratio * (scores + EPS).log() * positive
@@ -102,8 +113,13 @@ def _count(mask: Tensor) -> Tensor | int:
 def _regression_loss(scores: Tensor, overlaps: Tensor, mask: Tensor, high: float = 0.7, low: float = 0.3) -> Tensor:
     """Return half of the mean squared error of the scores of chosen segments.
 
-    Chosen are all segments whose overlap with an action is high, and at random about as many with a medium overlap, and
-    as many with a low one.
+    All segments whose overlap with an action exceeds `high` are chosen, at random about as many with an overlap between
+    `low` and `high`, and about as many with a smaller overlap above 0.
+
+    Parameters
+    ----------
+    scores, overlaps : (B, D, T) float, predicted and true overlap of segments by duration and start
+    mask : (D, T) float, 1 for the segments that end within the video
     """
     well = (overlaps > high).float()
     half = ((overlaps <= high) & (overlaps > low)).float()

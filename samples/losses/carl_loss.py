@@ -13,7 +13,15 @@ def inputs(
     avg_factor: float,
     num_class: int = 80,
 ) -> Arguments:
-    """Return scores and deltas of boxes, few of them positive; class-wise deltas come with background logits."""
+    """Return random scores and deltas of boxes.
+
+    Parameters
+    ----------
+    positives : number of boxes of a class; the others are background
+    per_class : True for deltas of each class and scores that include the background
+    beta, avg_factor : passed to `carl_loss`
+    num_class : number of classes without the background
+    """
     labels = draw.integers(boxes, low=num_class, high=num_class + 1)
     labels[draw.permutation(boxes)[:positives]] = draw.integers(positives, high=num_class)
     scores = draw.normal(boxes, num_class + 1 if per_class else num_class, grad=True)

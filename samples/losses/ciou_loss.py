@@ -10,7 +10,9 @@ from opgrip.samples.sample import sample
 
 
 def _angle(boxes: Tensor, eps: float) -> Tensor:
-    """Return the angles (N,) whose tangent is width / height."""
+    """Return the angles (N,) float, in radians, whose tangent is the width of a box divided by its height
+    plus `eps`.
+    """
     return ((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1] + eps)).atan()
 
 

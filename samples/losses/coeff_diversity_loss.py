@@ -23,7 +23,7 @@ def coeff_diversity_loss(coeffs: Tensor, instances: Tensor, alpha: float = 1.0) 
     ----------
     coeffs : (P, K) float, of the positive priors
     instances : (P,) or (P, 1), index of each prior's instance
-    alpha : weight
+    alpha : factor of the loss
 
     Returns () float: the sum over all pairs divided by P; the caller divides by P again
     Source: YOLACT's code, `coeff_diversity_loss`; Bolya et al. 2019.

@@ -6,7 +6,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, objects: tuple[int, ...], queries: int = 100, classes: int = 91) -> Arguments:
-    """Return class scores of queries, most of them for no object, and the truths of each image."""
+    """Return class scores of queries, most of them for no object, and the truths of each image.
+
+    objects : number of objects of each image
+    """
     logits = draw.normal(len(objects), queries, classes + 1)
     logits[..., -1] += 4
     boxes = draw.uniform(len(objects), queries, 4)

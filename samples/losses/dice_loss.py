@@ -38,9 +38,8 @@ def dice_loss(
     smooth : prevents a division by zero for empty regions
     act : "softmax" over the classes, or "sigmoid"
     squared_pred : True to compute sizes of regions as sums of squares
-    jaccard : True to subtract the overlap from the sum of the two sizes; the numerator stays that of Dice, so that
-    equal
-        regions give -1, not 0
+    jaccard : True to subtract the overlap from the sum of the two sizes; the numerator remains that of Dice, so that
+        equal regions give -1, not 0
 
     Returns () float
     Source: Milletari et al. 2016, "V-Net", section 3, with the options of MONAI's `DiceLoss`; the original is only

@@ -38,6 +38,7 @@ def edge_smoothloss(
     kernel : side in pixels, odd, of the square in which edge pixels are counted
     limit : upper limit of that count
     weight_type : strength of the edge: "gs" is the count, "ps" the predicted probability, "gps" the mean of the two
+    loss_weight : factor of the loss
 
     Returns () float
     Source: the edge-aware smoothness of Godard et al. 2017, equation 3, for probabilities and known edges; the

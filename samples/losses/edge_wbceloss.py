@@ -29,6 +29,7 @@ def edge_wbceloss(
     edge_target : (N, H, W) int64, 1 on an edge, 0 elsewhere
     ignore_index : label of pixels that count as no edge
     reduction : "mean" or "sum"
+    loss_weight : factor of the loss
 
     Returns () float
     Source: Xie and Tu 2015, "Holistically-Nested Edge Detection", equation 2; the original, of SegmentBase2, is only

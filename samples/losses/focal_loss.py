@@ -30,9 +30,10 @@ def focal_loss(
     ----------
     cls_score : (N, C, ...) float
     label : (N, ...) int64
-    alpha : weight
-    gamma : exponent of the weight
+    alpha : factor of the loss of all pixels
+    gamma : exponent of 1 minus the probability of the true class
     ignore_index : label of pixels with loss 0, which still count in the mean
+    loss_weight : factor of the loss
 
     Returns () float
     Source: Lin et al. 2017, equation 4, for exclusive classes; the original, of SegmentBase2, is only published in

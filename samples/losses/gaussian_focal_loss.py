@@ -6,7 +6,12 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def gaussian_targets(draw: Draw, images: int, classes: int, side: int, objects: int) -> Tensor:
-    """Return heatmaps (images, classes, side, side) float32 of Gaussians, exactly 1 at the centres of objects."""
+    """Return random heatmaps (images, classes, side, side) float32 with a Gaussian around each object, exactly 1 at its
+    centre.
+
+    side : height and width of a heatmap in cells
+    objects : number of objects of each image
+    """
     targets = torch.zeros(images, classes, side, side)
     along = torch.arange(side)
     for image in targets:
@@ -19,7 +24,11 @@ def gaussian_targets(draw: Draw, images: int, classes: int, side: int, objects: 
 
 
 def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> Arguments:
-    """Return probabilities, most of them small, truths, and the number of objects as divisor."""
+    """Return predicted probabilities, most of them small, target heatmaps, and the number of all objects as divisor.
+
+    objects : number of objects of each image
+    side : height and width of a heatmap in cells
+    """
     pred = draw.normal(images, classes, side, side, mean=-3.0).sigmoid().clamp(1e-4, 1 - 1e-4).requires_grad_()
     return pred, gaussian_targets(draw, images, classes, side, objects), None, "mean", float(images * objects)
 

@@ -5,7 +5,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> Arguments:
-    """Return scores, most of them low, and truths."""
+    """Return predicted scores, most of them low, and target heatmaps.
+
+    objects : number of objects of each image
+    side : height and width of a heatmap in cells
+    """
     scores = draw.normal(images, classes, side, side, mean=-3.0, grad=True)
     return scores, gaussian_targets(draw, images, classes, side, objects)
 

@@ -37,7 +37,7 @@ def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0)
     ----------
     logit : (N, C, H, W) float, scores of the classes
     target : (N, H, W) int64, classes of the pixels, below 255; 255 has weight 0
-    sigma : of the Gaussian, in pixels
+    sigma : standard deviation of the Gaussian in pixels
 
     Returns (N, H, W) float64 on the CPU, with a sum of 1 for each image
     Source: DLOP-Bench, with OpenCV's Canny edges and distances; it does not name an origin.
@@ -58,7 +58,11 @@ def get_softgauss_loss_weight(logit: Tensor, target: Tensor, sigma: float = 7.0)
 
 
 def _edges(image: Array) -> Array:
-    """Return Canny's edges with both thresholds at 1: local maxima along the direction of a gradient above 1.
+    """Return which pixels of an image are edges by Canny's method with both thresholds at 1, (H, W) bool.
+
+    An edge is a pixel whose gradient is above 1 and is the largest along the direction of the gradient.
+
+    image : (H, W) numbers
 
     Source: Canny 1986, with the L1 norm of Sobel's gradient and OpenCV's rules for ties.
     """
@@ -84,9 +88,14 @@ def _edges(image: Array) -> Array:
 
 
 def _squared_distances(marks: Array, reach: int) -> Array:
-    """Return squared distances to the nearest mark, in pixels; too large if no mark is in one of the columns in reach.
+    """Return the squared distance of each pixel to the nearest mark, (H, W) float32, in pixels.
 
-    One axis after the other: first the nearest mark within each column, then the nearest column.
+    A distance is too large if no mark is within `reach` columns. First the nearest mark within each column is found,
+    then the
+    nearest of these in the neighbouring columns.
+
+    marks : (H, W) bool
+    reach : number of columns on each side that are searched
     """
     nearest = np.where(marks, np.float32(0), np.float32(np.inf))
     for rows in (nearest, nearest[::-1]):

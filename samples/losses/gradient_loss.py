@@ -10,7 +10,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, images: int, classes: int, size: tuple[int, int], student: tuple[int, int] | None = None
 ) -> Arguments:
-    """Return scores of a student and its teacher, possibly of different sizes, and the classes of the pixels."""
+    """Return random scores of a student and its teacher, and the true classes of the pixels.
+
+    size : height and width in pixels of the teacher's scores and of the classes
+    student : height and width of the student's scores; None for `size`
+    """
     scores = draw.normal(images, classes, *(student or size), grad=True)
     return scores, draw.normal(images, classes, *size), label_maps(draw, images, size, classes)
 
@@ -35,6 +39,7 @@ def gradient_loss(
     teacher : (N, C, H, W) float
     label : (N, H', W') or (N, 1, H', W') int64, resized to the teacher's size
     ignore_index : label of ignored pixels
+    loss_weight : factor of the loss
 
     Returns () float: sum of the means of both components, zero if all pixels are ignored
     Source: SegmentBase2, only published in DLOP-Bench; the gradient is that of Sobel and Feldman.

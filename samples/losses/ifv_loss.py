@@ -18,7 +18,11 @@ CONFIGURATIONS = {
 
 
 def inputs(draw: Draw, images: int, classes: int, side: int, channels: tuple[int, int]) -> Arguments:
-    """Return features of a student and its teacher, and a class for each pixel of images eight times as large."""
+    """Return features of a student and its teacher, and a class for each pixel of images eight times as high and wide.
+
+    side : height and width of the features in cells
+    channels : number of channels of the student's and of the teacher's features
+    """
     student, teacher = (draw.normal(images, count, side, side) for count in channels)
     labels = label_maps(draw, images, (8 * side, 8 * side), classes)
     return student.requires_grad_(), teacher, labels.unsqueeze(1), classes
@@ -48,6 +52,7 @@ def ifv_loss(
     target : (N, 1, H', W') int64, classes of the pixels, resized to the teacher's size
     per_image : True for class means of each image, False for means over all images
     ignore_index : class of ignored pixels
+    loss_weight : factor of the loss
 
     Returns () float, zero if all pixels are ignored
     Source: Wang et al. 2020, "Intra-class Feature Variation Distillation", section 3.2; the original, of SegmentBase2,
@@ -65,16 +70,25 @@ def ifv_loss(
 
 
 def mean_where(features: Tensor, mask: Tensor, dims: tuple[int, ...] = (-2, -1)) -> Tensor:
-    """Return the mean of (N, C, H, W) features inside a (N, 1, H, W) mask, zero for an empty mask.
+    """Return the mean over `dims` of features (N, C, H, W) inside a mask (N, 1, H, W), zero for an empty mask.
 
-    Dimensions `dims` are kept, with size 1.
+    The result has four dimensions; those in `dims` have size 1.
     """
     share = mask.to(features.dtype)
     return (share * features).sum(dim=dims, keepdim=True) / (share.sum(dim=dims, keepdim=True) + 1e-6)
 
 
 def _centres(features: Tensor, labels: Tensor, classes: int, per_image: bool) -> Tensor:
-    """Return the mean of each pixel's class; pixels without a class keep their features."""
+    """Return for each pixel the mean features of its class, (N, C, H, W) float; pixels without a class keep their
+    features.
+
+    Parameters
+    ----------
+    features : (N, C, H, W) float
+    labels : (N, 1, H, W), class of each pixel
+    classes : number of classes
+    per_image : True for means over the pixels of an image, False for means over all images
+    """
     dims = (-2, -1) if per_image else (0, -2, -1)
     centres = features.detach().clone()
     for index in range(classes):

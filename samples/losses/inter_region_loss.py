@@ -22,6 +22,7 @@ def inter_region_loss(
     student : (N, C, h, w) float, resized to the teacher's size
     teacher : (N, C', H, W) float, which gets no gradient
     target : (N, 1, H', W') int64, classes of the pixels, resized to the teacher's size
+    loss_weight : factor of the loss
 
     Returns () float
     Source: Hou et al. 2020, "Inter-Region Affinity Distillation", equation 4, with the mean squared error as the
@@ -35,7 +36,16 @@ def inter_region_loss(
 
 
 def _affinities(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Return cosine similarities of classes, (N, classes, classes); zero for a class without pixels."""
+    """Return the cosine similarities between the mean features of any two classes, (N, classes, classes) float.
+
+    The similarities of a class without pixels are zero.
+
+    Parameters
+    ----------
+    features : (N, C, H, W) float
+    labels : (N, 1, H, W), class of each pixel
+    classes : number of classes
+    """
     centres = features.new_zeros(*features.shape[:2], classes)
     for index in range(classes):
         centres[:, :, index] = mean_where(features, labels == index).flatten(1)

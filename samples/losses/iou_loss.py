@@ -7,7 +7,12 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, size: tuple[float, float], mode: str, eps: float, weighted: bool) -> Arguments:
-    """Return predicted boxes and their truths, with centreness as weights and a mean, or without weights and a sum."""
+    """Return predicted boxes and their truths, with random weights and a mean, or without weights and with a sum.
+
+    size : height and width of the image in pixels
+    mode, eps : passed to `iou_loss`
+    weighted : True for weights such as the centreness of points
+    """
     weight = draw.uniform(boxes) if weighted else None
     reduction, avg_factor = ("mean", float(weight.sum())) if weight is not None else ("sum", None)
     return *matched_boxes(draw, boxes, size), weight, reduction, avg_factor, mode, eps

@@ -7,7 +7,9 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
-    """Return scores of a student per pixel, the true classes, and the teacher's scores at an eighth of the size."""
+    """Return a student's scores per pixel, the true classes, and a teacher's scores at an eighth of the height and
+    width.
+    """
     scores, labels = pixels(draw, images, classes, size)
     return scores, labels, draw.normal(images, classes, size[0] // 8, size[1] // 8, std=2.0)
 
@@ -32,6 +34,7 @@ def knowledge_gap_loss(
     label : (N, H, W) int64, the true classes; pixels of 255 are ignored
     teacher : (N, C, h, w) float, scores, resized to the student's size, without gradient
     temperature : divisor of both scores
+    loss_weight : factor of the loss
 
     Returns () float, a mean over pixels
     Source: SegmentBase2, only published in DLOP-Bench; the divergence is that of Hinton et al. 2015, "Distilling the

@@ -27,7 +27,9 @@ def margin_loss(
     cls_score : (N, C, H, W) float, of two classes or more
     label : (N, H, W) int64
     margin : least difference of scores without loss
-    sigma : of the weights' Gaussian, in pixels
+    sigma : standard deviation in pixels of the Gaussian that gives the weights
+    ignore_index : class of ignored pixels
+    loss_weight : factor of the loss
 
     Returns () float; the hinge loss is averaged over all pixels, including wrong ones, which contribute 0
     Source: SegmentBase2, only published in DLOP-Bench.

@@ -65,7 +65,10 @@ def mask_point_loss(
 
 
 def _at_points(maps: Tensor, points: Tensor) -> Tensor:
-    """Return the values of (M, 1, H, W) maps at (M, P, 2) points, bilinear, (M, P)."""
+    """Return the values of maps (M, 1, H, W) at points (M, P, 2), interpolated bilinearly, (M, P) float.
+
+    points : x y relative to the width and height of the map
+    """
     grid = 2 * points.unsqueeze(2) - 1
     return F.grid_sample(maps, grid, align_corners=False).squeeze(3).squeeze(1)
 

@@ -6,7 +6,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, count: int, classes: int, topk: int | tuple[int, ...] = 1, thresh: float | None = None
 ) -> Arguments:
-    """Return scores of classes with a rather high score for the label."""
+    """Return random scores of `count` predictions, with rather high scores for their labels, and the labels.
+
+    topk, thresh : passed to `mmdetection_accuracy`
+    """
     labels = draw.integers(count, high=classes)
     scores = draw.normal(count, classes)
     scores[range(count), labels] += 2

@@ -1,4 +1,4 @@
-"""Overlaps and distances of boxes with the box of the same index in another list."""
+"""Overlaps and distances of pairs of boxes: each box of one list, and the box of the same index in another list."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def shared_area(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def overlap_ratio(boxes: Tensor, others: Tensor, eps: float) -> Tensor:
-    """Return intersection over union, (N,) float, of pairs of boxes; eps is added to the union."""
+    """Return intersection over union, (N,) float, of pairs of boxes, both (N, 4) float; `eps` is added to the union."""
     shared = shared_area(boxes, others)
     return shared / (area(boxes) + area(others) - shared + eps)
 
@@ -34,7 +34,10 @@ def centre_shift(boxes: Tensor, others: Tensor) -> Tensor:
 
 
 def centre_distance(boxes: Tensor, others: Tensor, eps: float) -> Tensor:
-    """Return squared distances, (N,) float, of the centres, divided by the squared diagonal of the enclosing box.
+    """Return squared distances, (N,) float, of the centres of pairs of boxes, divided by the squared diagonal of the
+    box around both.
+
+    eps : added to the squared diagonal
 
     Source: Zheng et al. 2020, equation 6.
     """

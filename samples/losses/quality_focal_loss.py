@@ -7,7 +7,9 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, points: int, positives: int, avg_factor: float, classes: int = 80) -> Arguments:
-    """Return logits of points, labels and qualities of the few positives, and weights."""
+    """Return logits of points, labels and qualities of `positives` random points, weights of 1, and the divisor
+    `avg_factor`.
+    """
     chosen = draw.permutation(points)[:positives]
     labels = torch.full((points,), classes)
     labels[chosen] = draw.integers(positives, high=classes)

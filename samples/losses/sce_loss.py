@@ -38,6 +38,7 @@ def sce_loss(
     teacher : (N, C, h, w) float, scores, resized to the student's size, without gradient
     temperature : divisor of both scores
     channel_sum : True to sum the divergence over classes, False for the mean
+    loss_weight : factor of the loss
 
     Returns () float, a mean over pixels, zero if all are ignored
     Source: DLOP-Bench, which does not name an origin; the divergence is that of Hinton et al. 2015.

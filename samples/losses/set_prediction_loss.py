@@ -15,7 +15,7 @@ def inputs(draw: Draw, queries: int, classes: int, objects: int) -> Arguments:
 
 
 def _corners(boxes: Tensor) -> Tensor:
-    """Convert boxes (N, 4) from centre and size to x1 y1 x2 y2."""
+    """Return boxes (N, 4) float as x1 y1 x2 y2, given as centre and size: cx cy w h."""
     return torch.cat([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2], dim=1)
 
 

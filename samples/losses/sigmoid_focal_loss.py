@@ -6,7 +6,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, rows: int, positives: int, classes: int = 80) -> Arguments:
-    """Return scores, most of them low, one-hot truths, weights, and the number of positives as divisor."""
+    """Return random scores, most of them low, targets of 1 and 0, weights, and the number of positives as divisor.
+
+    positives : approximate number of rows with a class
+    """
     pred = draw.normal(rows, classes, mean=-4.0, grad=True)
     labels = draw.integers(rows, high=classes)
     target = F.one_hot(labels, classes) * draw.mask(rows, 1, share=positives / rows)

@@ -7,7 +7,10 @@ from opgrip.samples.sample import sample
 
 
 def smoothed(distance: Tensor, beta: float) -> Tensor:
-    """Return distances, (N, D) float, quadratic below `beta` and linear above, continuously differentiable."""
+    """Return the smooth L1 loss of each distance: quadratic below `beta`, linear above, continuously differentiable.
+
+    distance : (N, D) float, absolute differences
+    """
     return torch.where(distance < beta, 0.5 * distance * distance / beta, distance - 0.5 * beta)
 
 

@@ -21,7 +21,9 @@ def softgbw_loss(
     ----------
     cls_score : (N, C, H, W) float
     label : (N, H, W) int64
-    sigma : of the weights' Gaussian, in pixels
+    sigma : standard deviation in pixels of the Gaussian that gives the weights
+    ignore_index : class of ignored pixels
+    loss_weight : factor of the loss
 
     Returns () float
     Source: DLOP-Bench, which does not name an origin.

@@ -6,7 +6,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, rows: int, positives: int, classes: int = 80) -> Arguments:
-    """Return scores, most of them low, overlaps of positives with their truths, and the number of positives."""
+    """Return random scores, most of them low, targets, and the number of positives as divisor.
+
+    positives : approximate number of rows with a class; their targets are random overlaps of at least 0.3
+    """
     pred = draw.normal(rows, classes, mean=-4.0, grad=True)
     labels = F.one_hot(draw.integers(rows, high=classes), classes)
     target = labels * draw.mask(rows, 1, share=positives / rows) * draw.uniform(rows, 1, low=0.3)

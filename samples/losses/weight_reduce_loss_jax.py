@@ -10,7 +10,10 @@ weight_reduce_loss: Callable[..., Any] = for_torch.weight_reduce_loss
 
 
 def weighted(loss: Callable[..., Array]) -> Callable[..., Array]:
-    """Return a loss that also takes a weight, reduction and avg_factor, from one that returns elementwise losses."""
+    """Return a loss with the further parameters `weight`, `reduction` and `avg_factor`, as in `weight_reduce_loss`.
+
+    loss : function that returns the loss of each element
+    """
 
     def reduced(
         predicted: Array,

@@ -1,4 +1,6 @@
-"""Recommender with large sparse tables, small dense networks, and the products of all pairs of embeddings."""
+"""A recommender that predicts clicks: large sparse tables, small dense networks, and products of all pairs of
+embeddings.
+"""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -21,12 +23,13 @@ LEARNING_RATE = 0.01
 
 
 class DLRM(nn.Module):
-    """Predicts clicks from numeric and categorical features.
+    """A network that predicts clicks from numeric and categorical features.
 
     Parameters
     ----------
     rows : number of categories of each table
     width : length of an embedding
+    bottom, top : number of outputs of each layer before, and after, the products of embeddings
 
     Source: Naumov et al. 2019.
     """
@@ -72,7 +75,7 @@ class DLRM(nn.Module):
         return functional.binary_cross_entropy_with_logits(scores, clicks)
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return optimizers; the one of the tables only updates rows that were read."""
+        """Return one optimizer for the tables, which only updates rows that were read, and one for the dense layers."""
         dense = [*self.bottom.parameters(), *self.top.parameters()]
         return [
             torch.optim.SparseAdam(self.tables.parameters(), lr=LEARNING_RATE),
@@ -81,7 +84,10 @@ class DLRM(nn.Module):
 
 
 def perceptron(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
-    """Return linear layers of the given widths, with ReLU between them."""
+    """Return linear layers with ReLU between them, followed by the module `last`.
+
+    widths : number of inputs of the first layer, then the number of outputs of each layer
+    """
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
@@ -89,11 +95,14 @@ def perceptron(widths: Sequence[int], last: nn.Module) -> nn.Sequential:
 
 
 def dlrm(batch_size: int = 512, run: str = "predict") -> tuple[DLRM, dict[str, Any]]:
-    """Return the recommender with random weights, and examples with one to eight categories per table.
+    """Return the recommender with random weights, and arguments for it by name.
+
+    An example has one to eight categories in each table.
 
     Parameters
     ----------
-    run : `loss` and `train` also need clicks
+    batch_size : number of examples
+    run : `predict`, `loss` or `train`; the latter two also need clicks
     """
     model = DLRM()
     counts = [torch.randint(1, MOST + 1, (batch_size,)) for _ in ROWS]

@@ -18,7 +18,8 @@ OBJECTS = 6
 
 
 class FasterRCNN(nn.Module):
-    """Detector with a backbone, feature pyramid, proposals and regions.
+    """Detector of objects in images: a backbone, a feature pyramid, a head that proposes boxes, and one that classifies
+    them.
 
     Source: Ren et al. 2015, with the feature pyramid of Lin et al. 2017.
     """
@@ -53,12 +54,13 @@ class FasterRCNN(nn.Module):
 def faster_rcnn(
     batch_size: int = 2, input_size: tuple[int, int] = (256, 256), run: str = "predict"
 ) -> tuple[FasterRCNN, dict[str, Any]]:
-    """Return the detector with random weights, and inputs for it.
+    """Return the detector with random weights, and arguments for it by name.
 
     Parameters
     ----------
+    batch_size : number of images
     input_size : height and width of the images in pixels
-    run : `predict` only needs images; `loss` and `train` also need boxes and labels
+    run : `predict`, `loss` or `train`; the latter two also need boxes and labels
     """
     model = FasterRCNN()
     inputs: dict[str, Any] = {"images": torch.randn(batch_size, 3, *input_size)}

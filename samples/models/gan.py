@@ -13,7 +13,7 @@ LEARNING_RATE = 2e-4
 
 
 class GAN(nn.Module):
-    """Generator of 64x64 images from noise, and discriminator.
+    """A generator of 64x64 images from noise, and a discriminator of generated and real images.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ class GAN(nn.Module):
         return {"judge": judged, "maker": _loss(functional_call(self.judge, frozen, (images,)), 1.0)}
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return one optimizer per network."""
+        """Return one optimizer for the discriminator and one for the generator."""
         parts = (self.judge, self.maker)
         return [torch.optim.Adam(part.parameters(), lr=LEARNING_RATE, betas=(0.5, 0.999)) for part in parts]
 
@@ -70,7 +70,13 @@ def _initialize(module: nn.Module) -> None:
 
 
 def gan(batch_size: int = 16, run: str = "predict") -> tuple[GAN, dict[str, Any]]:
-    """Return both networks with random weights, and noise; for `loss` and `train` also random images as real ones."""
+    """Return both networks with random weights, and arguments for them by name.
+
+    Parameters
+    ----------
+    batch_size : number of images
+    run : `predict`, `loss` or `train`; the latter two also need real images, which are random here
+    """
     inputs: dict[str, Any] = {"noise": torch.randn(batch_size, NOISE, 1, 1)}
     if run != "predict":
         inputs["real"] = torch.rand(batch_size, 3, 64, 64) * 2 - 1

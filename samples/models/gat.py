@@ -13,10 +13,13 @@ LEARNING_RATE = 0.005
 
 
 class GraphAttention(nn.Module):
-    """Weighted mean of neighbours' features, with weights computed from both ends of an edge.
+    """A layer that computes, for each node of a graph, a weighted mean of the features of its neighbours.
+
+    The weight of a neighbour is computed from the features of both nodes.
 
     Parameters
     ----------
+    inputs : features per node
     outputs : features per head and node
 
     Source: Velickovic et al. 2018, section 2.1.
@@ -33,10 +36,11 @@ class GraphAttention(nn.Module):
             nn.init.xavier_uniform_(weight)
 
     def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        """Map (N, inputs) to (N, heads * outputs).
+        """Return the new features of the nodes, (N, heads * outputs) float.
 
         Parameters
         ----------
+        x : (N, inputs) float, features of the nodes
         edges : (2, E) int64, source and target nodes
         """
         source, target = edges.unbind(0)
@@ -50,11 +54,12 @@ class GraphAttention(nn.Module):
 
 
 class GAT(nn.Module):
-    """Classifier of nodes, or of whole graphs.
+    """Classifier of the nodes of graphs, and of whole graphs.
 
     Parameters
     ----------
-    width : features per head and node
+    inputs : features per node
+    width : features per head and node inside the network
 
     Source: Velickovic et al. 2018, section 3.3, for the layers; Corso et al. 2020, section 2, for the pooling of
     graphs.
@@ -69,14 +74,14 @@ class GAT(nn.Module):
         self.graphs = nn.Linear(4 * classes, classes)
 
     def forward(self, x: Tensor, edges: Tensor, graph: Tensor, labels: Tensor | None = None) -> Any:
-        """Return the classes of nodes (N,) and graphs (G,), or the loss if labels are given.
+        """Return the classes of nodes (N,) and graphs (G,), or the loss of the nodes' classes if labels are given.
 
         Parameters
         ----------
-        x : (N, inputs) float
+        x : (N, inputs) float, features of the nodes
         edges : (2, E) int64, source and target nodes
         graph : (N,) int64, index of each node's graph, ascending
-        labels : (N,) int64, -1 if unknown
+        labels : (N,) int64, class of each node, -1 if unknown
         """
         edges = with_loops(edges, len(x))
         for layer, norm in zip(self.layers, self.norms, strict=True):
@@ -88,19 +93,30 @@ class GAT(nn.Module):
         return scores.argmax(-1), self.graphs(pooled(scores, graph)).argmax(-1)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return an optimizer that updates all weights with operators on tensor lists, as on accelerators."""
+        """Return an optimizer that updates weights with operators on lists of tensors, as is usual on accelerators."""
         return torch.optim.RMSprop(self.parameters(), lr=LEARNING_RATE, momentum=0.9, foreach=True)
 
 
 def with_loops(edges: Tensor, nodes: int) -> Tensor:
-    """Return the distinct edges ordered by target, plus a loop at each node."""
+    """Return the edges, (2, E) int64, without duplicates, ordered by target, and with one edge from each node to
+    itself.
+
+    nodes : number of nodes
+    """
     itself = torch.arange(nodes, device=edges.device)
     keys = torch.unique(torch.cat([edges[1] * nodes + edges[0], itself * nodes + itself]))
     return torch.stack([torch.remainder(keys, nodes), torch.div(keys, nodes, rounding_mode="floor")])
 
 
 def softmax_by(scores: Tensor, group: Tensor, groups: int) -> Tensor:
-    """Return the softmax of scores (E, heads) within each group (E,) int64."""
+    """Return the softmax of scores within each group of edges, (E, heads) float.
+
+    Parameters
+    ----------
+    scores : (E, heads) float, scores of the edges
+    group : (E,) int64, index of the group of each edge, such as its target node
+    groups : number of groups
+    """
     places = group.unsqueeze(-1).expand_as(scores)
     highest = scores.new_full((groups, scores.shape[1]), -torch.inf).scatter_reduce(0, places, scores.detach(), "amax")
     powers = torch.exp(scores - highest.gather(0, places))
@@ -109,7 +125,14 @@ def softmax_by(scores: Tensor, group: Tensor, groups: int) -> Tensor:
 
 
 def pooled(x: Tensor, graph: Tensor) -> Tensor:
-    """Return mean, minimum, maximum and standard deviation of each graph's nodes (N, width), as (G, 4 * width)."""
+    """Return the mean, minimum, maximum and standard deviation of the features of each graph's nodes, (G, 4 * width)
+    float.
+
+    Parameters
+    ----------
+    x : (N, width) float, features of the nodes
+    graph : (N,) int64, index of each node's graph, ascending
+    """
     sizes = torch.bincount(graph)
     mean, least, most = (torch.segment_reduce(x, name, lengths=sizes, axis=0) for name in ("mean", "min", "max"))
     squares = torch.segment_reduce(x.square(), "mean", lengths=sizes, axis=0)
@@ -118,12 +141,14 @@ def pooled(x: Tensor, graph: Tensor) -> Tensor:
 
 
 def gat(batch_size: int = 8, run: str = "predict") -> tuple[GAT, dict[str, Any]]:
-    """Return the network with random weights, and graphs of 20,000 nodes in total with about seven neighbours each.
+    """Return the network with random weights, and arguments for it by name.
+
+    The graphs have 20,000 nodes in total, with about seven neighbours each.
 
     Parameters
     ----------
     batch_size : number of graphs
-    run : `loss` and `train` also need labels, of half of the nodes
+    run : `predict`, `loss` or `train`; the latter two also need labels, which half of the nodes have
     """
     graph = torch.randint(0, batch_size, (NODES,)).sort().values
     ends = torch.cumsum(torch.bincount(graph, minlength=batch_size), 0)

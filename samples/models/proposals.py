@@ -21,7 +21,14 @@ RATIOS = (0.5, 1.0, 2.0)
 
 
 class AnchorPredictions(NamedTuple):
-    """Predictions of the first stage: scores (B, N), deltas (B, N, 4), and the anchors of each level."""
+    """Predictions of the first stage for B images with N anchors each.
+
+    Attributes
+    ----------
+    scores : (B, N) float, logits that an anchor contains an object
+    deltas : (B, N, 4) float, dx dy dw dh that turn anchors into boxes
+    anchors : anchors of each level, (A, 4) float, x1 y1 x2 y2 in pixels; N is the sum of A
+    """
 
     scores: Tensor
     deltas: Tensor
@@ -34,7 +41,7 @@ class ProposalHead(nn.Module):
     Parameters
     ----------
     width : channels of the pyramid's levels
-    strides : of the levels, in pixels
+    strides : side in pixels of a cell of each level
 
     Source: Ren et al. 2015, section 3.1.
     """
@@ -49,7 +56,10 @@ class ProposalHead(nn.Module):
         self.strides = strides
 
     def forward(self, levels: list[Tensor]) -> AnchorPredictions:
-        """Return AnchorPredictions for maps (B, width, H, W)."""
+        """Return the predictions for all anchors of the pyramid's levels.
+
+        levels : maps of features, (B, width, H, W) float, one for each stride
+        """
         scores, deltas, anchors = [], [], []
         for level, stride in zip(levels, self.strides, strict=True):
             hidden = functional.relu(self.conv(level))
@@ -62,7 +72,7 @@ class ProposalHead(nn.Module):
 
 
 class ProposalSelector(nn.Module):
-    """Selects proposals; a module, so that its calls have a module path.
+    """Selects the best proposals of each image; a module, so that its operators have a module path in a trace.
 
     Parameters
     ----------
@@ -77,7 +87,10 @@ class ProposalSelector(nn.Module):
 
     @torch.no_grad()
     def forward(self, predictions: AnchorPredictions, image_size: tuple[int, int]) -> list[Tensor]:
-        """Return proposals (P, 4) of each image, best first."""
+        """Return the proposals of each image, (P, 4) float, x1 y1 x2 y2 in pixels, best first.
+
+        image_size : height and width of the images in pixels; boxes are clipped to it
+        """
         sizes = [len(anchors) for anchors in predictions.anchors]
         proposals = []
         for scores, deltas in zip(predictions.scores, predictions.deltas, strict=True):
@@ -95,10 +108,13 @@ class ProposalSelector(nn.Module):
 
 
 class ProposalLoss(nn.Module):
-    """Loss of the first stage; a module, so that its calls have a module path."""
+    """Loss of the first stage; a module, so that its operators have a module path in a trace."""
 
     def forward(self, predictions: AnchorPredictions, truths: list[Tensor]) -> dict[str, Tensor]:
-        """Return the losses of scores and boxes, given the true boxes (T, 4) of each image."""
+        """Return the losses of scores and of boxes by name, () float each.
+
+        truths : true boxes of each image, (T, 4) float, x1 y1 x2 y2 in pixels
+        """
         anchors = torch.cat(predictions.anchors)
         scores, deltas = predictions.scores.sum() * 0, predictions.deltas.sum() * 0
         for image, boxes in enumerate(truths):

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut.
+    """Two 3x3 convolutions with a shortcut, which adds the input to the result.
 
     Source: He et al. 2016, figure 2.
     """
@@ -24,14 +24,19 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        """Return features (B, outputs, H / stride, W / stride) float, computed from features (B, inputs, H,
+        W) float.
+        """
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.bn2(self.conv2(out)) + self.shortcut(x)
         return self.relu(out)  # type: ignore[no-any-return]
 
 
 class Backbone(nn.Module):
-    """Residual network of four stages of two blocks, half as wide as ResNet-18."""
+    """Residual network with four stages of two blocks, with half as many channels as ResNet-18.
+
+    channels : number of channels of each stage
+    """
 
     def __init__(self, channels: Sequence[int] = (32, 64, 128, 256)) -> None:
         super().__init__()
@@ -46,7 +51,10 @@ class Backbone(nn.Module):
         )
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Return the outputs of the stages, at strides 4, 8, 16, 32, for (B, 3, H, W)."""
+        """Return the features after each stage, with strides of 4, 8, 16 and 32 pixels.
+
+        images : (B, 3, H, W) float
+        """
         x = self.pool(self.relu(self.bn1(self.conv1(images))))
         outputs = []
         for stage in self.stages:
@@ -56,7 +64,13 @@ class Backbone(nn.Module):
 
 
 class FeaturePyramid(nn.Module):
-    """Levels of equal width, each combined with the coarser ones, and one more coarse level.
+    """Computes one map of features for each stage of a backbone, combined with the coarser stages, and one more coarse
+    map.
+
+    Parameters
+    ----------
+    inputs : number of channels of each stage
+    width : number of channels of each map
 
     Source: Lin et al. 2017, section 3.
     """
@@ -67,7 +81,10 @@ class FeaturePyramid(nn.Module):
         self.smooth = nn.ModuleList(nn.Conv2d(width, width, 3, 1, 1) for _ in inputs)
 
     def forward(self, stages: list[Tensor]) -> list[Tensor]:
-        """Return maps of `width` channels at the strides of the stages, and at twice the last one."""
+        """Return maps of `width` channels with the strides of the stages, and one with twice the last stride.
+
+        stages : features after each stage, finest first
+        """
         levels = [lateral(stage) for lateral, stage in zip(self.lateral, stages, strict=True)]
         for index in range(len(levels) - 1, 0, -1):
             size = levels[index - 1].shape[2:]

@@ -21,14 +21,23 @@ SPREAD = (0.1, 0.1, 0.2, 0.2)
 
 
 class RegionPooler(nn.Module):
-    """Pools the features of boxes, each from its level of the pyramid."""
+    """Pools the features of each box from one level of the feature pyramid, chosen by the size of the box.
+
+    strides : side in pixels of a cell of each level
+    """
 
     def __init__(self, strides: tuple[int, ...]) -> None:
         super().__init__()
         self.strides = strides
 
     def forward(self, levels: list[Tensor], boxes: list[Tensor]) -> Tensor:
-        """Return features (N, C, 7, 7) of the boxes (P, 4) of each image, N in total."""
+        """Return the features of all boxes, (N, C, 7, 7) float.
+
+        Parameters
+        ----------
+        levels : features of each level, (B, C, H, W) float, finest first
+        boxes : boxes of each image, (P, 4) float, x1 y1 x2 y2 in pixels; N is the sum of P
+        """
         rois = bbox2roi(boxes)
         level_of = map_roi_levels(rois, len(self.strides))
         pooled = rois.new_zeros(len(rois), levels[0].shape[1], BINS, BINS)
@@ -46,7 +55,7 @@ class RegionHead(nn.Module):
     Parameters
     ----------
     width : channels of the pyramid's levels
-    strides : of the levels used for pooling, in pixels
+    strides : side in pixels of a cell of each level that is used for pooling
     classes : number of classes, without the background
 
     Source: Ren et al. 2015, section 3.2; Girshick 2015.
@@ -69,20 +78,32 @@ class RegionHead(nn.Module):
         image_size: tuple[int, int],
         targets: list[dict[str, Tensor]] | None = None,
     ) -> list[dict[str, Tensor]] | dict[str, Tensor]:
-        """Return the detections of each image, or losses if targets are given."""
+        """Return the detections of each image, or the losses by name if `targets` is given.
+
+        Parameters
+        ----------
+        levels : features of each level, (B, width, H, W) float, finest first
+        proposals : boxes of each image, (P, 4) float, x1 y1 x2 y2 in pixels
+        image_size : height and width of the images in pixels
+        targets : for each image, "boxes", (T, 4) float, and "labels", (T,) int64
+        """
         if targets is None:
             return self._detect(levels, proposals, image_size)
         return self._losses(levels, proposals, targets)
 
     def _predict(self, levels: list[Tensor], boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return logits (N, classes + 1), the background last, and deltas (N, classes, 4)."""
+        """Return the predictions for all N boxes: logits (N, classes + 1) with the background last, and deltas (N,
+        classes, 4).
+        """
         hidden = self.shared(self.pooler(levels, boxes))
         return self.classifier(hidden), self.regressor(hidden).reshape(-1, self.classes, 4)
 
     def _detect(
         self, levels: list[Tensor], proposals: list[Tensor], image_size: tuple[int, int]
     ) -> list[dict[str, Tensor]]:
-        """Return boxes (K, 4), scores (K,) and labels (K,) of each image."""
+        """Return, for each image, "boxes", (K, 4) float in pixels, "scores", (K,) float, and "labels", (K,) int64, best
+        first.
+        """
         logits, deltas = self._predict(levels, proposals)
         scores = functional.softmax(logits, dim=1)[:, :-1]
         sizes = [len(each) for each in proposals]
@@ -97,7 +118,7 @@ class RegionHead(nn.Module):
     def _losses(
         self, levels: list[Tensor], proposals: list[Tensor], targets: list[dict[str, Tensor]]
     ) -> dict[str, Tensor]:
-        """Return losses of classes and boxes, given the boxes (T, 4) and labels (T,) of each image."""
+        """Return the losses of classes and of boxes by name, () float each; parameters as in `forward`."""
         chosen, labels, target_deltas = [], [], []
         for boxes, target in zip(proposals, targets, strict=True):
             truths, classes = target["boxes"], target["labels"]

@@ -1,4 +1,4 @@
-"""Soft actor-critic, a reinforcement learner: a stochastic policy and two critics."""
+"""Soft actor-critic, a method of reinforcement learning: a random policy, and two critics that estimate its value."""
 
 import copy
 import math
@@ -17,7 +17,14 @@ LEARNING_RATE = 3e-4
 
 
 class SAC(nn.Module):
-    """Policy with two critics and their target networks.
+    """A policy, which chooses actions; two critics, which estimate their value; and copies of the critics that follow
+    slowly.
+
+    Parameters
+    ----------
+    observed : length of a state
+    actions : length of an action
+    width : number of hidden units of a layer
 
     Source: Haarnoja et al. 2018 (Soft actor-critic algorithms and applications), sections 4 and 5, appendix C.
     """
@@ -38,15 +45,16 @@ class SAC(nn.Module):
         following: Tensor | None = None,
         ended: Tensor | None = None,
     ) -> Any:
-        """Return actions (B, actions) between -1 and 1, or the losses of critics, policy and temperature if a
-        transition is given.
+        """Return actions (B, actions) between -1 and 1, or the losses of critics, policy and temperature by name.
+
+        The losses are returned if a transition, that is all parameters, is given.
 
         Parameters
         ----------
         state, following : (B, observed) float, states before and after the action
         action : (B, actions) float
-        reward : (B,) float
-        ended : (B,) bool
+        reward : (B,) float, reward of the action
+        ended : (B,) bool, True if the episode ended with the action
         """
         if action is None or reward is None or following is None or ended is None:
             return self.act(state)[0]
@@ -65,7 +73,9 @@ class SAC(nn.Module):
         }
 
     def act(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return random actions (B, actions), and their log-density (B,)."""
+        """Return random actions of the policy, (B, actions) float, and the logarithms of their probability densities,
+        (B,) float.
+        """
         middle, spread = self.policy(state).chunk(2, dim=-1)
         spread = functional.softplus(spread) + 1e-3
         drawn = middle + spread * torch.randn_like(middle)
@@ -75,12 +85,14 @@ class SAC(nn.Module):
         return drawn.tanh(), (density - squeezed).sum(dim=-1)
 
     def _worth(self, critics: nn.ModuleList, state: Tensor, action: Tensor) -> Tensor:
-        """Return the value of actions by each critic, (2, B)."""
+        """Return the value of each action in its state by each of two critics, (2, B) float."""
         both = torch.cat([state, action], dim=-1)
         return torch.stack([critic(both).squeeze(-1) for critic in critics])
 
     def _frozen_worth(self, state: Tensor, action: Tensor) -> Tensor:
-        """Return the lower of both critics' values (B,), without gradients for the critics."""
+        """Return the lower of both critics' values of each action, (B,) float; it has no gradient for the critics'
+        weights.
+        """
         both = torch.cat([state, action], dim=-1)
         said = []
         for critic in self.critics:
@@ -89,13 +101,18 @@ class SAC(nn.Module):
         return torch.minimum(*said)
 
     def _follow(self) -> None:
-        """Move the target networks a small step towards the critics."""
+        """Move the weights of the copies of the critics a small step, `PACE` of the difference, towards those of the
+        critics.
+        """
         torch._foreach_lerp_(
             list(self.followers.parameters()), [item.detach() for item in self.critics.parameters()], PACE
         )
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return one optimizer per loss, which update weights with operators on tensor lists, as on accelerators."""
+        """Return optimizers of the critics, the policy and the temperature.
+
+        They update weights with operators on lists of tensors, as is usual on accelerators.
+        """
         parts = (self.critics.parameters(), self.policy.parameters(), [self.log_temperature])
         return [torch.optim.Adam(part, lr=LEARNING_RATE, foreach=True) for part in parts]
 
@@ -108,11 +125,12 @@ def _perceptron(inputs: int, width: int, outputs: int) -> nn.Sequential:
 
 
 def sac(batch_size: int = 256, run: str = "predict") -> tuple[SAC, dict[str, Any]]:
-    """Return policy and critics with random weights, and states.
+    """Return the policy and critics with random weights, and arguments for them by name.
 
     Parameters
     ----------
-    run : `loss` and `train` also need actions, rewards and following states
+    batch_size : number of states
+    run : `predict`, `loss` or `train`; the latter two also need actions, rewards and following states
     """
     inputs: dict[str, Any] = {"state": torch.randn(batch_size, OBSERVED)}
     if run != "predict":

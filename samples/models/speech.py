@@ -19,11 +19,11 @@ LEARNING_RATE, DECAY = 3e-4, 1e-5
 
 
 class SpeechRecognizer(nn.Module):
-    """Recognizer of letters in sound.
+    """Recognizer of letters in recordings of speech.
 
     Parameters
     ----------
-    width : of the recurrent layers
+    width : number of hidden units of a recurrent layer in each direction
     layers : number of recurrent layers
 
     Source: Amodei et al. 2016, sections 3.1 to 3.4; Graves et al. 2006 for the loss; Park et al. 2019, section 2, for
@@ -44,14 +44,14 @@ class SpeechRecognizer(nn.Module):
     def forward(
         self, sounds: Tensor, lengths: Tensor, texts: Tensor | None = None, text_lengths: Tensor | None = None
     ) -> Tensor | list[Tensor]:
-        """Return the letters of each sound, (T,) int64, or the loss if texts are given.
+        """Return the letters of each recording, (T,) int64, or the loss if `texts` is given.
 
         Parameters
         ----------
-        sounds : (B, N) float, 16,000 samples per second
-        lengths : (B,) int64, in samples, descending
-        texts : (B, T) int64, from 1 on
-        text_lengths : (B,) int64
+        sounds : (B, N) float, 16,000 values per second
+        lengths : (B,) int64, number of values of each recording, descending
+        texts : (B, T) int64, the true letters, from 1 on, since 0 is the blank of the CTC loss
+        text_lengths : (B,) int64, number of letters of each text
         """
         spectrogram = self._spectrogram(sounds)
         if self.training:
@@ -66,19 +66,28 @@ class SpeechRecognizer(nn.Module):
         return functional.ctc_loss(scores, texts, frames, text_lengths, zero_infinity=True)  # type: ignore[arg-type]
 
     def _spectrogram(self, sounds: Tensor) -> Tensor:
-        """Return the log-spectrogram (B, 161, N / 160 + 1) of sounds (B, N), with mean 0 and standard deviation 1."""
+        """Return logarithmic spectrograms, (B, 161, N / 160 + 1) float, of recordings, (B, N) float.
+
+        Each spectrogram is scaled to mean 0 and standard deviation 1.
+        """
         waves = torch.stft(sounds, WINDOW, HOP, WINDOW, self.window, return_complex=True)  # type: ignore[arg-type]
         loudness = torch.log1p(waves.abs())
         deviation, mean = torch.std_mean(loudness, dim=(1, 2), keepdim=True)
         return (loudness - mean) / (deviation + 1e-5)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return an optimizer that updates all weights in one call."""
+        """Return an optimizer that updates all weights with one operator."""
         return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE, weight_decay=DECAY, fused=True)
 
 
 def masked(spectrogram: Tensor, widest: int = 20) -> Tensor:
-    """Mask a random band of frequencies and a random time span of each spectrogram (B, F, T)."""
+    """Return spectrograms in which a random band of frequencies and a random span of time are set to 0.
+
+    Parameters
+    ----------
+    spectrogram : (B, F, T) float
+    widest : width that all bands and spans stay below, in frequencies and frames
+    """
     batch, *sizes = spectrogram.shape
     for axis, size in enumerate(sizes, 1):
         width = torch.randint(0, widest, (batch, 1), device=spectrogram.device)
@@ -92,7 +101,9 @@ def masked(spectrogram: Tensor, widest: int = 20) -> Tensor:
 def read(scores: Tensor, frames: Tensor) -> list[Tensor]:
     """Return the letters of each recording: the best one of each frame, without repetitions and blanks.
 
-    scores : (T, B, letters) float
+    Parameters
+    ----------
+    scores : (T, B, letters) float, scores of the letters by frame
     frames : (B,) int64, number of frames of each recording; later ones are padding
     """
     letters = []
@@ -103,11 +114,13 @@ def read(scores: Tensor, frames: Tensor) -> list[Tensor]:
 
 
 def speech(batch_size: int = 4, run: str = "predict") -> tuple[SpeechRecognizer, dict[str, Any]]:
-    """Return the recognizer with random weights, and noise of one to two seconds.
+    """Return the recognizer with random weights, and arguments for it by name; the recordings are noise of one to two
+    seconds.
 
     Parameters
     ----------
-    run : `loss` and `train` also need texts, of about five letters per second
+    batch_size : number of recordings
+    run : `predict`, `loss` or `train`; the latter two also need texts, which have five letters per second
     """
     lengths = torch.randint(RATE, 2 * RATE + 1, (batch_size,)).sort(descending=True).values
     inputs: dict[str, Any] = {"sounds": torch.randn(batch_size, int(lengths[0])), "lengths": lengths}

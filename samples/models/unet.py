@@ -30,7 +30,13 @@ class ResidualBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity() if inputs == outputs else nn.Conv2d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """Map (B, inputs, H, W) and (B, time) to (B, outputs, H, W)."""
+        """Return features (B, outputs, H, W) float.
+
+        Parameters
+        ----------
+        x : (B, inputs, H, W) float
+        time : (B, time) float, embedding of the time step
+        """
         hidden = self.conv1(functional.silu(self.norm1(x)))
         hidden = hidden + self.time(functional.silu(time))[:, :, None, None]
         hidden = self.conv2(self.dropout(functional.silu(self.norm2(hidden))))
@@ -38,7 +44,13 @@ class ResidualBlock(nn.Module):
 
 
 class SpatialAttention(nn.Module):
-    """Self-attention between all positions of an image."""
+    """Self-attention between all positions of a map of features.
+
+    Parameters
+    ----------
+    width : number of channels
+    heads : number of attention heads
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -48,7 +60,7 @@ class SpatialAttention(nn.Module):
         self.out = nn.Conv2d(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, width, H, W) to the same shape."""
+        """Return the features plus the result of the attention; both are (B, width, H, W) float."""
         batch, width, height, columns = x.shape
         projected = self.queries_keys_values(self.norm(x)).reshape(batch, 3, self.heads, -1, height * columns)
         queries, keys, values = projected.transpose(3, 4).unbind(1)
@@ -57,7 +69,14 @@ class SpatialAttention(nn.Module):
 
 
 class Stage(nn.Module):
-    """Residual block, with attention at the coarse levels."""
+    """A residual block, followed by attention if `heads` is not 0.
+
+    Parameters
+    ----------
+    inputs, outputs : number of channels before and after the block
+    time : length of the embedding of the time step
+    heads : number of attention heads
+    """
 
     def __init__(self, inputs: int, outputs: int, time: int, heads: int) -> None:
         super().__init__()
@@ -65,19 +84,26 @@ class Stage(nn.Module):
         self.attention: nn.Module = SpatialAttention(outputs, heads) if heads else nn.Identity()
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """Map (B, inputs, H, W) and (B, time) to (B, outputs, H, W)."""
+        """Return features (B, outputs, H, W) float.
+
+        Parameters
+        ----------
+        x : (B, inputs, H, W) float
+        time : (B, time) float, embedding of the time step
+        """
         return self.attention(self.block(x, time))  # type: ignore[no-any-return]
 
 
 class UNet(nn.Module):
-    """Network that predicts the noise in images, with the step of a sampler and the training loss.
+    """Network that predicts the noise in images, with one step of a sampler for predictions, and the loss for training.
 
     Parameters
     ----------
     width : channels of the first level
-    multiples : widths of all levels, as multiples of the first
-    attended : levels with attention
+    multiples : channels of each level, as a multiple of `width`
+    attended : indices of the levels with attention
     blocks : residual blocks per level on the way down; there is one more on the way up
+    heads : number of attention heads
 
     Source: Ho et al. 2020; Song et al. 2021 for the step of a prediction.
     """
@@ -119,12 +145,12 @@ class UNet(nn.Module):
         self.register_buffer("alphas", torch.cumprod(1 - torch.linspace(1e-4, 0.02, STEPS), dim=0))
 
     def forward(self, images: Tensor, steps: Tensor) -> Tensor:
-        """Return images with less noise in prediction, or the loss of the predicted noise in training.
+        """Return images with less noise in evaluation mode, or the loss of the predicted noise in training mode.
 
         Parameters
         ----------
-        images : (B, 3, H, W) float: noisy ones in prediction, clean ones in training
-        steps : (B,) int64: time step of each image
+        images : (B, 3, H, W) float: noisy images in evaluation mode, clean ones in training mode
+        steps : (B,) int64, time step of each image; the higher, the more noise
         """
         share = self.alphas[steps][:, None, None, None]
         if not self.training:
@@ -137,7 +163,10 @@ class UNet(nn.Module):
         return functional.mse_loss(self.noise(share.sqrt() * images + (1 - share).sqrt() * noise, steps), noise)
 
     def noise(self, images: Tensor, steps: Tensor) -> Tensor:
-        """Return the predicted noise (B, 3, H, W) of noisy images."""
+        """Return the noise that the network predicts in noisy images; both are (B, 3, H, W) float.
+
+        steps : (B,) int64, time step of each image
+        """
         time = self.time(step_embedding(steps, self.width))
         x = self.first(images)
         passed = [x]
@@ -154,12 +183,19 @@ class UNet(nn.Module):
         return self.last(functional.silu(self.norm(x)))  # type: ignore[no-any-return]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the usual optimizer of diffusion models."""
+        """Return AdamW, the usual optimizer of diffusion models."""
         return torch.optim.AdamW(self.parameters(), lr=LEARNING_RATE)
 
 
 def step_embedding(steps: Tensor, width: int) -> Tensor:
-    """Return sines and cosines (B, width) of the steps, with wavelengths from one step to ten thousand.
+    """Return the sines and cosines of time steps at decreasing frequencies, (B, width) float.
+
+    The wavelengths range from 2 pi to about 20,000 pi steps.
+
+    Parameters
+    ----------
+    steps : (B,) int64
+    width : number of features, half of them sines
 
     Source: Vaswani et al. 2017, section 3.5.
     """
@@ -170,10 +206,11 @@ def step_embedding(steps: Tensor, width: int) -> Tensor:
 
 
 def unet(batch_size: int = 2, input_size: tuple[int, int] = (32, 32)) -> tuple[UNet, dict[str, Any]]:
-    """Return the model with random weights, and images at random steps.
+    """Return the model with random weights, and arguments for it by name: images and their time steps, both random.
 
     Parameters
     ----------
+    batch_size : number of images
     input_size : height and width of the images in pixels, multiples of 8
     """
     images = torch.randn(batch_size, 3, *input_size)

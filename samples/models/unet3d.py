@@ -17,7 +17,10 @@ LEARNING_RATE = 0.01
 
 
 class Block(nn.Sequential):
-    """Two convolutions."""
+    """Two convolutions of volumes, each followed by a normalization and a leaky ReLU.
+
+    inputs, outputs : number of channels before and after the block
+    """
 
     def __init__(self, inputs: int, outputs: int) -> None:
         layers: list[nn.Module] = []
@@ -28,11 +31,12 @@ class Block(nn.Sequential):
 
 
 class UNet3D(nn.Module):
-    """Predicts the class of each voxel.
+    """Network that predicts the class of each voxel of a volume.
 
     Parameters
     ----------
-    widths : of the layers, from the finest to the coarsest
+    widths : number of channels of each level, from the finest to the coarsest
+    window : height, width and depth in voxels of the windows into which a volume is divided for predictions
 
     Source: Cicek et al. 2016, section 2; Isensee et al. 2021, methods, for norms, loss and windows.
     """
@@ -45,12 +49,12 @@ class UNet3D(nn.Module):
         self.classes = nn.Conv3d(widths[0], CLASSES, 1)
 
     def forward(self, volume: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Return classes (B, D, H, W) int64, or the loss if labels are given.
+        """Return the class of each voxel, (B, D, H, W) int64, or the loss if `labels` is given.
 
         Parameters
         ----------
         volume : (B, 1, D, H, W) float
-        labels : (B, D, H, W) int64
+        labels : (B, D, H, W) int64, true class of each voxel
         """
         if labels is not None:
             scores = self.scores(volume)
@@ -59,7 +63,10 @@ class UNet3D(nn.Module):
         return self.by_windows(volume).argmax(dim=1)
 
     def scores(self, volume: Tensor) -> Tensor:
-        """Map (B, 1, D, H, W) to (B, classes, D, H, W)."""
+        """Return the scores of the classes of each voxel, (B, classes, D, H, W) float, computed in one window.
+
+        volume : (B, 1, D, H, W) float
+        """
         seen = []
         hidden = volume
         for depth, block in enumerate(self.down):
@@ -71,8 +78,12 @@ class UNet3D(nn.Module):
         return self.classes(hidden)  # type: ignore[no-any-return]
 
     def by_windows(self, volume: Tensor) -> Tensor:
-        """Return probabilities (B, classes, D, H, W), averaged over windows that overlap by half, with low weights at
-        their borders.
+        """Return the probabilities of the classes of each voxel, (B, classes, D, H, W) float, computed window by
+        window.
+
+        Windows overlap by half; the probabilities of a voxel are averaged, with low weights at the borders of windows.
+
+        volume : (B, 1, D, H, W) float
         """
         size = self.window
         volume = functional.pad(volume, [2] * 6, mode="replicate")
@@ -86,24 +97,40 @@ class UNet3D(nn.Module):
         return (total / weights)[:, :, 2:-2, 2:-2, 2:-2]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return an optimizer that updates all weights with operators on tensor lists, as on accelerators."""
+        """Return an optimizer that updates weights with operators on lists of tensors, as is usual on accelerators."""
         return torch.optim.SGD(self.parameters(), LEARNING_RATE, 0.99, nesterov=True, weight_decay=3e-5, foreach=True)
 
 
 def starts(length: int, size: int) -> list[int]:
-    """Return the starts of windows that cover a length."""
+    """Return the starts of windows that cover an axis and overlap by half.
+
+    Parameters
+    ----------
+    length : length of the axis in voxels
+    size : length of a window in voxels
+    """
     return [*range(0, max(length - size, 0), size // 2), max(length - size, 0)]
 
 
 def bell(size: int, like: Tensor) -> Tensor:
-    """Return the weights of a window (D, H, W): a Gaussian around its centre, with an eighth of its size as sigma."""
+    """Return the weights of a window's voxels, (size, size, size) float: 1 at its centre, halved at an eighth of `size`
+    from it.
+
+    like : tensor whose dtype and device the weights get
+    """
     away = torch.linspace(-4.0, 4.0, size, dtype=like.dtype, device=like.device)
     line = torch.exp2(-(away**2))
     return torch.einsum("i,j,k->ijk", line, line, line).clamp_min(1e-4)
 
 
 def unet3d(batch_size: int = 1, run: str = "predict") -> tuple[UNet3D, dict[str, Any]]:
-    """Return the network with random weights, and volumes of 68x60x44, or 48x48x48 for `loss` and `train`."""
+    """Return the network with random weights, and arguments for it by name.
+
+    Parameters
+    ----------
+    batch_size : number of volumes
+    run : `predict` for volumes of 68x60x44 voxels; `loss` or `train` for 48x48x48 voxels with labels
+    """
     if run == "predict":
         return UNet3D(), {"volume": torch.randn(batch_size, 1, 68, 60, 44)}
     size = (batch_size, WINDOW, WINDOW, WINDOW)

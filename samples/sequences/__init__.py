@@ -1,1 +1,1 @@
-"""Decoding, routing and bookkeeping of sequences."""
+"""Functions that decode sequences, route their tokens, and keep their masks, positions and caches."""

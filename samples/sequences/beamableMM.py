@@ -7,7 +7,14 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, sentences: int, source: int, width: int, beam_size: int | None = None, steps: int = 1
 ) -> Arguments:
-    """Return decoder states, and encoder outputs repeated for each beam of a sentence."""
+    """Return decoder states, and encoder outputs repeated for each beam of a sentence.
+
+    Parameters
+    ----------
+    source : number of tokens of a source sentence
+    beam_size : number of beams of a sentence; None for arguments as in training
+    steps : number of decoder states of each beam
+    """
     training = beam_size is None
     beams = 1 if beam_size is None else beam_size
     queries = draw.normal(sentences * beams, steps, width, grad=training)

@@ -7,7 +7,15 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, batch: int, heads: int, key_heads: int, width: int, queries: int, keys: int | None = None
 ) -> Arguments:
-    """Return queries, keys and values, and a causal mask; without `keys`, arguments as in training."""
+    """Return queries, keys and values, and a causal mask if there are several queries.
+
+    Parameters
+    ----------
+    heads, key_heads : number of query heads, and of key and value heads
+    width : length of a query or key
+    queries : number of queries of a sequence
+    keys : number of keys of a sequence; None for `queries`, with gradients as in training
+    """
     training = keys is None
     keys = queries if keys is None else keys
     query = draw.normal(batch, heads, queries, width, grad=training)

@@ -5,7 +5,9 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, batch: int, heads: int, size: int, width: int, past: int, length: int = 1) -> Arguments:
-    """Return caches with `past` tokens, and keys and values of the next tokens."""
+    """Return caches with space for `size` tokens, which contain `past` tokens, and keys and values of the next `length`
+    tokens.
+    """
     caches = []
     for _ in range(2):
         cache = torch.zeros(batch, heads, size, width)

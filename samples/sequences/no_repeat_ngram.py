@@ -6,7 +6,9 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int) -> Arguments:
-    """Return previous tokens, with repeated phrases, and scores of the next one."""
+    """Return `rows` rows of previous tokens, with repeated phrases of four tokens, and scores of the next token of each
+    row.
+    """
     phrases = draw.integers(12, 4, high=vocabulary)
     tokens = phrases[draw.integers(rows, length // 4 + 1, high=12)].flatten(1)
     # so that the last tokens are within a phrase, not at its end

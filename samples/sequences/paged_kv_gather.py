@@ -6,7 +6,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, sequences: int, longest: int, heads: int, width: int, block_size: int = 16) -> Arguments:
-    """Return caches that mix the blocks of all sequences, and the block tables."""
+    """Return caches in which the blocks of all sequences are mixed, the block tables, and the lengths of the sequences.
+
+    longest : largest length of a sequence in tokens
+    """
     per_sequence = -(-longest // block_size)
     blocks = sequences * per_sequence
     caches = draw.normal(2, blocks, block_size, heads, width)

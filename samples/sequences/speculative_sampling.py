@@ -5,7 +5,13 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> Arguments:
-    """Return tokens drawn from a draft model, and logits of both models, which differ by normal noise."""
+    """Return tokens drawn from a draft model, the logits of the draft model, and those of the large model.
+
+    Parameters
+    ----------
+    drafted : number of drafted tokens
+    disagreement : standard deviation of the difference between the logits of both models
+    """
     draft = draw.normal(drafted, vocabulary, std=4.0)
     last = draw.normal(1, vocabulary, std=4.0)
     tokens = torch.multinomial(draft.softmax(dim=1), 1, generator=draw.generator).squeeze(1)
