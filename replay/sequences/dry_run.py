@@ -27,7 +27,7 @@ from opgrip.replay.cases.flow import FlowingCall, ProgramFlow, can_flow
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.agreement import checking_parts
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.devices import check_use, synchronizer
+from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
 from opgrip.replay.operators.lookup import (
     Operator,
     Unsupported,
@@ -108,6 +108,8 @@ class DryRun:
         self._device = settings.device
         self._synchronize = synchronizer(settings.device)
         self._drawn = DrawnValues(values, settings.place, settings.seed, memory)
+        # reading a number of each tensor would take most of a pass
+        self._drawn.defers = is_accelerator(settings.device)
         self._operators: dict[int, Operator | str] = {}
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
@@ -129,6 +131,10 @@ class DryRun:
                     use(call.settings)
                     changed |= self._try(call, plan)
             self.finish()
+            if self._drawn.found_excess():
+                # later calls ran on these floats: find out again how each call can run, with immediate checks
+                self._drawn.defers, changed = False, True
+                self.plans[:] = [CallPlan() for _ in self.plans]
             if not self.most(changed)[0]:
                 break
         self.memory.forget_constants()

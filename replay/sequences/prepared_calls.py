@@ -135,12 +135,19 @@ def _filled(tree: Any, memory: StepMemory, takes: tuple[int, ...]) -> Any:
 class DrawnValues:
     """Decides whether calls can use the values in memory of earlier calls, and replaces unusable ones by values drawn
     from value models.
+
+    Attributes
+    ----------
+    defers : if True, `allows_floats` returns True without waiting for the device, and `found_excess` reports later
+        whether that was right
     """
 
     def __init__(self, values: Mapping[int, ValueModel], place: DeviceMap, seed: int, memory: StepMemory) -> None:
         self._values, self._place, self._seed, self._memory = values, place, seed, memory
         self._tensors: dict[TensorSpec, torch.Tensor] = {}
         self._ranges: dict[TensorSpec, tuple[int, int]] = {}
+        self.defers = False
+        self._deferred: list[tuple[torch.Tensor, float]] = []
 
     def write(self, number: int, spec: TensorSpec) -> None:
         """Write drawn values into the memory of a tensor; allocate new memory if the storage is too small.
@@ -169,9 +176,23 @@ class DrawnValues:
         bound = None if model is None else _largest(model)
         if not spec.dtype.is_floating_point or 0 in spec.shape or bound is None:
             return True
-        # half and 8-bit floats do not support all of these operations
-        largest = float((tensor if tensor.itemsize > 3 else tensor.float()).abs().amax())
-        return math.isfinite(largest) and largest <= FAR * max(bound, 1.0)
+        # one kernel, without copies of the tensor; 8-bit floats lack it
+        wide = tensor if tensor.itemsize > 1 else tensor.float()
+        largest = torch.linalg.vector_norm(wide, math.inf, dtype=None if wide.itemsize > 3 else torch.float32)
+        limit = FAR * max(bound, 1.0)
+        if self.defers and tensor.device.type != "cpu":
+            self._deferred.append((largest, limit))
+            return True
+        return _is_within(float(largest), limit)
+
+    def found_excess(self) -> bool:
+        """Return True if a check since the last query was deferred and has found floats that are not allowed."""
+        deferred, self._deferred = self._deferred, []
+        if not deferred:
+            return False
+        device = deferred[0][0].device
+        largest = torch.stack([tensor.to(device) for tensor, _ in deferred]).tolist()
+        return not all(_is_within(value, limit) for value, (_, limit) in zip(largest, deferred, strict=True))
 
     def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
         """Return True if the integers in a tensor are in the recorded range; operators may use them as indices without
@@ -212,6 +233,10 @@ def _are_plain_floats(spec: TensorSpec, values: Mapping[int, ValueModel]) -> boo
     rows = len(spec.shape) == 2 and spec.shape[1] <= MAX_COLUMNS
     model = None if spec.values is None else values.get(spec.values)
     return spec.dtype.is_floating_point and isinstance(model, Floats) and not rows
+
+
+def _is_within(largest: float, limit: float) -> bool:
+    return math.isfinite(largest) and largest <= limit
 
 
 def _largest(model: ValueModel) -> float | None:

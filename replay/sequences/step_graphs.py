@@ -81,6 +81,8 @@ class StepGraphs:
         self._stream = self._stream or module.Stream(device)
         failure, wall_ns, elapsed_ns = "", 0, 0
         before, after = make_event(device), make_event(device)
+        # the caller has restored the step's memory on another stream
+        synchronize()
         with module.stream(self._stream):
             try:
                 if not self.parts:

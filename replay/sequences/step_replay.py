@@ -67,6 +67,10 @@ passes is requested, that number is the maximum
 """
 MOST_FAILURES = 20
 """maximum number of calls that fail after the dry run or end a process before a replay gives up"""
+MOST_CAPTURES = 2
+"""maximum number of times that a step is captured in graphs if the captures fail: a dry run changes little about it"""
+BUDGET_S, BUDGET_ON_ACCELERATOR_S = 10.0, 3.0
+"""time for passes timed by the host; an accelerator's times are from passes that its own clock times"""
 
 RunPass: TypeAlias = Callable[[Any, str, HostTimer, Slowdown], tuple[Pass, str]]
 
@@ -123,10 +127,11 @@ def measure_passes(
     begin = _beginning(dry_run, settings)
     _settle(dry_run, begin, settings, tell)
     timed = Passes()
+    most_failures = MOST_CAPTURES if settings.in_graphs else MOST_FAILURES
     with no_garbage_collection(), closing(Slowdown(dry_run.processes)) as slowdown:
         started = perf_counter_ns()
         while True:
-            more = _wants_more(timed, perf_counter_ns() - started, settings) and timed.failures < MOST_FAILURES
+            more = _wants_more(timed, perf_counter_ns() - started, settings) and timed.failures < most_failures
             if more and slowdown.is_contended:
                 _wait_until_quiet(dry_run, slowdown, timed, started, settings)
             tell("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
@@ -289,8 +294,9 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
         return _lacks_passes(timed, settings.repeats or FEWEST, spent_ns, settings)
     if len(passes) >= MOST or spent_ns > settings.budget_s * 1e9:
         return False
-    on_cpu = torch.device(settings.device).type == "cpu"
-    low, middle, high = np.quantile([sum(one.times_ns) if on_cpu else one.wall_ns for one in passes], (0.25, 0.5, 0.75))
+    by_calls = settings.in_graphs or torch.device(settings.device).type == "cpu"
+    times_ns = [sum(one.times_ns) if by_calls else one.wall_ns for one in passes]
+    low, middle, high = np.quantile(times_ns, (0.25, 0.5, 0.75))
     return bool(high - low > settings.precision * middle)
 
 
@@ -337,6 +343,7 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
         extensions=request.inputs.extensions,
         repeats=request.effort.iterations,
         precision=request.effort.precision,
+        budget_s=BUDGET_ON_ACCELERATOR_S if is_accelerator(workload.device) else BUDGET_S,
         room_bytes=request.limits.memory_limit,
         mode=request.modes.mode[-1],
         tolerance=request.tolerance,

@@ -219,7 +219,9 @@ void keep(const CapturePtr& capture, const c10::OperatorHandle& op, Stack* stack
     mapped(value, [&](const at::Tensor& tensor) {
       const auto is_argument = [&](const at::Tensor& other) { return other.is_alias_of(tensor); };
       if (is_ours(tensor) && !std::any_of(arguments.written.begin(), arguments.written.end(), is_argument))
-        std::memset(tensor.storage().mutable_data(), 0xff, tensor.storage().nbytes());
+        // undefined until the graph runs, but no index that a later call of the capture refuses
+        std::memset(tensor.storage().mutable_data(), c10::isIntegralType(tensor.scalar_type(), true) ? 0 : 0xff,
+            tensor.storage().nbytes());
       return tensor;
     });
   capture->calls.push_back([=]() mutable {

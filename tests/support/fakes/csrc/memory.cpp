@@ -1,6 +1,7 @@
 // The allocator: memory of the host, counted and limited by device.
 #include "memory.h"
 
+#include <cstring>
 #include <c10/core/CPUAllocator.h>
 #include <torch/version.h>
 
@@ -90,7 +91,10 @@ struct Allocator final : Base {
     use(device);
     // before the host's memory is asked for, which may not be there
     TORCH_CHECK_WITH(OutOfMemoryError, bytes <= memory(device).total, "SIM out of memory. Tried to allocate ", bytes, " bytes.");
-    return own(host_storage(bytes), device);
+    auto data = own(host_storage(bytes), device);
+    // nothing writes it before the graph runs: zeros are indices that no call of the capture refuses
+    if (capture_of(current_stream(device))) std::memset(data.get(), 0, bytes);
+    return data;
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
