@@ -90,7 +90,7 @@ bench: $(INSTALLED) ## run the benchmarks
 	@for benchmark in $(filter-out benchmarks/thresholds.py,$(wildcard benchmarks/*.py)); do echo "== $$benchmark"; $(BIN)/python $$benchmark || exit 1; done
 
 # without pip if PYTHON has torch and what opgrip needs, as on machines without a package index
-gpu-check: ## check opgrip on this machine's GPU, in fifteen minutes, and leave one file to be sent back
+gpu-check: ## check opgrip on this machine's GPU, in ten minutes, and leave one file to be sent back
 	@if $(PYTHON) -c 'import torch, opgrip.capture, opgrip.replay; assert torch.cuda.is_available()' 2>/dev/null; then \
 	  $(PYTHON) benchmarks/gpu_check.py $(ARGS); \
 	else \

@@ -84,6 +84,7 @@ def device_records(profiler: profile) -> list[Kernel]:
 
 def work_of(run: Callable[[], object], runs: int = 20) -> list[Kernel]:
     """Return kernels, copies and fills of the last of some runs, with the median time of each over the later half."""
+    warm_up(with_index("cuda"), WARMUP_S)
     for _ in range(WARMUP):
         run()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:

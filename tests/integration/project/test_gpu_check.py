@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import platform
+import subprocess
 import sys
 import zipfile
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import gpu_check
 import pandas as pd
 import pytest
 import torch
-from gpu import kernels, modes, times
+from gpu import ROOT, captures, kernels, modes, processes, times
 from gpu.archive import write_archive
 from gpu.environment import describe_machine
 from gpu.kernels import Kernel, kernel_names, kernels_in
@@ -93,6 +95,38 @@ def test_next_step_imports_while_one_runs(tmp_path: Path) -> None:
     outcomes = list(run_steps(steps, place_in(tmp_path), 100, imports_ahead=True))
     assert [outcome.name for outcome in outcomes] == [step.name for step in steps]
     assert {(outcome.verdict, outcome.reason) for outcome in outcomes} == {(Verdict.NOT_HERE, "there is one device")}
+
+
+def test_context_is_held_while_steps_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran, released = tmp_path / "ran", tmp_path / "released"
+    hold = f"import os, sys; sys.stdin.read(); open({str(released)!r}, 'w').write(str(os.path.exists({str(ran)!r})))"
+    monkeypatch.setattr(processes, "HOLD", hold)
+    late = Step("late", lambda place: None, least_s=60)
+    for _ in run_steps([late], place_in(tmp_path, "cuda"), 1):
+        ran.touch()
+    assert released.read_text() == "True"
+
+
+def test_limit_fits_a_command_of_ten_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_check.py"])
+    assert gpu_check.parse_arguments().seconds <= 600
+
+
+def test_steps_about_times_and_captures_come_first() -> None:
+    names = [step.name for step in (*times.STEPS, *captures.STEPS)]
+    assert [*CHECKS][: len(names)] == names
+    # of other compilers and runtimes, the check reports only that they start
+    assert [*CHECKS][-len(modes.STEPS) :] == [step.name for step in modes.STEPS]
+
+
+def test_make_target_uses_a_python_that_has_cuda_as_it_is(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    words = ["make", "gpu-check", f"PYTHON={python}", "ARGS=--seconds 5"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:] == ["benchmarks/gpu_check.py --seconds 5"]
+    assert "import torch, opgrip.capture, opgrip.replay" in done.stdout.splitlines()[0]
 
 
 def test_step_names_with_leading_dashes_can_be_selected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,7 +211,8 @@ def test_step_names_are_unique() -> None:
     assert len({step.slug for step in STEPS.values()}) == len(STEPS)
 
 
-def test_clocks_are_raised_before_reference_times_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("measure", [kernels.kernels_of, kernels.work_of])
+def test_clocks_are_raised_before_reference_times_are_taken(measure: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     order = list[str]()
 
     def warm_up(device: str, seconds: float) -> None:
@@ -191,7 +226,7 @@ def test_clocks_are_raised_before_reference_times_are_taken(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kernels, "warm_up", warm_up)
     with pytest.raises(NotHereError, match="the first run"):
-        kernels.kernels_of(run)
+        measure(run)
     assert order == ["cuda:0", "run"]
 
 

@@ -8,11 +8,19 @@ from typing import Any
 import pytest
 import torch
 from simulation import on_simulator
+from torch.utils._python_dispatch import _disable_current_modes
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.command.opreplay import main as opreplay
+from opgrip.replay.inputs.inputs import device_map
+from opgrip.replay.sequences.call_timers import SequenceSettings
+from opgrip.replay.sequences.dry_run import DryRun
+from opgrip.replay.sequences.prepared_calls import DrawnValues
+from opgrip.replay.sequences.step_graphs import StepGraphs
+from opgrip.replay.sequences.step_replay import MOST_CAPTURES, replay_sequence
+from opgrip.traces import load
 
 STEPS = 3
 SIN_MS = 5
@@ -71,3 +79,69 @@ def test_step_in_graphs_needs_an_accelerator_and_eager_calls(tmp_path: Path) -> 
     with pytest.raises(UserError, match="graph needs the clock of a GPU"):
         replay(trace, sequence=True, exec_mode="graph", device="cpu")
     assert opreplay([str(trace), "--sequence", "--exec-mode", "events"]) == 2
+
+
+@on_simulator()
+def test_step_that_changes_outside_memory_runs_in_a_graph(tmp_path: Path) -> None:
+    weights = torch.randn(1000, device="sim")
+    rows = torch.randint(0, 1000, (50,), device="sim")
+
+    def train(x: torch.Tensor) -> torch.Tensor:
+        # the index is a result of the graph
+        y = weights[rows.flip(0)] * x[:50]
+        weights.sub_(y.sum(), alpha=1e-3)
+        return x
+
+    trace = captured(tmp_path / "t.jsonl", train)
+    step = replay(trace, sequence=True, exec_mode="graph", device="sim:0", iterations=3).header["sequence"]
+    assert (step["failure"], step["graphs"], step["between_graphs"]) == ("", 1, 0)
+
+
+def settings_for_simulator(**changes: Any) -> SequenceSettings:
+    return SequenceSettings(device_map("cpu", "sim:0"), "sim:0", repeats=3, **changes)
+
+
+@on_simulator()
+def test_failing_capture_is_repeated_once(tmp_path: Path) -> None:
+    trace = load(captured(tmp_path / "t.jsonl", waves))
+    runs, settle = [], DryRun.settle
+
+    def fail(self: StepGraphs, dry_run: DryRun, device: str) -> None:
+        raise RuntimeError("no graphs today")
+
+    def counted(self: DryRun, *args: Any) -> None:
+        runs.append(1)
+        settle(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepGraphs, "_find_breaks", fail)
+        patch.setattr(DryRun, "settle", counted)
+        result = replay_sequence(trace, settings_for_simulator(in_graphs=True))
+    assert "no graphs today" in result.failure
+    assert len(runs) == 1 + MOST_CAPTURES
+
+
+@on_simulator()
+def test_floats_are_read_once_a_pass_unless_they_grow(tmp_path: Path) -> None:
+    def grown(x: torch.Tensor) -> torch.Tensor:
+        y = torch.full(x.shape, float("nan"), device="sim")
+        with _disable_current_modes():
+            # a write that no trace has
+            y.fill_(1)
+        return y * 2
+
+    queries, found = [], DrawnValues.found_excess
+
+    def counted(self: DrawnValues) -> bool:
+        queries.append(found(self))
+        return queries[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DrawnValues, "found_excess", counted)
+        result = replay_sequence(load(captured(tmp_path / "waves.jsonl", waves)), settings_for_simulator())
+        assert (result.redrawn, queries) == (0, [False])
+        queries.clear()
+        result = replay_sequence(load(captured(tmp_path / "grown.jsonl", grown)), settings_for_simulator())
+    assert (result.redrawn, result.replayed) == (STEPS, result.calls)
+    assert queries[0]
+    assert not any(queries[1:])

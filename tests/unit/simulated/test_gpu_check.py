@@ -63,7 +63,8 @@ def test_no_step_is_wrong_and_one_archive_contains_all(tmp_path: Path) -> None:
     build()
     output = tmp_path / "check.zip"
     # torch loads the device when an interpreter starts; mmcv has no kernel on it for the trace's first case
-    done = run_python(CHECK, "--device", "sim", "--top", 2, "-o", output, env=environment(), fresh=True, timeout=1700)
+    words = ("--device", "sim", "--top", 2, "--seconds", 1500, "-o", output)
+    done = run_python(CHECK, *words, env=environment(), fresh=True, timeout=1700)
     assert done.stdout.splitlines()[-1] == f"please send back this one file: {output}", done.stderr
     with zipfile.ZipFile(output) as archive:
         steps = json.loads(archive.read("check.json"))["steps"]
