@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,12 @@ _has_kernel = _places.take(
 def is_dispatched(function: Any) -> bool:
     """Return True if torch's dispatcher knows an operator overload; some overloads exist only in TorchScript."""
     return bool(_has_kernel(function.name()))
+
+
+decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = _places.take_later(
+    "torch._decomp.decomposition_table", {}, "candidates begin with a call of their operator"
+)
+"""function that returns functions in terms of other operators, by overload"""
 
 
 operator_names: Callable[[], Sequence[str]] = _places.take(

@@ -1,0 +1,143 @@
+"""Files to begin candidates with, and whether they are right as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import run_command
+
+from opgrip import Capture, judge, load
+from opgrip.tools.candidate_template import template_of_operator
+
+OWN_OPERATOR = """\
+import torch
+
+
+@torch.library.custom_op("init_own::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+"""
+TRACES = ("zoo:dlrm.train", "zoo:gat.predict", "zoo:gpt2.generate")
+OPERATORS = 30
+MOST_SIGNATURES = 12
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a trace with operators that return, view and write, and one of an own namespace."""
+    folder = tmp_path_factory.mktemp("candidate_files")
+    (folder / "own_ops.py").write_text(OWN_OPERATOR, encoding="utf-8")
+    namespace: dict[str, object] = {}
+    exec(OWN_OPERATOR, namespace)
+    with Capture(folder / "step.jsonl"):
+        torch.softmax(torch.randn(64, 50).t(), -1)
+        torch.nn.functional.gelu(torch.randn(8, 8), approximate="tanh")
+        torch.randn(8, 8).add_(torch.randn(8, 8), alpha=2)
+        torch.randn(4, 6).t()
+        torch.mul(torch.randn(3), torch.randn(3), out=torch.empty(3))
+        torch.empty(16).random_(3, 9)
+        torch.nn.functional.dropout(torch.ones(64, 64), 0.5)
+        torch.ops.init_own.halved(torch.randn(5))
+    return folder / "step.jsonl"
+
+
+def init(trace: Path | str, op: str, folder: Path, *words: str) -> tuple[Path, str]:
+    """Return the file that the command writes, and the command that judges it."""
+    done = run_command(
+        "opgrip", "candidate", "init", op, *([trace] if trace else []), "-o", "mine.py", *words, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "mine.py", done.stderr.splitlines()[-1].partition("judge it with: ")[2]
+
+
+@pytest.mark.parametrize(
+    ("op", "text"),
+    [
+        ("aten._softmax.default", "torch.sum(unnormalized, dim, keepdim=True)"),
+        ("aten.gelu.default", "def gelu("),
+        (
+            "aten.add_.Tensor",
+            "def add(self, other, *, alpha=1):\n    return torch.ops.aten.add_.Tensor(self, other, alpha=alpha)",
+        ),
+        ("aten.mul.out", "def mul(self, other, *, out):"),
+        ("aten.t.default", "def t("),
+        ("aten.random_.from", "getattr(torch.ops.aten.random_, 'from')(*args, **kwargs)"),
+        ("aten.bernoulli_.float", "def bernoulli(self, p=0.5, *, generator=None):"),
+    ],
+)
+def test_file_is_judged_right_by_the_printed_command(trace: Path, tmp_path: Path, op: str, text: str) -> None:
+    path, command = init(trace, op, tmp_path)
+    content = path.read_text(encoding="utf-8")
+    assert text in content
+    assert f"# Schema: aten::{op.removeprefix('aten.').removesuffix('.default')}(" in content
+    assert command in content
+    done = run_command(*command.split(), "--iterations", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "wrong" not in done.stdout
+
+
+def test_file_lists_recorded_calls_with_layouts_and_shares(trace: Path, tmp_path: Path) -> None:
+    content = init(trace, "aten._softmax.default", tmp_path)[0].read_text(encoding="utf-8")
+    (row,) = [line for line in content.splitlines() if "float32[50,64] strides [1, 50], -1, False" in line]
+    assert row.split()[1].endswith("%")
+    assert row.split()[2] == "1"
+    assert "# Documentation of torch.nn.functional.softmax: Apply a softmax function." in content
+
+
+def test_operator_of_own_namespace_needs_its_module(trace: Path, tmp_path: Path) -> None:
+    extension = trace.with_name("own_ops.py")
+    done = run_command("opgrip", "candidate", "init", "init_own.halved.default", trace, "-o", "x.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "with --extension" in done.stderr
+    _, command = init(trace, "init_own.halved.default", tmp_path, "--extension", str(extension))
+    assert f"--extension {extension}" in command
+    done = run_command(*command.split(), "--iterations", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sample_begins_with_its_source(tmp_path: Path) -> None:
+    path, command = init("", "sample:delta2bbox", tmp_path)
+    assert "def delta2bbox(" in path.read_text(encoding="utf-8")
+    done = run_command(*command.split(), "--iterations", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert "slower on" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["aten.softmax.default", "TRACE", "-o", "x.py"], "no call of aten.softmax.default is recorded"),
+        (["aten._softmax", "TRACE", "-o", "x.py"], "it has aten._softmax.default"),
+        (["aten._softmax.default", "TRACE", "-o", "x.txt"], "x.txt is not the name of a"),
+        (["aten._softmax.default", "TRACE", "-o", "there.py"], "there.py exists"),
+        (["aten._softmax.default", "-o", "x.py"], "a trace is missing"),
+        (["sample:delta2bbox", "TRACE", "-o", "x.py"], "sample:delta2bbox takes no trace"),
+        (["sample:delta", "-o", "x.py"], "there is no sample 'delta'"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "there.py").write_text("", encoding="utf-8")
+    named = [trace if word == "TRACE" else word for word in words]
+    done = run_command("opgrip", "candidate", "init", *named, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_files_for_thirty_operators_of_the_zoo_are_right_on_every_signature(tmp_path: Path) -> None:
+    judged: dict[str, bool] = {}
+    for name in TRACES:
+        trace = load(name)
+        for row in trace.summary().itertuples():
+            op = str(row.op)
+            if op not in judged and row.signatures <= MOST_SIGNATURES and len(judged) < OPERATORS:
+                template, implementation = template_of_operator(trace, name, op, ())
+                path = tmp_path / f"candidate{len(judged)}.py"
+                path.write_text(template.text(path, implementation), encoding="utf-8")
+                judged[op] = judge({op: f"{path}:{implementation.function}"}, name, iterations=1, cache="warm").is_right
+    assert len(judged) == OPERATORS
+    assert {op for op, is_right in judged.items() if not is_right} == set()

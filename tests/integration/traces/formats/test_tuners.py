@@ -1,0 +1,199 @@
+"""Lists of recorded problems for tuners of kernels, read by the tuners' own code where it is installed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from foreign_data import case_files, needs_cases
+from programs import run_command
+from torch.cuda import tunable
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opgrip import Capture, load
+
+BFLOAT16 = torch.bfloat16
+UNTUNED = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a trace with products in several layouts, convolutions and an attention, each twice or once."""
+    path = tmp_path_factory.mktemp("tuners") / "step.jsonl"
+    x, weight, bias = torch.randn(32, 64), torch.randn(48, 64), torch.randn(48)
+    with Capture(path), torch.no_grad():
+        for _ in range(2):
+            torch.addmm(bias, x, weight.t())
+        torch.mm(x, torch.randn(64, 48))
+        torch.mm(torch.randn(64, 32).t(), torch.randn(64, 48))
+        torch.mm(x[:, :40], torch.randn(40, 24))
+        torch.mm(x.to(BFLOAT16), weight.to(BFLOAT16).t())
+        torch.bmm(torch.randn(3, 32, 16), torch.randn(3, 24, 16).transpose(1, 2))
+        torch.bmm(torch.randn(3, 32, 16, dtype=BFLOAT16), torch.randn(3, 24, 16, dtype=BFLOAT16).transpose(1, 2))
+        torch.nn.functional.conv2d(
+            torch.randn(2, 8, 16, 20), torch.randn(12, 4, 3, 5), torch.randn(12), 2, (1, 2), 1, 2
+        )
+        torch.nn.functional.conv_transpose1d(torch.randn(2, 8, 16), torch.randn(8, 6, 4), stride=2)
+        torch.nn.functional.scaled_dot_product_attention(*(torch.randn(2, 4, 16, 8) for _ in range(3)))
+    return path
+
+
+def lines_for(tuner: str, trace: Path, folder: Path) -> list[str]:
+    """Return the lines of a tuner's first list."""
+    done = run_command("opgrip", "trace", "tuner", trace, "--for", tuner, "-o", folder / "list.txt")
+    assert done.returncode == 0, done.stderr
+    return (folder / "list.txt").read_text(encoding="utf-8").splitlines()
+
+
+def products_of(trace: Path) -> set[tuple[Any, ...]]:
+    """Return shapes and strides of both matrices of each recorded product."""
+    products = set()
+    for signature in load(trace).signatures:
+        name = signature.op.split(".")[1]
+        if name in ("mm", "addmm", "bmm"):
+            left, right = signature.args[-2:]
+            products.add((left.dtype, left.shape, left.stride, right.shape, right.stride))
+    return products
+
+
+class Products(TorchDispatchMode):
+    """Collects shapes and strides of both matrices of each product that runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.products: set[tuple[Any, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default):
+            left, right = args[-2:]
+            self.products.add((left.dtype, tuple(left.shape), left.stride(), tuple(right.shape), right.stride()))
+        return func(*args, **(kwargs or {}))
+
+
+def test_torch_makes_the_recorded_products_of_the_list_for_tunableop(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_cpu(make: Any) -> Any:
+        def made(*args: Any, **kwargs: Any) -> Any:
+            return make(*("cpu" if item == "cuda:0" else item for item in args), **kwargs)
+
+        return made
+
+    for name in ("_create_matrices", "_create_batch_matrices"):
+        monkeypatch.setattr(tunable, name, on_cpu(getattr(tunable, name)))
+    original = torch.rand
+    monkeypatch.setattr(torch, "rand", lambda *args, **kwargs: original(*args, **{**kwargs, "device": "cpu"}))
+    lines = [line for line in lines_for("tunableop", trace, tmp_path) if line.startswith(("Gemm", "ScaledGemm"))]
+    assert any(line.startswith("GemmAndBiasTunableOp_float_TN,tn_48_32_64_ld_64_64_48") for line in lines)
+    with Products() as made, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for line in lines:
+            tunable._process_single_offline_gemm(line, 0)
+    dense = {item for item in products_of(trace) if item[2] != (64, 1) or item[1] != (32, 40)}
+    assert dense <= made.products
+    # torch pads a matrix with a larger leading dimension in its own way
+    shapes = {(item[0], item[1], item[3]) for item in made.products}
+    assert shapes == {(item[0], item[1], item[3]) for item in products_of(trace)}
+
+
+def test_list_for_aiter_has_the_columns_of_its_files_and_is_read_as_the_same_products(
+    trace: Path, tmp_path: Path
+) -> None:
+    lines = lines_for("aiter", trace, tmp_path)
+    for file in case_files("aiter/bf16_untuned_gemm.csv"):
+        header, first = file.read_text(encoding="utf-8").splitlines()[:2]
+        assert lines[0] == f"{header},count"
+        assert len(first.split(",")) == len(header.split(","))
+    assert lines[0] == f"{UNTUNED},count"
+    assert "32,48,64,True,torch.float32,torch.float32,False,False,2" in lines
+    assert "32,48,64,False,torch.bfloat16,torch.bfloat16,False,False,1" in lines
+    batched = (tmp_path / "list_batched.txt").read_text(encoding="utf-8").splitlines()
+    assert batched == ["B,M,N,K,count", "3,32,24,16,1"]
+    again = load(tmp_path / "list.txt")
+    assert [item.op for item in again.signatures] == ["aten.linear.default"] * (len(lines) - 1)
+    (tmp_path / "again").mkdir()
+    rows = [line.rpartition(",")[0] for line in lines_for("aiter", tmp_path / "list.txt", tmp_path / "again")]
+    assert sorted(rows) == sorted(line.rpartition(",")[0] for line in lines)
+
+
+@needs_cases
+def test_real_list_of_aiter_is_written_as_it_was_read(tmp_path: Path) -> None:
+    (source,) = case_files("aiter/bf16_untuned_gemm.csv")
+    written = {tuple(row.items())[:8] for row in csv.DictReader(lines_for("aiter", source, tmp_path))}
+    with source.open(encoding="utf-8", newline="") as file:
+        read = {tuple(row.items()) for row in csv.DictReader(file)}
+    lost = {row for row in read - written if ("scaleAB", "False") in row}
+    assert {dict(row)["bpreshuffle"] for row in lost} <= {"True"}
+    assert written <= read
+
+
+def test_lists_for_hipblaslt_and_benchdnn_have_the_forms_of_their_documentation(trace: Path, tmp_path: Path) -> None:
+    (first, *_) = [line for line in lines_for("hipblaslt", trace, tmp_path) if "bias_vector" in line]
+    assert first.startswith(
+        "- { function: matmul, M: 48, N: 32, K: 64, lda: 64, ldb: 64, ldc: 48, ldd: 48, stride_a: 0"
+    )
+    assert "transA: T, transB: N, batch_count: 1, a_type: f32_r" in first
+    yaml = pytest.importorskip("yaml")
+    entries = yaml.safe_load((tmp_path / "list.txt").read_text(encoding="utf-8"))
+    assert {entry["batch_count"] for entry in entries} == {1, 3}
+    (tmp_path / "dnn").mkdir()
+    lines_for("benchdnn", trace, tmp_path / "dnn")
+    lists = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "dnn").iterdir()}
+    text = "\n".join(lists.values())
+    assert "--reset --dt=f32:f32:f32 --strides=64x1:1x64: --bia_dt=f32 --bia_mask=2 32x64:64x48\n" in text
+    assert "--reset --dt=f32:f32:f32 --strides=512x16x1:384x1x16: 3x32x16:3x16x24\n" in text
+    assert "--dir=FWD_B --dt=f32:f32:f32 g2mb2ic8oc12_ih16iw20_oh8ow10_kh3kw5_sh2sw2_ph1pw2_dh0dw0\n" in text
+    assert "--dir=FWD_D --dt=f32:f32:f32 g1mb2ic8oc6_iw16_ow34_kw4_sw2_pw0_dw0\n" in text
+    assert {name for name, lines in lists.items() if "_iw16_" in lines} <= {"list.txt", "list_deconv.txt"}
+
+
+def tuned_files(trace: Path, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield files as tuners write them, with an entry for one of the recorded problems, and the expected report."""
+    entry = next(line for line in lines_for("tunableop", trace, folder) if "_NN,nn_48_32_64" in line)
+    files = {
+        "tunableop.csv": f"Validator,PT_VERSION,2.13.0\n{entry},Gemm_Hipblaslt_1219,1.262\n",
+        "aiter.csv": f"cu_num,{UNTUNED},libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"
+        "80,32,48,64,True,torch.float32,torch.float32,False,False,hipblaslt,7,0,1.5,x,0.0,1,2\n",
+        "hipblaslt.txt": "transA,transB,grouped_gemm,batch_count,m,n,k,a_type,b_type,c_type,d_type,compute_type,us\n"
+        "N,N,0,1,48,32,64,f32_r,f32_r,f32_r,f32_r,f32_r,16.1\n",
+        "matmul_kernel.autotune.json": json.dumps(
+            {"key": [32, 48, 64, *["torch.bfloat16"] * 3], "configs_timings": [[{"num_warps": 4}, 0.1]]}
+        ),
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8")
+        yield folder / name, "1 of "
+
+
+def test_share_of_tuned_entries_is_reported(trace: Path, tmp_path: Path) -> None:
+    for path, report in tuned_files(trace, tmp_path):
+        done = run_command("opgrip", "trace", "tuner", trace, "--tuned", path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(report), (path, done.stdout)
+        assert "have a tuned entry: " in done.stdout.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--tuned", "notes.txt"], "notes.txt has no tuned entries"),
+        (["--tuned", "absent.csv"], "absent.csv cannot be read"),
+        (["--tuned", "damaged.json"], "damaged.json cannot be read"),
+        (["--for", "aiter", "-o", "notes.txt"], "notes.txt exists"),
+        (["--for", "cublas"], "invalid choice 'cublas'"),
+        ([], "one of the arguments --for --tuned is required"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "notes.txt").write_text("hello\n", encoding="utf-8")
+    (tmp_path / "damaged.json").write_text('{"configs_timings": [', encoding="utf-8")
+    done = run_command("opgrip", "trace", "tuner", trace, *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr

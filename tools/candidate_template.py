@@ -1,0 +1,275 @@
+"""Starting points of candidates: Python files with an operator's schema, its recorded calls and an implementation."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import keyword
+import re
+import shlex
+import tempfile
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from math import fsum
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from opgrip.cli.command import counted, did_you_mean, printable
+from opgrip.errors import UserError
+from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.replay.operators.torch_private import decompositions
+from opgrip.samples import samples
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.tensor_specs import contiguous, plain_name, tensor_outline
+from opgrip.traces.scripts.literals import plain
+from opgrip.traces.scripts.script import operator_source
+
+if TYPE_CHECKING:
+    from opgrip.replay.cases.cases import Case
+    from opgrip.traces import Trace
+
+MOST_ROWS = 40
+"""maximum number of recorded calls in the table of a file"""
+DOCUMENTED = (torch.nn.functional, torch, torch.Tensor, torch.special, torch.linalg)
+"""where the documentation of an operator may be, in this order"""
+ROLE = re.compile(r":\w+:`~?\.?([^`<]*)(?:<[^`]*>)?`")
+REGISTERING = re.compile(r"@(register\w*|sample|aten\.)\b")
+"""start of decorators that would register a copied function"""
+ANYTHING = ("*args, **kwargs", "*args, **kwargs")
+
+
+@dataclass(frozen=True, slots=True)
+class Implementation:
+    """Python source of a function that takes an operator's arguments.
+
+    origin : sentence about where the source comes from
+    """
+
+    function: str
+    origin: str
+    imports: Sequence[str]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateTemplate:
+    """Content of a starting point, besides the implementation.
+
+    target : trace or sample that `opreplay` replays
+    facts : lines about the operator and its recorded calls
+    extensions : modules that register the operator
+    """
+
+    op: str
+    target: str
+    facts: Sequence[str]
+    extensions: Sequence[str] = ()
+
+    def command(self, path: Path, implementation: Implementation) -> str:
+        """Return the command that judges the file."""
+        candidate = f"{self.op}={path}:{implementation.function}"
+        extensions = [word for name in self.extensions for word in ("--extension", name)]
+        return shlex.join(["opreplay", self.target, "--candidate", candidate, *extensions])
+
+    def text(self, path: Path, implementation: Implementation) -> str:
+        """Return the contents of the file."""
+        made_by = f"Made by opgrip {metadata.version('opgrip')} with torch {torch.__version__}."
+        about = [f"Candidate for {self.op}. Judge it with:", "", f"    {self.command(path, implementation)}", ""]
+        about += [*self.facts, "", implementation.origin, made_by]
+        comments = [f"# {ascii(printable(line))[1:-1]}".rstrip() for line in about]
+        return "\n".join([*comments, "", *implementation.imports, "", "", implementation.source.rstrip(), ""])
+
+
+def template_of_operator(
+    trace: Trace, target: str, op: str, extensions: Sequence[str]
+) -> tuple[CandidateTemplate, Implementation]:
+    """Return the starting point for an operator of a trace, with an implementation that is right on all its calls.
+
+    The implementation is torch's decomposition of the operator, if there is one that is right; otherwise it calls the
+    operator.
+
+    Parameters
+    ----------
+    target : name of the trace on command lines
+    extensions : modules that register operators
+
+    Raises
+    ------
+    UserError : if no call of the operator is recorded, or it cannot be replayed
+    """
+    from opgrip.replay.cases.cases import make_cases
+
+    cases = make_cases(trace)
+    own = [case for case in cases if case.op == op]
+    if not own:
+        names = sorted({case.op for case in cases})
+        near = [name for name in names if name.startswith((f"{op}.", f"aten.{op}."))]
+        hint = f"it has {', '.join(near[:5])}" if near else did_you_mean(op, names, f"see opgrip trace info {target}")
+        raise UserError(f"no call of {op} is recorded in {target}", hint)
+    try:
+        operator: Any = find_operator(own[0].signature, (*TRUSTED_EXTENSIONS, *extensions)).function
+    except Unsupported as error:
+        raise UserError(f"{op} cannot be judged", str(error)) from error
+    template = CandidateTemplate(op, target, [*_documentation(operator), *_table(own, cases)], extensions)
+    is_operator = isinstance(operator, torch._ops.OpOverload)
+    function = decompositions().get(operator) if is_operator and not operator._schema.is_mutable else None
+    implementation = function and copied(function, "The implementation is torch's decomposition of the operator.")
+    if not implementation or not is_right(template, implementation):
+        implementation = calling(op, operator)
+    return template, implementation
+
+
+def template_of_sample(name: str) -> tuple[CandidateTemplate, Implementation]:
+    """Return the starting point for a sample, with its source; raise `UserError` if there is none of that name."""
+    if name not in samples():
+        raise UserError(f"there is no sample {name!r}", did_you_mean(name, samples(), "see opgrip samples list"))
+    own = samples()[name]
+    implementation = copied(own.function, "The implementation is the sample's.")
+    if implementation is None:
+        raise UserError(f"the source of {name} cannot be copied", "choose another sample")
+    facts = inspect.cleandoc(own.function.__doc__ or "").split("\n\n")[0].splitlines()
+    facts += ["", *(f"{item}: {_outlines(own.arguments(item), {})}" for item in own.configurations)]
+    return CandidateTemplate(f"sample:{name}", f"sample:{name}", facts), implementation
+
+
+def _documentation(operator: Any) -> Iterator[str]:
+    """Yield the schema of an operator and the first paragraph of its documentation."""
+    if not isinstance(operator, torch._ops.OpOverload):
+        return
+    yield from (f"Schema: {operator._schema}", "")
+    name = str(operator._schema.name).partition("::")[2]
+    public = name.removesuffix("_backward").strip("_").removeprefix("native_").removeprefix("linalg_")
+    for place in DOCUMENTED:
+        paragraphs = (
+            (inspect.getdoc(getattr(place, public, None)) or "").split("\n\n") if hasattr(place, public) else []
+        )
+        sentences = [text for text in paragraphs if text.strip() and "->" not in text and ".. " not in text]
+        if sentences:
+            what = "Gradient of" if name.endswith("_backward") else "Documentation of"
+            text = ROLE.sub(r"\1", " ".join(sentences[0].split())).replace("`", "")
+            yield from (*textwrap.wrap(f"{what} {place.__name__}.{public}: {text}", 116)[:4], "")
+            return
+
+
+def _table(own: Sequence[Case], cases: Iterable[Case]) -> Iterator[str]:
+    """Yield lines about the recorded calls of an operator, largest share of the step first."""
+    step_us = fsum(case.captured_total_us for case in cases) or 1.0
+    share = fsum(case.captured_total_us for case in own) / step_us
+    yield f"{counted(sum(case.count for case in own), 'recorded call')}, {share:.2%} of the step:"
+    yield from ("", f"{'of step':>8} {'count':>7} {'us a call':>11}  arguments")
+    for case in own[:MOST_ROWS]:
+        outlines = _outlines(case.signature.args, case.signature.kwargs)
+        yield f"{case.captured_total_us / step_us:>8.2%} {case.count:>7,} {case.captured_us:>11,.2f}  {outlines}"
+    if len(own) > MOST_ROWS:
+        yield f"and {len(own) - MOST_ROWS:,} more signatures"
+
+
+def _outlines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a short text of arguments, with the layout of tensors that are not contiguous."""
+
+    def outline(leaf: Any) -> Any:
+        return _Plain(_tensor_outline(leaf)) if hasattr(leaf, "shape") else leaf
+
+    named = (f"{name}={map_leaves(outline, value)!r}" for name, value in kwargs.items())
+    return ", ".join([*(repr(map_leaves(outline, value)) for value in args), *named])
+
+
+class _Plain(str):
+    """Text that is shown without quotation marks."""
+
+    __slots__ = ()
+
+    __repr__ = str.__str__
+
+
+def _tensor_outline(tensor: Any) -> str:
+    text, right = tensor_outline(tensor.dtype, tensor.shape), contiguous(tuple(tensor.shape))
+    if not isinstance(tensor, TensorSpec) or tensor.layout is not torch.strided or tensor.stride is None:
+        return text if tensor.layout is torch.strided else f"{text} {plain_name(tensor.layout)}"
+    moved = any(size > 1 and at != to for size, at, to in zip(tensor.shape, tensor.stride, right, strict=True))
+    return f"{text} strides {list(tensor.stride)}" if moved else text
+
+
+def copied(function: Callable[..., Any], origin: str) -> Implementation | None:
+    """Return the source of a function of a module, with imports of the names that it uses from there.
+
+    None if the source is unknown, or refers to variables of a surrounding function.
+    """
+    own = inspect.unwrap(function)
+    try:
+        lines = textwrap.dedent(inspect.getsource(own)).splitlines()
+        (definition,) = ast.parse("\n".join(lines)).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    if not isinstance(definition, ast.FunctionDef) or own.__closure__:
+        return None
+    for decorator in reversed(definition.decorator_list):
+        if REGISTERING.match(lines[decorator.lineno - 1]):
+            del lines[decorator.lineno - 1 : decorator.end_lineno]
+    source = "\n".join(lines)
+    used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)} - {own.__name__}
+    known = {name: own.__globals__[name] for name in sorted(used & own.__globals__.keys())}
+    modules = {name: value.__name__ for name, value in known.items() if isinstance(value, ModuleType)}
+    imports = ["from __future__ import annotations", ""]
+    imports += [f"import {path}" if path == name else f"import {path} as {name}" for name, path in modules.items()]
+    if names := [name for name in known if name not in modules]:
+        imports += ["", f"from {own.__module__} import {', '.join(names)}"]
+    return Implementation(own.__name__, origin, imports, source)
+
+
+def calling(op: str, operator: Any) -> Implementation:
+    """Return an implementation that calls the operator itself."""
+    module, _, name = op.partition(":")
+    is_function = bool(name)
+    name = name if is_function else op.split(".")[1].strip("_")
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else "candidate"
+    parameters, passed = ANYTHING if is_function else _parameters(operator._schema.arguments)
+    called, imported = (op.replace(":", "."), module) if is_function else (operator_source(op), "torch")
+    source = f"def {name}({parameters}):\n    return {called}({passed})"
+    return Implementation(name, "The implementation calls the operator: replace it.", [f"import {imported}"], source)
+
+
+def _parameters(arguments: Iterable[Any]) -> tuple[str, str]:
+    """Return Python source of the parameters of an operator, and of how they are passed on."""
+    parameters, passed = [], []
+    for item in arguments:
+        try:
+            default = _default(item.default_value)
+        except UserError:
+            return ANYTHING
+        if keyword.iskeyword(item.name):
+            return ANYTHING
+        parameters += ["*"] if item.kwarg_only and "*" not in parameters else []
+        parameters.append(f"{item.name}={default}" if item.has_default_value() else item.name)
+        passed.append(f"{item.name}={item.name}" if item.kwarg_only else item.name)
+    return ", ".join(parameters), ", ".join(passed)
+
+
+def _default(value: Any) -> str:
+    return f"({''.join(f'{plain(item)}, ' for item in value)})" if isinstance(value, list) else plain(value)
+
+
+def is_right(template: CandidateTemplate, implementation: Implementation) -> bool:
+    """Return True if a candidate is right on all recorded calls, each of which runs once in another process."""
+    from opgrip.replay import replay
+    from opgrip.replay.results.judgement import judged_steps
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "opgrip_candidate.py")
+        path.write_text(template.text(path, implementation), encoding="utf-8")
+        results = replay(
+            template.target,
+            candidate=[f"{template.op}={path}:{implementation.function}"],
+            extension=list(template.extensions),
+            iterations=1,
+            warmup=0,
+            cache="warm",
+            store=None,
+        )
+    return all(not step.broken for step in judged_steps(results))

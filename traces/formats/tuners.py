@@ -1,0 +1,393 @@
+"""Lists of recorded matrix products, convolutions and attentions in the forms that tuners of kernels read.
+
+A tuner runs the kernels of a library on each problem of a list, and writes the fastest ones to a file of tuned entries.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from opgrip.errors import UserError
+from opgrip.traces.io.foreign_files import ForeignFile, head_of
+from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.tensor_specs import contiguous, plain_name
+from opgrip.traces.table.trace import Trace
+
+MOST_ROWS = 200_000
+"""maximum number of rows that are read from a file of tuned entries"""
+PRODUCTS = {
+    **dict.fromkeys(("mm", "bmm"), (None, 0, 1)),
+    **dict.fromkeys(("addmm", "baddbmm"), (0, 1, 2)),
+    "linear": (2, 0, 1),
+    "_scaled_mm": (4, 0, 1),
+}
+"""places of the bias, the left and the right matrix among the arguments of matrix products"""
+CONVOLUTIONS = ("convolution", "convolution_backward")
+NAMES = {
+    "float32": ("float", "f32_r", "f32"),
+    "float64": ("double", "f64_r", "f64"),
+    "bfloat16": ("BFloat16", "bf16_r", "bf16"),
+    "float16": ("Half", "f16_r", "f16"),
+    "float8_e4m3fn": ("Float8_e4m3fn", "f8_r", "f8_e4m3"),
+    "float8_e5m2": ("Float8_e5m2", "bf8_r", "f8_e5m2"),
+    "float8_e4m3fnuz": ("Float8_e4m3fnuz", "f8_fnuz_r", ""),
+    "float8_e5m2fnuz": ("Float8_e5m2fnuz", "bf8_fnuz_r", ""),
+}
+"""names of dtypes in TunableOp, hipBLASLt and oneDNN"""
+TORCH, BLAS, DNN = 0, 1, 2
+GEMM_COLUMNS = ("M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle")
+
+
+class Untunable(Exception):
+    """A tuner has no entry for a problem; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A recorded call that a tuner may find a faster kernel for.
+
+    name : operator without namespace and overload
+    calls, share : number of calls, and share of the trace's time, or of its calls if they have no times
+    """
+
+    signature: Signature
+    name: str
+    calls: int
+    share: float
+
+
+class Entry(NamedTuple):
+    """A problem in the form of one tuner.
+
+    lines : lines of the list, without counts
+    key : what identifies the problem among tuned entries, by column
+    group : name of the list, if the tuner has several
+    """
+
+    lines: tuple[str, ...]
+    key: Mapping[str, str]
+    group: str = ""
+
+
+class Matrix(NamedTuple):
+    """A matrix in memory: elements between its columns if it is stored by columns, otherwise between its rows."""
+
+    by_columns: bool
+    leading: int
+    step: int
+
+
+class Product(NamedTuple):
+    """A product of matrices (M, K) and (K, N), in a batch or alone (None).
+
+    dtypes : dtypes of the matrices and of the result
+    bias : dtype of a vector that is added, or None
+    scales : 0 without scales, 1 with one for each matrix, 2 with one for each row and column
+    """
+
+    batch: int | None
+    m: int
+    n: int
+    k: int
+    left: Matrix
+    right: Matrix
+    dtypes: tuple[str, str, str]
+    bias: str | None
+    scales: int
+
+    @property
+    def layout(self) -> str:
+        """The operations of BLAS on both matrices; it stores by columns, so the right matrix is its first."""
+        return "".join("T" if matrix.by_columns else "N" for matrix in (self.right, self.left))
+
+
+def problems_of(trace: Trace) -> list[Problem]:
+    """Return the products, convolutions and attentions of a trace, largest share first."""
+    signatures = {signature.number: signature for signature in trace.signatures}
+    table, found = trace.summary("signature"), []
+    for number, calls, share in zip(*(table[name].tolist() for name in ("signature", "calls", "share")), strict=True):
+        signature = signatures[number]
+        namespace, _, name = signature.op.rpartition(".")[0].partition(".")
+        if namespace == "aten" and (name in PRODUCTS or name in CONVOLUTIONS or "scaled_dot_product" in name):
+            found.append(Problem(signature, name, calls, share))
+    return found
+
+
+def _matrix(rows: int, columns: int, stride: Sequence[int]) -> Matrix:
+    step = stride[0] if len(stride) > 2 else rows * columns
+    if stride[-1] == 1 and (stride[-2] >= columns or rows == 1):
+        return Matrix(False, max(stride[-2], columns), step)
+    if stride[-2] == 1 and (stride[-1] >= rows or columns == 1):
+        return Matrix(True, max(stride[-1], rows), step)
+    # torch copies a matrix that is stored in neither order
+    return Matrix(False, columns, rows * columns)
+
+
+def _product(problem: Problem) -> Product:
+    """Return the sizes and layouts of a matrix product; raise `Untunable` if the problem is none."""
+    if problem.name not in PRODUCTS:
+        raise Untunable("the tuner is for matrix products")
+    args = problem.signature.args
+    bias, left, right = (None if at is None or at >= len(args) else args[at] for at in PRODUCTS[problem.name])
+    bias = problem.signature.kwargs.get("bias", bias)
+    if not (isinstance(left, TensorSpec) and isinstance(right, TensorSpec) and left.stride and right.stride):
+        raise Untunable("a matrix is not strided")
+    is_linear, batch = problem.name == "linear", left.shape[0] if "bmm" in problem.name else None
+    m, k, n = prod(left.shape[batch is not None : -1]), left.shape[-1], right.shape[0 if is_linear else -1]
+    requested = [item for item in (*args, *problem.signature.kwargs.values()) if isinstance(item, torch.dtype)]
+    out = requested[0] if requested else next(iter(tensors(problem.signature.outputs)), left).dtype
+    scale = args[2] if problem.name == "_scaled_mm" and len(args) > 2 else None
+    return Product(
+        batch,
+        *(m, n, k),
+        left=_matrix(m, k, left.stride if len(left.shape) == (2 if batch is None else 3) else (k, 1)),
+        right=_matrix(k, n, right.stride[::-1] if is_linear else right.stride),
+        dtypes=(plain_name(left.dtype), plain_name(right.dtype), plain_name(out)),
+        bias=plain_name(bias.dtype) if isinstance(bias, TensorSpec) and bias.shape == (n,) else None,
+        scales=0 if scale is None else 2 if isinstance(scale, TensorSpec) and prod(scale.shape) > 1 else 1,
+    )
+
+
+def _named(library: int, *dtypes: str) -> list[str]:
+    names = [NAMES.get(dtype, ("", "", ""))[library] for dtype in dtypes]
+    if not all(names):
+        raise Untunable(f"the tuner has no dtype {dtypes[names.index('')]}")
+    return names
+
+
+def _aiter(problem: Problem) -> Entry:
+    product = _product(problem)
+    if not product.right.by_columns or product.left.by_columns:
+        raise Untunable("the tuner is for products with the transpose of a weight")
+    sizes = (product.m, product.n, product.k)
+    if product.batch is not None:
+        if {*product.dtypes} != {"bfloat16"}:
+            raise Untunable("the tuner is for batches of bfloat16")
+        key = dict(zip(("B", "M", "N", "K"), map(str, (product.batch, *sizes)), strict=True))
+        return Entry((",".join(key.values()),), key, "batched")
+    dtype, _, out = (f"torch.{name}" for name in product.dtypes)
+    values = (*sizes, product.bias is not None, dtype, out, product.scales > 0, False)
+    key = dict(zip(GEMM_COLUMNS, map(str, values), strict=True))
+    return Entry((",".join(key.values()),), key)
+
+
+def _tunableop(problem: Problem) -> Entry:
+    product = _product(problem)
+    left, right, out = _named(TORCH, *product.dtypes)
+    kind, dtypes, batch, rest = "Gemm", left, "", ""
+    if product.scales:
+        bias = "None" if product.bias is None else _named(TORCH, product.bias)[0]
+        kind, dtypes, rest = "ScaledGemm", f"{right}_{left}_{out}", f"_rw_{product.scales - 1}_bias_{bias}"
+    elif product.batch is not None:
+        kind, batch = "GemmStridedBatched", f"_B_{product.batch}"
+    elif product.bias is not None and min(product.n, product.k) > 1 and not problem.signature.kwargs:
+        kind = "GemmAndBias"
+    sizes = f"{product.n}_{product.m}_{product.k}{batch}"
+    leading = f"{product.right.leading}_{product.left.leading}_{product.n}"
+    parameters = f"{product.layout.lower()}_{sizes}_ld_{leading}{rest}"
+    key = {"operator": f"{kind}TunableOp_{dtypes}_{product.layout}", "parameters": parameters}
+    return Entry((",".join(key.values()),), key)
+
+
+def _hipblaslt(problem: Problem) -> Entry:
+    product = _product(problem)
+    (left, right, out), m, n = _named(BLAS, *product.dtypes), product.n, product.m
+    compute = "f64_r" if left == "f64_r" else "f32_r"
+    steps = (0, 0, 0) if product.batch is None else (product.right.step, product.left.step, m * n)
+    fields: dict[str, Any] = {"function": "matmul", "M": m, "N": n, "K": product.k}
+    fields |= {"lda": product.right.leading, "ldb": product.left.leading, "ldc": m, "ldd": m}
+    fields |= {f"stride_{name}": steps[place] for name, place in zip("abcd", (0, 1, 2, 2), strict=True)}
+    fields |= {"alpha": 1, "beta": 0, "transA": product.layout[0], "transB": product.layout[1]}
+    fields |= {"batch_count": product.batch or 1, "a_type": right, "b_type": left, "c_type": out, "d_type": out}
+    fields |= {"scale_type": compute, "compute_type": compute}
+    if product.bias is not None:
+        fields |= {"bias_vector": 1, "bias_type": _named(BLAS, product.bias)[0]}
+    if product.scales:
+        fields |= {"scaleA": product.scales, "scaleB": product.scales}
+    text = ", ".join(f"{name}: {value}" for name, value in fields.items())
+    # hipBLASLt does not compare the other columns of its tuned entries
+    same = ("M", "N", "K", "transA", "transB", "batch_count", "a_type", "b_type", "c_type", "d_type", "compute_type")
+    return Entry((f"- {{ {text} }}",), {name if name[1:] else name.lower(): str(fields[name]) for name in same})
+
+
+def _benchdnn(problem: Problem) -> Entry:
+    if problem.name in CONVOLUTIONS:
+        return _convolution(problem)
+    product = _product(problem)
+    batch = () if product.batch is None else (product.batch,)
+    strides, shapes = [], []
+    for *shape, matrix in ((product.m, product.k, product.left), (product.k, product.n, product.right)):
+        order = (1, matrix.leading) if matrix.by_columns else (matrix.leading, 1)
+        strides.append("x".join(map(str, (*((matrix.step,) if batch else ()), *order))))
+        shapes.append("x".join(map(str, (*batch, *shape))))
+    bias = "" if product.bias is None else f" --bia_dt={_named(DNN, product.bias)[0]} --bia_mask={4 if batch else 2}"
+    options = f"--dt={':'.join(_named(DNN, *product.dtypes))} --strides={':'.join(strides)}:{bias}"
+    return Entry((f"--reset {options} {':'.join(shapes)}",), {}, "matmul")
+
+
+def _convolution(problem: Problem) -> Entry:
+    args, backward = problem.signature.args, problem.name == "convolution_backward"
+    result: Any = args[0] if backward else next(iter(tensors(problem.signature.outputs)), None)
+    source, weight, bias, stride, padding, dilation, transposed, _, groups = args[backward : 9 + backward]
+    if not all(isinstance(item, TensorSpec) and item.stride for item in (source, weight, result)):
+        raise Untunable("a tensor is not strided, or the result is not recorded")
+    rank = len(source.shape) - 2
+    sizes = {"i": source.shape[2:], "o": result.shape[2:], "k": weight.shape[2:], "s": stride, "p": padding}
+    sizes["d"] = [step - 1 for step in dilation]
+    parts = [f"g{groups}mb{source.shape[0]}ic{source.shape[1]}oc{result.shape[1]}"]
+    for name, size in sizes.items():
+        each = [*size] if len(size) == rank else [*size] * rank
+        parts.append("".join(f"{name}{axis}{item}" for axis, item in zip("dhw"[-rank:], each, strict=True)))
+    directions = ["FWD_D" if bias is None else "FWD_B"]
+    if backward:
+        of_input, of_weight, of_bias = args[-1]
+        directions = ["BWD_D"] * of_input + ["BWD_WB" if of_bias else "BWD_W"] * of_weight
+    dtypes = ":".join(_named(DNN, *(plain_name(item.dtype) for item in (source, weight, result))))
+    tags = "" if source.stride == contiguous(source.shape) else " --stag=axb --dtag=axb"
+    lines = [f"--reset --dir={item} --dt={dtypes}{tags} {'_'.join(parts)}" for item in directions]
+    return Entry(tuple(lines), {}, "deconv" if transposed else "conv")
+
+
+def _triton(problem: Problem) -> Entry:
+    if problem.name in PRODUCTS:
+        product = _product(problem)
+        sizes = {"B": product.batch, "M": product.m, "N": product.n, "K": product.k}
+        sizes, dtypes = {name: size for name, size in sizes.items() if size is not None}, list(product.dtypes)
+    else:
+        own = [item for item in problem.signature.args if isinstance(item, TensorSpec)]
+        named = dict(zip("qkv" if "dot_product" in problem.name else "xw", own, strict=False))
+        sizes = {f"{name}{axis}": size for name, item in named.items() for axis, size in enumerate(item.shape)}
+        dtypes = [plain_name(item.dtype) for item in named.values()]
+    key = [*sizes.values(), *(f"torch.{dtype}" for dtype in dtypes)]
+    return Entry((json.dumps({"operator": problem.name, "names": [*sizes], "key": key}),), {"key": json.dumps(key)})
+
+
+def _csv_counted(lines: Sequence[str], problem: Problem) -> list[str]:
+    return [f"{line},{problem.calls}" for line in lines]
+
+
+def _commented(lines: Sequence[str], problem: Problem) -> list[str]:
+    return [f"# count {problem.calls}, {problem.share:.2%} of the time: {problem.name}", *lines]
+
+
+def _json_counted(lines: Sequence[str], problem: Problem) -> list[str]:
+    return [
+        json.dumps({**json.loads(line), "count": problem.calls, "share": round(problem.share, 6)}) for line in lines
+    ]
+
+
+def _csv_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
+    names: list[str] = []
+    for cells in csv.reader(line for line in file.lines() if "," in line):
+        if {"M", "transA"} & {*cells}:
+            names = cells
+        elif names:
+            yield dict(zip(names, cells, strict=False))
+
+
+def _tunableop_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
+    for line in file.lines():
+        operator, *others = line.split(",")
+        if "TunableOp_" in operator and others:
+            yield {"operator": operator.strip(), "parameters": others[0].strip()}
+
+
+def _triton_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
+    content = file.json()
+    yield {"key": json.dumps(content.get("key") if isinstance(content, dict) else None)}
+
+
+class Tuner(NamedTuple):
+    """A tuner of kernels.
+
+    entry : function that returns a problem's entry, or raises `Untunable`
+    counted : function that returns the lines of an entry with the number of its calls
+    headers : first line of each list, by name of the list
+    mark : text at the start of a file of tuned entries; empty if the tuner writes none
+    rows : function that yields the entries of such a file
+    """
+
+    entry: Callable[[Problem], Entry]
+    counted: Callable[[Sequence[str], Problem], list[str]]
+    headers: Mapping[str, str]
+    mark: str = ""
+    rows: Callable[[ForeignFile], Iterator[Mapping[str, str]]] = _csv_rows
+
+
+HEADERS = {"": f"{','.join(GEMM_COLUMNS)},count", "batched": "B,M,N,K,count"}
+TUNERS = {
+    "aiter": Tuner(_aiter, _csv_counted, HEADERS, "M,N,K"),
+    "tunableop": Tuner(_tunableop, _commented, {}, "TunableOp_", _tunableop_rows),
+    "hipblaslt": Tuner(_hipblaslt, _commented, {}, "transA,"),
+    "benchdnn": Tuner(_benchdnn, _commented, {}),
+    "triton": Tuner(_triton, _json_counted, {}, '"configs_timings"', _triton_rows),
+}
+
+
+def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[str]], Counter[tuple[str, str]]]:
+    """Return the lines of a tuner's lists by name, and the number of calls without entry by operator and reason.
+
+    Problems with equal entries become one entry with all of their calls.
+    """
+    merged: dict[tuple[str, tuple[str, ...]], Problem] = {}
+    skipped: Counter[tuple[str, str]] = Counter()
+    for problem in problems:
+        try:
+            entry = tuner.entry(problem)
+        except Untunable as error:
+            skipped[problem.name, str(error)] += problem.calls
+            continue
+        known = merged.get(place := (entry.group, entry.lines))
+        calls, share = (known.calls, known.share) if known else (0, 0.0)
+        merged[place] = replace(problem, calls=problem.calls + calls, share=problem.share + share)
+    lists: dict[str, list[str]] = {}
+    for (group, lines), problem in sorted(merged.items(), key=lambda item: -item[1].share):
+        header = [tuner.headers[group]] if group in tuner.headers else []
+        lists.setdefault(group, header).extend(tuner.counted(lines, problem))
+    return lists, skipped
+
+
+def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:
+    """Return the tuner that wrote a file of tuned entries, and its entries; raise `UserError` for another file."""
+    file, start = ForeignFile(path), head_of(path).start.decode(errors="replace")
+    tuner = next((tuner for tuner in TUNERS.values() if tuner.mark and tuner.mark in start), None)
+    if tuner is None:
+        raise UserError(f"{path} has no tuned entries", "name a file that aiter, TunableOp, hipBLASLt or Triton wrote")
+    try:
+        rows = list(islice(tuner.rows(file), MOST_ROWS + 1))
+    except csv.Error as error:
+        raise file.damage(str(error)) from error
+    if len(rows) > MOST_ROWS:
+        raise file.refusal(f"it has more than {MOST_ROWS:,} entries")
+    return tuner, rows
+
+
+def tuned_of(
+    problems: Sequence[Problem], tuner: Tuner, rows: Sequence[Mapping[str, str]]
+) -> list[tuple[Problem, bool]]:
+    """Return the problems that a tuner has an entry for, each with True if one of the rows is about it.
+
+    Columns that the rows lack are not compared, except that of the size of batches.
+    """
+    known: dict[tuple[str, ...], set[tuple[str | None, ...]]] = {}
+    found = []
+    for problem in problems:
+        try:
+            key = tuner.entry(problem).key
+        except Untunable:
+            continue
+        names = tuple(name for name in key if name == "B" or (rows and name in rows[0]))
+        entries = known.setdefault(names, {tuple(row.get(name) for name in names) for row in rows})
+        found.append((problem, tuple(key[name] for name in names) in entries))
+    return found
