@@ -39,6 +39,7 @@ from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.ratios import join_repeats, with_ratios
 from opgrip.replay.results.results import RAN, SETTINGS, Result
+from opgrip.replay.results.savings import judged_steps
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import options_hash
 from opgrip.replay.run.workload import Workload, expected_rows, load_workload
@@ -185,7 +186,7 @@ class TraceReplay:
             return outcome
         outcome.analyses = requested
         if self.workload.request.candidates.confirm:
-            outcome.results = Results(rows, outcome.results.header | self._confirmed())
+            outcome.results = Results(rows, outcome.results.header | self._confirmed(rows))
         if path is not None:
             try:
                 write_results([*earlier, *rows], outcome.results.header, path, output.may_replace)
@@ -199,12 +200,16 @@ class TraceReplay:
                     journal_path(path).unlink(missing_ok=True)
         return outcome
 
-    def _confirmed(self) -> dict[str, Any]:
-        """Replay the whole step with and without the candidates, print what they save, and return it for the header."""
+    def _confirmed(self, rows: Sequence[Result]) -> dict[str, Any]:
+        """Replay the whole step with and without the candidates, print what they save, and return it for the header.
+
+        rows : rows of the single calls, from which the saving is estimated
+        """
         from opgrip.replay.sequences.confirmation import confirm
 
+        estimated = next((step.saving for step in judged_steps(rows) if step.share is not None), None)
         with self._reporter.following("replaying the whole step four times") as tell:
-            confirmation = confirm(self.workload, tell)
+            confirmation = confirm(self.workload, estimated, tell)
         name = "" if self._origin is None else f"{self._origin.trace}: "
         # Python programs read it from the header
         self._reporter.begin(f"{name}{confirmation.line}")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import hypot, sqrt
+from math import fsum, hypot, sqrt
 from statistics import fmean, median, pstdev
 
 from opgrip.cli.progress import Tell
@@ -28,23 +28,32 @@ class Confirmation:
 
     saving : saved share of the step's time
     error : half of the 95 % interval of `saving`
+    share : share of the replayed step that the candidates' operators take
     calls : number of calls that the candidates ran
+    estimated : saving that is estimated from single calls; None if the trace has no times
     """
 
     saving: float
     error: float
+    share: float
     calls: int
+    estimated: float | None
 
     @property
     def line(self) -> str:
         """The saving as one line of text."""
         saving = saving_in_words(self.saving, self.error)
-        return f"confirmed by replays of the whole step: {saving}, with {self.calls:,} calls of candidates"
+        estimated = "" if self.estimated is None else f"; estimated from single calls: {100 * self.estimated:.1f} %"
+        return (
+            f"confirmed by replays of the whole step: {saving} of it (these operators take {100 * self.share:.1f} %), "
+            f"with {self.calls:,} calls of candidates{estimated}"
+        )
 
 
-def confirm(workload: Workload, tell: Tell) -> Confirmation:
+def confirm(workload: Workload, estimated: float | None, tell: Tell) -> Confirmation:
     """Replay the whole step without, with, with, and without the candidates; return what they save.
 
+    estimated : saving that is estimated from single calls
     tell : function called with the progress
     Raises the same errors as `replay_apart`.
     """
@@ -57,7 +66,20 @@ def confirm(workload: Workload, tell: Tell) -> Confirmation:
     ]
     between = abs(savings[0] - savings[1]) / 2
     within = WITHIN_95 * hypot(*map(_relative_error, (first, second, third, fourth))) / 2
-    return Confirmation(fmean(savings), hypot(between, within), _calls_of_candidates(second))
+    return Confirmation(
+        saving=fmean(savings),
+        error=hypot(between, within),
+        share=_share(first, workload),
+        calls=_calls_of_candidates(second),
+        estimated=estimated,
+    )
+
+
+def _share(step: SequenceResult, workload: Workload) -> float:
+    """Return the share of the calls' time in a step without candidates that the candidates' operators take."""
+    times = {item.signature: (item.median_us or 0.0) * item.count for item in step.signatures}
+    judged = {item.number for item in workload.trace.signatures if workload.candidates.find(item.op) is not None}
+    return fsum(us for number, us in times.items() if number in judged) / (fsum(times.values()) or 1.0)
 
 
 def _relative_error(step: SequenceResult) -> float:

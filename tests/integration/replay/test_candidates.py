@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from busy import compared_times
+from judge_candidates import EXAMPLES, Example
+from optional import needs
 from programs import ROOT, run_command
 from torch import Tensor
 
@@ -384,6 +386,35 @@ def test_sample_is_judged(tmp_path: Path) -> None:
     assert verdict.step_saving is None
 
 
+NEEDED = {"in_triton.py": ("triton",), "in_cpp.py": ("c++", "ninja")}
+"""packages and programs that an example needs, by its file"""
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(item, marks=needs(*NEEDED.get(item.source.partition(":")[0], ())), id=item.source)
+        for item in EXAMPLES
+    ],
+)
+def test_example_is_right(example: Example, tmp_path: Path) -> None:
+    layers = [torch.nn.Linear(32, 64, bias=False), torch.nn.LayerNorm(64), torch.nn.GELU(), torch.nn.SiLU()]
+    layers += [
+        torch.nn.Sigmoid(),
+        torch.nn.Softmax(-1),
+        torch.nn.Linear(64, 64, bias=False),
+        torch.nn.ReLU(inplace=True),
+    ]
+    with Capture(tmp_path / "step.jsonl"):
+        torch.nn.Sequential(*layers)(torch.randn(8, 32)).square().sum().backward()
+    verdict = judge(example.candidate, tmp_path / "step.jsonl", iterations=2, timeout=500)
+    assert verdict.is_right, str(verdict)
+    directions = {row.direction for row in verdict.results if row.mode == "candidate" and row.status != "skipped"}
+    assert directions == ({"forward", "backward"} if example.has_gradient else {"forward"})
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.slow
 def test_saving_is_confirmed_by_replays_of_the_whole_step(tmp_path: Path) -> None:
@@ -398,6 +429,8 @@ def test_saving_is_confirmed_by_replays_of_the_whole_step(tmp_path: Path) -> Non
     # a call takes a quarter of a second instead of microseconds
     assert confirmation["saving"] < -1
     assert confirmation["error"] > 0
+    assert 0 < confirmation["share"] < 1
+    assert confirmation["estimated"] == pytest.approx(judged_steps(results)[0].saving)
 
 
 def test_functions_of_this_process_cannot_be_confirmed(trace: Path) -> None:

@@ -1,0 +1,36 @@
+"""Layer norm and softmax of a few operators of torch; autograd computes their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the normalized input, its mean and the reciprocal of its standard deviation.
+
+    x : (..., *shape)
+    weight, bias : (*shape), or None for one and zero
+
+    Source: Ba et al. 2016, equation 4.
+    """
+    dims = tuple(range(x.dim() - len(shape), x.dim()))
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    variance, mean = torch.var_mean(wide, dims, correction=0, keepdim=True)
+    scale = (variance + eps).rsqrt()
+    normal = (wide - mean) * scale
+    if weight is not None:
+        normal = normal * weight
+    if bias is not None:
+        normal = normal + bias
+    return normal.to(x.dtype), mean, scale
+
+
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return the exponentials of the input divided by their sum over a dimension."""
+    exponentials = (x - x.amax(dim, keepdim=True)).exp()
+    return exponentials / exponentials.sum(dim, keepdim=True)
