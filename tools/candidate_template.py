@@ -213,6 +213,9 @@ def copied(function: Callable[..., Any], origin: str) -> Implementation | None:
         if REGISTERING.match(lines[decorator.lineno - 1]):
             del lines[decorator.lineno - 1 : decorator.end_lineno]
     source = "\n".join(lines)
+    if "@_make_" in source:
+        # these decorators register the function, too
+        return None
     used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)} - {own.__name__}
     known = {name: own.__globals__[name] for name in sorted(used & own.__globals__.keys())}
     modules = {name: value.__name__ for name, value in known.items() if isinstance(value, ModuleType)}
@@ -220,7 +223,10 @@ def copied(function: Callable[..., Any], origin: str) -> Implementation | None:
     imports += [f"import {path}" if path == name else f"import {path} as {name}" for name, path in modules.items()]
     if names := [name for name in known if name not in modules]:
         imports += ["", f"from {own.__module__} import {', '.join(names)}"]
-    return Implementation(own.__name__, origin, imports, source)
+    public = own.__name__.lstrip("_")
+    if public in known or len(re.findall(rf"\b{own.__name__}\b", source)) > 1:
+        public = own.__name__
+    return Implementation(public, origin, imports, source.replace(f"def {own.__name__}(", f"def {public}(", 1))
 
 
 def calling(op: str, operator: Any) -> Implementation:
@@ -257,19 +263,17 @@ def _default(value: Any) -> str:
 
 def is_right(template: CandidateTemplate, implementation: Implementation) -> bool:
     """Return True if a candidate is right on all recorded calls, each of which runs once in another process."""
-    from opgrip.replay import replay
-    from opgrip.replay.results.judgement import judged_steps
+    from opgrip.replay.command.judge import judge
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "opgrip_candidate.py")
         path.write_text(template.text(path, implementation), encoding="utf-8")
-        results = replay(
+        return judge(
+            {template.op: f"{path}:{implementation.function}"},
             template.target,
-            candidate=[f"{template.op}={path}:{implementation.function}"],
             extension=list(template.extensions),
             iterations=1,
             warmup=0,
             cache="warm",
             store=None,
-        )
-    return all(not step.broken for step in judged_steps(results))
+        ).is_right
