@@ -89,7 +89,7 @@ def _dump_lines(capture: Capture) -> Iterator[str]:
     for path in capture.dumps:
         yield f"the last calls before something happened, to {_shown(capture, path)}"
     if not capture.dumps:
-        yield "nothing happened: the last calls were not written"
+        yield "the program ended without an error, and no dump was requested: the last calls were not written"
 
 
 def _shown(capture: Capture, path: Path) -> Path:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.hooks.extensions import ExtensionWatch
@@ -16,6 +17,7 @@ from opgrip.capture.session.schedule import ALWAYS, Schedule
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.writing.flight_triggers import Flights
 from opgrip.capture.writing.flusher import Flusher
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
 from opgrip.traces.table.accelerators import time_doubts
 
@@ -61,6 +63,17 @@ class CaptureReport:
     _force: bool
     _options: dict[str, Any]
     _details: dict[str, Any]
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *values: Any, **options: Any) -> Any:
+            """Return a new object; raise TypeError with the most similar parameter if a name is unknown."""
+            known = signature(cls.__init__).parameters
+            for name in options.keys() - known.keys():
+                if all(parameter.kind != Parameter.VAR_KEYWORD for parameter in known.values()):
+                    hint = did_you_mean(name, known, "see help(opgrip.Capture)", "{}=")
+                    raise TypeError(f"{cls.__name__}() has no parameter {name}: {hint}")
+            return super().__new__(cls)
 
     def __init__(self, path: str | Path, schedule: Schedule) -> None:
         self.path, self.schedule = path, schedule

@@ -38,6 +38,8 @@ DEVICE_LOST = 75
 NOISE = ("USDT:",)
 """beginnings of lines on stderr that torch's profiler prints and that do not explain an error"""
 LONGEST_WORDS = 200
+MOST_PRINTED = 100_000
+"""maximum number of bytes that are read of what a child has written to stdout and stderr"""
 PR_SET_PDEATHSIG = 1
 
 
@@ -181,6 +183,11 @@ class Child:
         if "problem" in answer:
             raise UserError(*answer["problem"])
         return answer
+
+    def printed_lines(self) -> list[str]:
+        """Return the distinct lines in the first 100 kB that the child has written to stdout and stderr."""
+        text = os.pread(self._errors.fileno(), MOST_PRINTED, 0).decode(errors="replace")
+        return list(dict.fromkeys(line for line in map(str.rstrip, text.splitlines()) if line))
 
     def finish(self) -> None:
         """Close the pipe to the child, which asks it to end, and wait until it exits."""

@@ -18,7 +18,11 @@ from opgrip.replay.analyses import Analysis, AnalysisSession, UnaskedAnalysis, a
 from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
-FASTER_MEANS = "speed-up: geometric mean over the cases; faster, slower: cases in which nine of ten paired runs are"
+FASTER_MEANS = (
+    "speed-up: geometric mean over the cases, by calls: weighted by their calls; "
+    "faster, slower: cases in which nine of ten paired runs are"
+)
+FIRST_MEANS = "first calls s: time in seconds of each case's first call, with compiling and loading, in total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,7 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
     print_table(columns, summaries, file, f"compared with {reference}")
     if any(item.speed_up for item in summaries):
         print_line(FASTER_MEANS, file)
+    print_line(FIRST_MEANS, file)
     slowed = sum(row.is_slowed and row.status == OK for row in results)
     if slowed:
         of_all = counted(len(results), "row")

@@ -190,6 +190,7 @@ def table_columns(results: Sequence[Result], share: str = "share") -> list[Table
         _time_column("p10", "p10_us", rank=5),
         _time_column("p90", "p90_us", rank=5),
         _time_column("mean", "mean_us", rank=9),
+        TableColumn("runs", "runs", ",d", rank=8, when=lambda row: row.runs is not None),
         TableColumn("speed-up", _speed_up, ">", rank=1, when=lambda row: row.speed_up),
         _time_column("first ms", "first_ms", rank=6, when=lambda row: row.mode != EAGER),
         TableColumn("GFLOP/s", lambda row: _rate(row.gflop_per_s), ">", rank=8, when=lambda row: row.gflop_per_s),

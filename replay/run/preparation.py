@@ -197,9 +197,7 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, RunOutputs]:
-        """Run a program once; return the row with operations, memory and first-call time (from `began`), and the
-        results.
-        """
+        """Run a program once; return the row with work, memory and time of the first call since `began`, and results."""
         workload = self._workload
         device = _device_of(case.signature, workload)
         args, kwargs = inputs.make()
@@ -267,6 +265,10 @@ class _Preparation:
             result = _with_verdict(result, [reference.check(actual, workload.request.tolerance)])
         if result.status != OK:
             return result, None
+        if workload.memory and find_mode(way.mode)[0].in_torch:
+            args, kwargs = enter(inputs.make())
+            _, memory = with_memory(lambda: function(*args, **kwargs), _device_of(case.signature, workload))
+            result = _with_memory(result, memory)
         return result, self._subject(case, way, function, [inputs], enter, enters_each_run)
 
     def _subject(
@@ -357,9 +359,7 @@ class _Preparation:
 
 
 def _with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose operator the device has, and a note that names that operator; empty if it is the recorded
-    one.
-    """
+    """Return a case whose operator the device has, and a note that names it if it is not the recorded one."""
     if case.operator is not None:
         return case, ""
     first, *others = (equivalent_on(signature, device) for signature in (case.signature, *case.input_sets))

@@ -19,6 +19,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn
 
+from opgrip.cli.command import printable
+from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.platform.heartbeat import IDLE, Heartbeat
 from opgrip.platform.machine import lines
@@ -35,6 +37,9 @@ from opgrip.replay.timing.rounds import Announce
 MODULE = "opgrip.replay.workers.worker"
 RETRIES = 2
 """consecutive times that a worker may end without a row and without a case to blame"""
+
+MOST_LINES, LONGEST_LINE = 20, 200
+"""maximum number of lines shown of what candidates print, and of characters of each"""
 
 Lane = Iterator[list[Result] | None]
 """rows of one worker, case by case; None while the next are not ready"""
@@ -67,6 +72,8 @@ class Worker:
         if self._child is not None:
             if lets_end and self._workload.request.profiled:
                 self._child.finish()
+            if self._workload.candidates.candidate:
+                _show_printed(self._child.printed_lines())
             self._child.close()
             self._child = None
 
@@ -155,6 +162,14 @@ class Worker:
         return True
 
 
+def _show_printed(printed: Sequence[str]) -> None:
+    """Print the first of these lines, which candidates have printed, to stderr."""
+    if printed:
+        shown = [f"  {printable(shorten(line, LONGEST_LINE))}" for line in printed[:MOST_LINES]]
+        more = [f"  and {len(printed) - MOST_LINES:,} more lines"] if len(printed) > MOST_LINES else []
+        print("printed by the candidates:", *shown, *more, sep="\n", file=sys.stderr)
+
+
 def _measuring(numbers: Sequence[int], without: Sequence[int], cached: CachedRows) -> dict[str, Any]:
     known = [[number, row, result.to_plain()] for number in numbers for row, result in cached[number].items()]
     return {"cases": numbers, "without": list(without), "known": known}
@@ -220,6 +235,8 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
                 heartbeat.rest()
                 write_message(output, {"rows": [row.to_plain() for row in rows]})
             heartbeat.rest()
+            # this process is killed later, without a flush
+            sys.stdout.flush()
             write_message(output, {"done": True})
     except DeviceLostError as error:
         end_without_device(error)

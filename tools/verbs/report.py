@@ -119,6 +119,8 @@ def run_report(args: argparse.Namespace) -> int:
 
     for text in args.gate:
         parse_gate(text)
+    if args.output.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"{args.output} is not an HTML file", "choose a name that ends with .html")
     check_writable(args.output, args.force)
     plotly()
     tables()

@@ -233,10 +233,10 @@ def run_ranks(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(waits.as_json(), indent=1))
         return 0
-    _print_table(RANKS, waits.ranks, f"ranks ({len(waits.ranks)} in all)")
+    _print_table(RANKS, waits.ranks, f"ranks ({len(waits.ranks)} in total)")
     pairs, places = waits.pairs.head(args.top), waits.places.head(args.top)
-    _print_table(PAIRS, pairs, f"waiting times between ranks ({len(waits.pairs)} pairs in total)")
-    _print_table(PLACES, places, f"collectives by waiting time ({len(waits.places)} places in total)")
+    _print_table(PAIRS, pairs, f"waiting times between ranks ({len(waits.pairs)} in total)")
+    _print_table(PLACES, places, f"collectives by waiting time ({len(waits.places)} in total)")
     if unknown := int(waits.ranks["unknown"].sum()):
         print_line(
             f"{counted(unknown, 'call')} of collectives without a known end: their results were not awaited",

@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     is_timed = trace.header.get("timed") is not False
     summaries = {by: _summary(trace, by) for by in tables}
     for by, table in summaries.items():
-        title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in all)"
+        title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in total)"
         columns = [column for name, column in NUMBERS.items() if name in table and (is_timed or name not in TIMES)]
         columns += [_place_column(name) for name in TABLES[by].columns]
         print_table(columns, list(table.head(args.top).itertuples()), sys.stdout, title)

@@ -143,7 +143,7 @@ def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> 
             print_line(f"of {len(table):,} rows, {common:,} occur in all models, {alone:,} in one", file)
         print()
         rows = list(table.head(top).itertuples())
-        print_table(columns_of(table), rows, file, f"by {summary.by} ({len(table):,} in all)")
+        print_table(columns_of(table), rows, file, f"by {summary.by} ({len(table):,} in total)")
 
 
 def _print_totals(corpus: Corpus, source: str, file: IO[str]) -> None:

@@ -144,3 +144,8 @@ def test_cases_of_a_trace_without_times_are_sorted_by_work(tmp_path: Path) -> No
 
 def fields_of(record: Calls) -> dict[str, object]:
     return {name: getattr(record, name) for name in record.__slots__}
+
+
+def test_report_is_written_to_html_files_only(tmp_path: Path) -> None:
+    error = refusal("opgrip", "report", "absent.json", "-o", tmp_path / "r.pdf")
+    assert "r.pdf is not an HTML file: choose a name that ends with .html" in error

@@ -329,3 +329,8 @@ def test_calls_are_written_while_the_program_idles(tmp_path: Path) -> None:
         deadline = time.monotonic() + 300
         while not any(path.parent.glob("t.part*")) or sum(1 for _ in read(next(path.parent.glob("t.part*")))) < 4:
             assert time.monotonic() < deadline, "nothing was flushed"
+
+
+def test_unknown_parameter_of_a_capture_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^Capture\(\) has no parameter modle: did you mean model=\?$"):
+        Capture(tmp_path / "t.jsonl", modle=None)  # type: ignore[call-arg]

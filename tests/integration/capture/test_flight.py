@@ -488,7 +488,9 @@ def test_opcapture_dumps_the_last_calls_of_a_failing_script(tmp_path: Path) -> N
 def test_opcapture_reports_that_no_dump_was_needed(tmp_path: Path) -> None:
     (tmp_path / "works.py").write_text("import torch\ntorch.ones(3)\n")
     done = succeed("opcapture", "--last", 4, "--", "works.py", cwd=tmp_path)
-    assert "nothing happened: the last calls were not written" in done.stderr
+    assert (
+        "the program ended without an error, and no dump was requested: the last calls were not written" in done.stderr
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["works.py"]
     refusal("opcapture", "--last", 4, cwd=tmp_path, in_one_line=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -374,6 +375,17 @@ def test_folder_in_layout_of_backendbench_is_judged(trace: Path, tmp_path: Path)
     verdicts = [(row.op, CandidateColumns.of(row).verdict) for row in results if row.mode == "candidate"]
     assert len(verdicts) == SIGNATURES + 4
     assert {op for op, verdict in verdicts if verdict == "wrong"} == {TRANSPOSE}
+
+
+def test_output_of_a_candidate_is_shown(trace: Path, tmp_path: Path) -> None:
+    body = "print('called with', x.shape[0])\n    print('to', 'stderr', file=__import__('sys').stderr)"
+    source = f"import torch\n\n\ndef softmax(x, dim, half):\n    {body}\n    return torch.softmax(x, dim)\n"
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    done = run_command("opreplay", trace, "--candidate", f"{SOFTMAX}={tmp_path / 'mine.py'}:softmax", "--iterations", 2)
+    printed = done.stderr.partition("printed by the candidates:\n")[2].splitlines()
+    assert "  to stderr" in printed
+    assert "  called with 16" in printed
+    assert re.fullmatch(r"  and \d+ more lines", printed[20])
 
 
 def test_sample_is_judged(tmp_path: Path) -> None:

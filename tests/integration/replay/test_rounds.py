@@ -488,6 +488,11 @@ def test_memory_columns_show_allocated_and_peak_bytes(tmp_path: Path) -> None:
     row = results(tmp_path, lambda: a @ b, memory=True)["aten.mm.default recorded forward"]
     assert row.allocated_bytes == row.peak_bytes == 100 * 200 * 4
     assert (row.bytes_in, row.bytes_out) == ((100 * 50 + 50 * 200) * 4, 100 * 200 * 4)
+    a.requires_grad_()
+    (tmp_path / "gradients").mkdir()
+    rows = results(tmp_path / "gradients", lambda: a @ b, memory=True, backward=True)
+    # the gradient of one factor
+    assert rows["aten.mm.default recorded backward"].allocated_bytes == 100 * 50 * 4
 
 
 @pytest.mark.usefixtures("quiet")

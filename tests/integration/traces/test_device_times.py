@@ -85,7 +85,7 @@ def test_info_shows_kernels_in_a_separate_table(tmp_path: Path, capsys: pytest.C
     write(tmp_path / "t.jsonl", [*RECORDS[:-1], *kernels, RECORDS[-1]])
     assert opgrip(["trace", "info", str(tmp_path / "t.jsonl"), "--by", "kernel"]) == 0
     text = capsys.readouterr().out
-    assert "kernels by share of time (2 in all)" in text
+    assert "kernels by share of time (2 in total)" in text
     assert ["93.3%", "14", "4", "void"] in [line.split()[:4] for line in text.splitlines()]
 
 
