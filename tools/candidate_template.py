@@ -39,6 +39,7 @@ MOST_ROWS = 40
 DOCUMENTED = (torch.nn.functional, torch, torch.Tensor, torch.special, torch.linalg)
 """where the documentation of an operator may be, in this order"""
 ROLE = re.compile(r":\w+:`~?\.?([^`<]*)(?:<[^`]*>)?`")
+MARKUP = re.compile(r"->|\.\. |\\")
 REGISTERING = re.compile(r"@(register\w*|sample|aten\.)\b")
 """start of decorators that would register a copied function"""
 ANYTHING = ("*args, **kwargs", "*args, **kwargs")
@@ -82,7 +83,8 @@ class CandidateTemplate:
         made_by = f"Made by opgrip {metadata.version('opgrip')} with torch {torch.__version__}."
         about = [f"Candidate for {self.op}. Judge it with:", "", f"    {self.command(path, implementation)}", ""]
         about += [*self.facts, "", implementation.origin, made_by]
-        comments = [f"# {ascii(printable(line))[1:-1]}".rstrip() for line in about]
+        lines = [printable(line).encode("ascii", "backslashreplace").decode() for line in about]
+        comments = [f"# {line}".rstrip() for line in lines]
         return "\n".join([*comments, "", *implementation.imports, "", "", implementation.source.rstrip(), ""])
 
 
@@ -149,7 +151,7 @@ def _documentation(operator: Any) -> Iterator[str]:
         paragraphs = (
             (inspect.getdoc(getattr(place, public, None)) or "").split("\n\n") if hasattr(place, public) else []
         )
-        sentences = [text for text in paragraphs if text.strip() and "->" not in text and ".. " not in text]
+        sentences = [text for text in paragraphs if text.strip() and not MARKUP.search(text)]
         if sentences:
             what = "Gradient of" if name.endswith("_backward") else "Documentation of"
             text = ROLE.sub(r"\1", " ".join(sentences[0].split())).replace("`", "")

@@ -9,7 +9,6 @@ import csv
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import islice
 from math import prod
 from pathlib import Path
@@ -46,15 +45,13 @@ NAMES = {
 }
 """names of dtypes in TunableOp, hipBLASLt and oneDNN"""
 TORCH, BLAS, DNN = 0, 1, 2
-GEMM_COLUMNS = ("M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle")
 
 
 class Untunable(Exception):
     """A tuner has no entry for a problem; the message is the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """A recorded call that a tuner may find a faster kernel for.
 
     name : operator without namespace and overload
@@ -170,16 +167,17 @@ def _aiter(problem: Problem) -> Entry:
     product = _product(problem)
     if not product.right.by_columns or product.left.by_columns:
         raise Untunable("the tuner is for products with the transpose of a weight")
-    sizes = (product.m, product.n, product.k)
-    if product.batch is not None:
-        if {*product.dtypes} != {"bfloat16"}:
-            raise Untunable("the tuner is for batches of bfloat16")
-        key = dict(zip(("B", "M", "N", "K"), map(str, (product.batch, *sizes)), strict=True))
-        return Entry((",".join(key.values()),), key, "batched")
     dtype, _, out = (f"torch.{name}" for name in product.dtypes)
-    values = (*sizes, product.bias is not None, dtype, out, product.scales > 0, False)
-    key = dict(zip(GEMM_COLUMNS, map(str, values), strict=True))
-    return Entry((",".join(key.values()),), key)
+    values: dict[str, Any] = {"M": product.m, "N": product.n, "K": product.k}
+    if product.batch is None:
+        values |= {"bias": product.bias is not None, "dtype": dtype, "outdtype": out}
+        values |= {"scaleAB": product.scales > 0, "bpreshuffle": False}
+    elif {*product.dtypes} == {"bfloat16"}:
+        values = {"B": product.batch, **values}
+    else:
+        raise Untunable("the tuner is for batches of bfloat16")
+    key = {name: str(value) for name, value in values.items()}
+    return Entry((",".join(key.values()),), key, "batched" if "B" in key else "")
 
 
 def _tunableop(problem: Problem) -> Entry:
@@ -273,18 +271,16 @@ def _triton(problem: Problem) -> Entry:
     return Entry((json.dumps({"operator": problem.name, "names": [*sizes], "key": key}),), {"key": json.dumps(key)})
 
 
-def _csv_counted(lines: Sequence[str], problem: Problem) -> list[str]:
-    return [f"{line},{problem.calls}" for line in lines]
+def _csv_counted(lines: Sequence[str], count: int, share: float) -> list[str]:
+    return [f"{line},{count}" for line in lines]
 
 
-def _commented(lines: Sequence[str], problem: Problem) -> list[str]:
-    return [f"# count {problem.calls}, {problem.share:.2%} of the time: {problem.name}", *lines]
+def _commented(lines: Sequence[str], count: int, share: float) -> list[str]:
+    return [f"# count {count}, {share:.2%} of the time", *lines]
 
 
-def _json_counted(lines: Sequence[str], problem: Problem) -> list[str]:
-    return [
-        json.dumps({**json.loads(line), "count": problem.calls, "share": round(problem.share, 6)}) for line in lines
-    ]
+def _json_counted(lines: Sequence[str], count: int, share: float) -> list[str]:
+    return [json.dumps({**json.loads(line), "count": count, "share": round(share, 6)}) for line in lines]
 
 
 def _csv_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
@@ -319,13 +315,13 @@ class Tuner(NamedTuple):
     """
 
     entry: Callable[[Problem], Entry]
-    counted: Callable[[Sequence[str], Problem], list[str]]
+    counted: Callable[[Sequence[str], int, float], list[str]]
     headers: Mapping[str, str]
     mark: str = ""
     rows: Callable[[ForeignFile], Iterator[Mapping[str, str]]] = _csv_rows
 
 
-HEADERS = {"": f"{','.join(GEMM_COLUMNS)},count", "batched": "B,M,N,K,count"}
+HEADERS = {"": "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count", "batched": "B,M,N,K,count"}
 TUNERS = {
     "aiter": Tuner(_aiter, _csv_counted, HEADERS, "M,N,K"),
     "tunableop": Tuner(_tunableop, _commented, {}, "TunableOp_", _tunableop_rows),
@@ -340,21 +336,21 @@ def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[
 
     Problems with equal entries become one entry with all of their calls.
     """
-    merged: dict[tuple[str, tuple[str, ...]], Problem] = {}
+    counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    shares: dict[tuple[str, tuple[str, ...]], float] = {}
     skipped: Counter[tuple[str, str]] = Counter()
     for problem in problems:
         try:
-            entry = tuner.entry(problem)
+            lines, _, group = tuner.entry(problem)
         except Untunable as error:
             skipped[problem.name, str(error)] += problem.calls
             continue
-        known = merged.get(place := (entry.group, entry.lines))
-        calls, share = (known.calls, known.share) if known else (0, 0.0)
-        merged[place] = replace(problem, calls=problem.calls + calls, share=problem.share + share)
+        counts[group, lines] += problem.calls
+        shares[group, lines] = shares.get((group, lines), 0.0) + problem.share
     lists: dict[str, list[str]] = {}
-    for (group, lines), problem in sorted(merged.items(), key=lambda item: -item[1].share):
+    for (group, lines), share in sorted(shares.items(), key=lambda item: -item[1]):
         header = [tuner.headers[group]] if group in tuner.headers else []
-        lists.setdefault(group, header).extend(tuner.counted(lines, problem))
+        lists.setdefault(group, header).extend(tuner.counted(lines, counts[group, lines], share))
     return lists, skipped
 
 

@@ -19,7 +19,7 @@ import torch
 def halved(x: torch.Tensor) -> torch.Tensor:
     return x / 2
 """
-TRACES = ("zoo:dlrm.train", "zoo:gat.predict", "zoo:gpt2.generate")
+TRACES = ("zoo:dlrm.train", "zoo:gpt2.generate")
 OPERATORS = 30
 MOST_SIGNATURES = 12
 
