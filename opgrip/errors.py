@@ -234,6 +234,8 @@ def cause_of(error: BaseException, most: int = MOST) -> str:
         text = " ".join(str(error).split())
     except Exception:
         return one_line(error)
+    if isinstance(error, UserError):
+        return text
     if isinstance(error, MemoryError):
         return f"out of memory: {shortened(text, most)}" if text else "out of memory"
     for pattern, say in _CAUSES:

@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
+from opgrip.cli.command import did_you_mean
 from opgrip.cli.options import OUTPUT, RUN, option, titled
 from opgrip.errors import UserError
 from opgrip.replay.modes import CANDIDATE, Program, Task, mode
@@ -73,10 +75,12 @@ class Candidate:
             found: Any = import_trusted(self.source)
         except Exception as error:
             raise UserError(f"{self.source} cannot be imported: {type(error).__name__}: {error}") from error
+        module = found
         for part in self.function.split("."):
             found = getattr(found, part, None)
         if not callable(found):
-            raise UserError(f"{self.source} has no function {self.function}")
+            names = [name for name, value in vars(module).items() if isfunction(value)]
+            raise UserError(f"{self.source} has no function {self.function}", did_you_mean(self.function, names))
         return found  # type: ignore[no-any-return]
 
 

@@ -197,7 +197,7 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, RunOutputs]:
-        """Run a program once; return the row with work, memory and time of the first call since `began`, results."""
+        """Run a program once; return the row with work, memory and time since `began`, and the results."""
         workload = self._workload
         device = _device_of(case.signature, workload)
         args, kwargs = inputs.make()

@@ -93,7 +93,7 @@ def run_list(args: argparse.Namespace) -> int:
         TableColumn("dtype", lambda row: ", ".join(row[1].dtypes), most=MOST_OF_NAME, when=lambda row: row[1].dtypes),
         TableColumn("torch", lambda row: row[1].torch, rank=5, most=MOST_OF_NAME),
         TableColumn("cases", lambda row: row[1].cases, ",d"),
-        TableColumn("ok", lambda row: row[1].ok, ",d"),
+        TableColumn("ok rows", lambda row: row[1].ok, ",d"),
     ]
     print_table(columns, found, sys.stdout)
     return 0

@@ -268,7 +268,8 @@ def test_command_exports_wrong_calls_and_exits_with_1(trace: Path, tmp_path: Pat
     [
         (["--candidate", "softmax"], "'softmax' is not OPERATOR=FILE.py:FUNCTION"),
         (["--candidate", f"{SOFTMAX}=absent.py:softmax"], "absent.py cannot be read"),
-        (["--candidate", f"{SOFTMAX}=kernels.py:absent"], "kernels.py has no function absent"),
+        (["--candidate", f"{SOFTMAX}=kernels.py:absent"], "unsupported: {folder}/kernels.py has no function absent"),
+        (["--candidate", f"{SOFTMAX}=kernels.py:softmx"], "has no function softmx: did you mean softmax?"),
         (["--candidate", f"{SOFTMAX}=kernels.py:softmax", "--op", "aten.*"], "leave --op out"),
         (["--candidate", "aten._softmax=kernels.py:softmax"], "no op matches --op aten._softmax"),
         (["--gate", "slower<=5%"], "--gate is for candidates"),
@@ -279,7 +280,7 @@ def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: l
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
     done = run_command("opreplay", trace, *words, "--top", "1", cwd=tmp_path)
     assert done.returncode
-    assert message in done.stdout + done.stderr
+    assert message.format(folder=tmp_path) in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
