@@ -36,6 +36,7 @@ from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.outcome import Results, check_output, read_run, write_results
 from opgrip.replay.replay_options import OutputOptions, request_of, run_settings
 from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
+from opgrip.replay.results.graph_times import with_divided_launches
 from opgrip.replay.results.origins import Origin, this_machine
 from opgrip.replay.results.ratios import join_repeats, with_ratios
 from opgrip.replay.results.results import RAN, SETTINGS, Result
@@ -167,6 +168,7 @@ class TraceReplay:
         earlier = read_results(path) if output.append and path is not None and path.exists() else []
         try:
             rows, interrupted = self._run_cases()
+            rows = with_divided_launches(rows, self.workload.cases, self.workload.trace)
         except UserError:
             self._report_stored()
             raise

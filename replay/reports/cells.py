@@ -16,6 +16,7 @@ from opgrip.errors import UserError
 from opgrip.replay.analyses import in_order
 from opgrip.replay.reports import report_for
 from opgrip.replay.results.columns import Column, Columns, columns_in
+from opgrip.replay.results.graph_times import GraphColumns
 from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.ratios import ClusterColumns
@@ -105,6 +106,7 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("energy", EnergyColumns),
     ("candidate", CandidateColumns),
     ("split", ClusterColumns),
+    ("launches of graphs", GraphColumns),
     ("sequence", SequenceColumns),
     ("sequence of several ranks", RankColumns),
     ("several traces", OriginColumns),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -103,14 +103,41 @@ class CallSource:
 
     def _usual_ns(self) -> dict[int, float]:
         """Return the mean device time in ns of each signature's calls outside of CUDA graphs."""
-        totals: Counter[int] = Counter()
-        counts: Counter[int] = Counter()
+        totals, counts = self._outside_graphs()
+        return {number: totals[number] / count for number, count in counts.items()}
+
+    def _outside_graphs(self) -> tuple[Counter[int], Counter[int]]:
+        """Return the total device time in ns and the number of each signature's timed calls outside of CUDA graphs."""
+        totals, counts = Counter[int](), Counter[int]()
         for block in self._recorded():
             timed = block.device_ns >= 0
             for number, time in zip(block.signature[timed].tolist(), block.device_ns[timed].tolist(), strict=True):
                 totals[number] += time
                 counts[number] += 1
-        return {number: totals[number] / count for number, count in counts.items()}
+        return totals, counts
+
+    def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
+        """Return the factor by which the total device time of a signature changes if the launches of CUDA graphs are
+        divided among their calls by measured times instead of the estimate.
+
+        times_ns : time of a call by signature; launches with a call that has none stay as they are
+        """
+        if not self.graphs.graphs:
+            return {}
+        before, _ = self._outside_graphs()
+        changes: dict[int, float] = {}
+        launches = self.launches()
+        weights = self.graphs.weights_by(times_ns, signatures)
+        for number, graph in self.graphs.graphs.items():
+            if graph.weights is not None:
+                _, device_ns = launches[number]
+                for call, old, new in zip(
+                    graph.signature.tolist(), graph.weights, weights.get(number, graph.weights), strict=True
+                ):
+                    before[call] += device_ns * old
+                    if number in weights:
+                        changes[call] = changes.get(call, 0.0) + device_ns * (new - old)
+        return {call: 1 + change / before[call] for call, change in changes.items() if before[call] > 0}
 
     def launches(self) -> dict[int, tuple[int, int]]:
         """Return the number of launches of each CUDA graph in the whole file, and their total device time in ns.

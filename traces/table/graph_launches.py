@@ -116,6 +116,22 @@ class GraphLaunches:
                 total = graph.weights.sum()
                 graph.weights = graph.weights / total if total > 0 else np.full(len(graph), 1 / len(graph))
 
+    def weights_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, Weights]:
+        """Return the share of each call in the time of its launches, by the signature of the launches, if the estimate
+        is replaced by measured times. Graphs with a call that has none are left out.
+
+        times_ns : time of a call by signature
+        """
+        by_number = {item.number: item for item in signatures}
+        weights = {}
+        for number, graph in self.graphs.items():
+            views = _are_views(graph, by_number)
+            cost = np.where(views, 0.0, [times_ns.get(call, np.nan) for call in graph.signature.tolist()])
+            # false if a time is missing
+            if graph.kernel_ns is None and cost.sum() > 0:
+                weights[number] = cost / cost.sum()
+        return weights
+
     def expand(self, block: CallBlock) -> CallBlock:
         """Return a block of calls with the calls of each graph launch in place of the launch."""
         is_launch = np.isin(block.signature, list(self.graphs))

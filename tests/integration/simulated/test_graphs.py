@@ -8,12 +8,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from simulation import on_simulator
 
 import opgrip.capture as opgrip_capture
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.on_demand import session
+from opgrip.replay import replay
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import load, read
@@ -82,6 +84,33 @@ def test_calls_of_a_graph_count_in_each_launch_and_not_in_its_capture(tmp_path: 
     printed = info_of(tmp_path / "t.jsonl")
     assert "graphs      5 launches of 1 graph ran 15 calls, 8" in printed
     assert "capture the trace does not have" not in printed
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=9000;aten::cos=1000")
+def test_launch_is_divided_by_replayed_times(tmp_path: Path) -> None:
+    x, y = (torch.ones(1000, device="sim") for _ in range(2))
+    graph = torch.sim.Graph()
+    with Capture(tmp_path / "t.jsonl"):
+        with torch.sim.graph(graph):
+            x.sin().view(10, 100)
+            y.cos()
+        for _ in range(5):
+            graph.replay()
+
+    def rows_of(**options: Any) -> Any:
+        return replay(tmp_path / "t.jsonl", device="sim:0", iterations=3, **options).frame.set_index("op")
+
+    # no call outside of the graph has a time: the estimate is by the bytes of the tensors
+    estimated = rows_of(top=1)
+    assert estimated["captured_us"].tolist() == pytest.approx([5000], rel=0.1)
+    assert estimated["launches_divided_by"].isna().all()
+    rows = rows_of()
+    assert rows["captured_us"]["aten.sin.default"] == pytest.approx(9000, rel=0.1)
+    assert rows["captured_us"]["aten.cos.default"] == pytest.approx(1000, rel=0.1)
+    assert rows["share"]["aten.sin.default"] == pytest.approx(0.9, abs=0.02)
+    assert rows["share"].sum() == pytest.approx(1)
+    assert set(rows["launches_divided_by"].dropna()) == {"replayed times"}
+    assert rows["captured_spread"].isna().all()
 
 
 @on_simulator(SIM_DURATIONS="aten::sin=2000")
