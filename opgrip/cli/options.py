@@ -46,7 +46,7 @@ class Option:
     word : name of the option without `--` and with `_` in place of `-`; None if it is the field's name
     short : one-letter flag such as `-o`
     parse : function that returns the value from its text; None to keep the text
-    metavar : word that stands for the value in the help; None for the word in `METAVARS`, or argparse's
+    metavar : placeholder of the value in the help; None for the word in `METAVARS`, or argparse's
     choices : allowed values; None if all are allowed
     repeated : True if the option can be given several times; the value is then a tuple
     several : True if several values can follow the option; the value is then a tuple

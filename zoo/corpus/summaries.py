@@ -41,7 +41,7 @@ class Summary:
 
     Attributes
     ----------
-    by : what a row stands for, a key of `BY` such as `op`
+    by : the kind of row, a key of `BY` such as `op`
     table : one row per source and value of the columns `BY[by]`, sorted by falling share within each source.
         All tables have the columns source, the columns of `BY[by]`, models and traces (how many of them have such
         calls), calls (number of calls), signatures (number of distinct signatures), time_us and share (share of the
