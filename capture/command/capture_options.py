@@ -106,7 +106,7 @@ class RecordingOptions:
     )
     grip: tuple[str, ...] = option(
         (),
-        "also record the calls of functions that match, such as 'mmdet.models.*:delta2bbox', and write "
+        "also record the calls of functions whose names match, such as 'mmdet.models.*:delta2bbox', and write "
         "each function as a sample; can be repeated",
         repeated=True,
         metavar="PATTERN",
@@ -196,8 +196,8 @@ class OnDemandOptions:
     )
     step_module: str | None = option(
         None,
-        "count each outermost call of a module as a step, if the class of the module matches (default: steps marked by "
-        "opgrip.capture.step(), else calls of any module, else steps of an optimizer)",
+        "count each outermost call of a module as a step, if the module's class matches the pattern (default: steps "
+        "marked by opgrip.capture.step(), else calls of any module, else steps of an optimizer)",
         metavar="PATTERN",
     )
     seconds: float | None = option(
@@ -214,7 +214,7 @@ class OnDemandOptions:
     )
     max_disk: int | None = option(
         None,
-        "with --every, limit the recordings to this size, such as 2GB, by removing the oldest",
+        "with --every, remove the oldest recordings when all together exceed this size, such as 2GB",
         parse=byte_count,
         metavar="SIZE",
     )
@@ -251,7 +251,7 @@ def check_grips(args: argparse.Namespace) -> None:
     if args.private and args.grip:
         raise UserError("--grip writes samples with source and values", "leave out --private or --grip")
     if args.grip_to is not None and not args.grip:
-        raise UserError("--grip-to without --grip", "name the functions to grip with --grip")
+        raise UserError("--grip-to needs --grip", "name the functions to grip with --grip")
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:

@@ -274,10 +274,11 @@ def _measure() -> tuple[float, float]:
 
 
 def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
-    """Return the two times of `_measure`, from one block of operators without and one with a capture.
+    """Return in ns the time that a capture adds to a small operator, and between two operators, from one block without
+    and one with a capture.
 
-    Without a capture only the sum of both is known. Operator time beyond that sum must be added to the operators; the
-    rest counts as time between them.
+    Without a capture only the sum of operator and gap is known. Operator time beyond that sum must have been added to
+    the operator; the rest counts as added between operators.
     """
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:

@@ -41,7 +41,7 @@ def check_script(arguments: Sequence[str]) -> None:
             "there is no script after --", ("name a script, or -m and a module, followed by its own arguments")
         )
     if re.fullmatch(r"python[\d.]*", Path(arguments[0]).name) and not arguments[0].endswith(".py"):
-        raise UserError(f"opcapture starts {arguments[0]} itself", f"leave out {arguments[0]}, name a script")
+        raise UserError(f"opcapture starts {arguments[0]} itself", f"name the script without {arguments[0]}")
     if not Path(arguments[0]).exists():
         others = [str(path) for path in Path(arguments[0]).parent.glob("*.py")]
         hint = did_you_mean(arguments[0], others, "name a script, or -m and a module")

@@ -180,7 +180,7 @@ def _refuse(unused: Sequence[str], text: str) -> None:
     """
     if unused:
         flag = unused[0].replace("_", "-")
-        raise UserError(f"--{flag} does not apply to {text}", f"add to the factory the parameter {unused[0]}")
+        raise UserError(f"--{flag} does not apply to {text}", f"give the factory a parameter {unused[0]}")
 
 
 def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:

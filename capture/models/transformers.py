@@ -92,7 +92,7 @@ def _build(found: type[Any], config: Any) -> nn.Module:
             f"the weights of {found.__name__} need {size / 1000000000.0:.1f} GB, but only "
             f"{room / 1000000000.0:.1f} GB of memory are free"
         )
-        raise UserError(problem, "make it smaller, as with --cfg-options num_hidden_layers=2")
+        raise UserError(problem, "make the model smaller, as with --cfg-options num_hidden_layers=2")
     try:
         model: nn.Module = found(config)
     except Exception as error:

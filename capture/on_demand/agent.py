@@ -121,7 +121,9 @@ class Agent:
         waiting = self._session
         gives_way = waiting is not None and not request.sampled and waiting.give_way()
         if not self._free.acquire(timeout=END_S if gives_way else 0):
-            raise UserError(f"process {self._pid} is recording already", f"end that with opcapture stop {self._pid}")
+            raise UserError(
+                f"process {self._pid} is recording already", f"end that recording with opcapture stop {self._pid}"
+            )
         try:
             self._session = RecordingSession(self.settings, request, self.recordings + 1, asked_ns)
             return self._session, self._session.begin()

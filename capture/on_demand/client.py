@@ -115,7 +115,7 @@ def find_processes(word: str) -> list[RecordableProcess]:
     jobs = {item.job for item in items}
     if len(items) > 1 and (len(jobs) > 1 or None in jobs):
         numbers = ", ".join(str(item.pid) for item in items)
-        raise UserError(f"{len(items)} processes are called {word}", f"name one by its number: {numbers}")
+        raise UserError(f"{len(items)} processes are called {word}", f"name one by its PID: {numbers}")
     return items
 
 
@@ -213,7 +213,7 @@ def _connect(path: Path) -> MessageSocket:
         link.connect(str(path))
         peer = peer_of(link)
         if peer is not None and peer != (pid_of(path), path.parent.lstat().st_uid):
-            raise PermissionError(errno.EPERM, "another process listens in its place")
+            raise PermissionError(errno.EPERM, "another process has opened the socket of this process")
     except OSError:
         link.close()
         raise

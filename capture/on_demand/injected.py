@@ -46,7 +46,7 @@ def run_in_target(path: str) -> None:
     threads = sorted(gdb.selected_inferior().threads(), key=lambda item: item.num)
     thread = next(filter(_waits, threads), None)
     if thread is None:
-        print("opgrip: no thread of the process is waiting")
+        print("opgrip: no agent was started, because all threads of the process are running: try again")
         return
     thread.switch()
     code = f"exec(compile(open({path!r}).read(), {path!r}, 'exec'), {{'__name__': '<opgrip>'}})"

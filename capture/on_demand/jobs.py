@@ -54,7 +54,7 @@ def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter:
         chosen = [item for item in members if item.rank == rank]
         if not chosen:
             numbers = ", ".join(str(item.rank) for item in members)
-            raise UserError(f"rank {rank} does not run on this machine", f"these do: {numbers}")
+            raise UserError(f"rank {rank} does not run on this machine", f"these ranks do: {numbers}")
         return chosen
     size = items[0].about.get("world_size") or len(members)
     if len(members) < size:

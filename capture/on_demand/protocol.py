@@ -54,7 +54,7 @@ class MessageSocket:
         until = None if seconds is None else monotonic() + seconds
         while b"\n" not in self._buffer:
             if len(self._buffer) > _MOST_MESSAGE_BYTES:
-                raise ValueError(f"a message of more than {_MOST_MESSAGE_BYTES} bytes")
+                raise ValueError(f"a message has more than {_MOST_MESSAGE_BYTES} bytes")
             remaining = None if until is None else until - monotonic()
             if remaining is not None and remaining <= 0:
                 raise TimeoutError("no complete message arrived in time")
@@ -67,7 +67,7 @@ class MessageSocket:
         try:
             message = json.loads(line)
         except RecursionError as error:
-            raise ValueError("a message with too many nested brackets") from error
+            raise ValueError("a message has too many nested brackets") from error
         if not isinstance(message, dict):
             raise ValueError("a message must be a JSON object")
         return message

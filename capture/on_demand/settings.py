@@ -158,7 +158,7 @@ def settings_of(environment: Mapping[str, str]) -> AgentSettings:
     if "every_s" not in values:
         alone = next((name for name in ("OPGRIP_NEW_ONLY", "OPGRIP_MAX_DISK") if values.get(VARIABLES[name][0])), None)
         if alone is not None:
-            raise UserError(f"{alone} without OPGRIP_EVERY", "it applies only to recordings by schedule")
+            raise UserError(f"{alone} needs OPGRIP_EVERY", "it applies only to recordings by schedule")
     at_start = "steps" in values and not {"signal", "every_s"} & values.keys()
     if "seconds" in values:
         values.setdefault("steps", None)

@@ -36,7 +36,7 @@ def listen_to(number: signal.Signals) -> None:
             f"{number.name} cannot start a recording", "torch was loaded outside of the program's main thread"
         )
     if signal.getsignal(number) is not signal.SIG_DFL:
-        raise UserError(f"the program already handles {number.name}", "choose another signal")
+        raise UserError(f"the program already has a handler for {number.name}", "choose another signal")
     signal.signal(number, _ask)
 
 

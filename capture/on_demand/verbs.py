@@ -100,7 +100,9 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rank", type=not_negative, metavar="N", help="record only this rank of a job")
     parser.add_argument(
-        "--step-module", metavar="PATTERN", help="count each outermost call of a module whose class matches as a step"
+        "--step-module",
+        metavar="PATTERN",
+        help="count each outermost call of a module as a step, if its class matches the pattern",
     )
     parser.add_argument(
         "--at",
@@ -230,7 +232,7 @@ def _settings_of(args: argparse.Namespace, name: str) -> AgentSettings:
         signal_of(args.signal)
     for word in ("max_disk", "new_only"):
         if getattr(args, word) and args.every is None:
-            raise UserError(f"{flag_of(word)} without --every", "it applies only to recordings by schedule")
+            raise UserError(f"{flag_of(word)} needs --every", "it applies only to recordings by schedule")
     if args.new_only and args.private and args.salt_file is None:
         raise UserError("--new-only with --private needs the same salt in all recordings", "add --salt-file FILE")
     return AgentSettings(

@@ -50,7 +50,7 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
     if last is None:
         return
     if last < 1:
-        raise UserError(f"--last {last} keeps no calls: give at least 1", "keep 1 or more")
+        raise UserError(f"--last {last} keeps no calls", "give a number of calls of at least 1")
     if str(path) == "-":
         raise UserError(
             "--last needs a file to write when the program fails or is stopped", "name the file with --output"

@@ -120,21 +120,24 @@ class Definitions:
                 self.file.late.add(name)
 
     def lines_for(self, records: Iterable[Record]) -> bytes:
-        """Return the lines that the file lacks although these records refer to them."""
+        """Return, encoded as lines, the definitions that some records need and that the file does not contain yet."""
         return self._take(name for record in records for name in references_of(record))
 
     def other_lines(self) -> bytes:
-        """Return all lines that the file does not contain yet."""
+        """Return, encoded as lines, all definitions that the file does not contain yet."""
         return self._take(list(self._lines))
 
     def all_lines(self, redaction: Redaction | None) -> bytes:
-        """Return the lines of all records for another file, which has this redaction."""
+        """Return the lines of all definitions except threads, for another file.
+
+        redaction : redaction of that file; None if nothing is redacted
+        """
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
-        """Return the size in bytes of the lines that records with these names need, except lines in the file.
+        """Return the size in bytes of the lines that records with these names need and the file does not contain yet.
 
-        Lines for names in `besides` are not counted either; the counted names are added to it.
+        besides : names of records that are not counted either; the counted ones are added
         """
         new = set(self._closure(names, lambda name: name not in self.file.written and name not in besides))
         besides |= new
@@ -174,8 +177,9 @@ class Definitions:
         return b"".join(item if isinstance(item, bytes) else self.encode([item], redaction) for item in contents)
 
     def _closure(self, names: Iterable[Hashable], is_asked: Callable[[Hashable], bool]) -> Iterator[Hashable]:
-        """Yield the names, and all names to which their records refer directly or indirectly, if `is_asked`
-        accepts them.
+        """Yield the names, and all names to which their records refer directly or indirectly.
+
+        is_asked : returns False for a name to leave out
         """
         waiting, visited = list(names), set[Hashable]()
         while waiting:

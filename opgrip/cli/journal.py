@@ -97,7 +97,7 @@ class Journal(Generic[T]):
         try:
             if exists and not resume and not replace:
                 hint = f"continue with --resume, or {NEW_RUN}"
-                raise UserError(f"{path} holds the rows of an interrupted replay", hint)
+                raise UserError(f"{path} contains the rows of an interrupted replay", hint)
             # a line without its end is an incomplete record
             file.truncate(self._read(file, path, identity) if resume else 0)
             if not file.seek(0, os.SEEK_END):

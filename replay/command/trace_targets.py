@@ -306,7 +306,7 @@ def _trace_hash(target: TraceTarget) -> str | None:
 def _remove(folder: Path, output: OutputOptions) -> None:
     if not (output.force or output.append):
         hint = "continue with --resume, or start again with --force"
-        raise UserError(f"{folder} holds the rows of an interrupted replay", hint)
+        raise UserError(f"{folder} contains the rows of an interrupted replay", hint)
     if not (folder / ABOUT).is_file():
         raise UserError(f"{folder} is not the folder of an interrupted replay", "remove that folder")
     shutil.rmtree(folder)

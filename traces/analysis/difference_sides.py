@@ -222,10 +222,10 @@ def read_day(path: Path) -> Side:
     """Return the side that `write_day` wrote to a file; raise `UserError` for a damaged file or another format."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise FormatError(f"it has more than {MOST_BYTES >> 20} MB")
+            raise FormatError(f"the file has more than {MOST_BYTES >> 20} MB")
         form = json.loads(path.read_bytes())
         if not isinstance(form, dict) or form.get("opgrip_shapes") != VERSION:
-            raise FormatError(f'it does not contain "opgrip_shapes": {VERSION}')
+            raise FormatError(f'the file does not contain "opgrip_shapes": {VERSION}')
         check_finite(form)
         return _side(form)
     except OSError as error:
@@ -262,7 +262,7 @@ def paths_of(side: Path) -> list[Path]:
     if side.is_dir() and format_of(side) is None:
         paths = sorted(path for path in side.iterdir() if path.name.endswith(SUFFIXES))
         if not paths:
-            raise UserError(f"{side} holds no traces", f"their names end in {', '.join(SUFFIXES)}")
+            raise UserError(f"{side} contains no traces", f"names of traces end in {', '.join(SUFFIXES)}")
         return paths
     if not side.exists() and any(letter in side.name for letter in PATTERN):
         paths = sorted(side.parent.glob(side.name))

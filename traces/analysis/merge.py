@@ -83,7 +83,7 @@ def merge(
     headers = [read_header(path, unbounded).fields for path in paths]
     for path, header in zip(paths, headers, strict=True):
         if "processes" in header:
-            raise UserError(f"{path} is merged already", "merge the traces of all processes at once")
+            raise UserError(f"{path} is already a merge of several traces", "merge the traces of all processes at once")
     _check_recorded_once(paths, headers)
     starts = [_started(header) for header in headers]
     known_starts = [start for start in starts if start is not None]

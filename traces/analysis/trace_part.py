@@ -259,7 +259,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
         raise UserError("the trace does not contain its number of steps", "select a time span with --time")
     first, end = steps
     if first >= count:
-        raise UserError(f"the trace has no step {first}", f"its steps are 0 to {count - 1}")
+        raise UserError(f"the trace has no step {first}", f"the steps of the trace are 0 to {count - 1}")
     if "steps" in outline.header:
         begins = _beginnings(outline, count)
     until = None if end is None or end >= count else begins[end]
@@ -271,7 +271,8 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
     begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
     if None not in begins:
         raise UserError(
-            "its steps cannot be separated: no operator was called exactly once per step", "use --time instead"
+            "the steps of the trace cannot be separated: no operator was called exactly once per step",
+            "use --time instead",
         )
     starts_ns: list[int] = begins[None].tolist()
     return starts_ns

@@ -212,7 +212,7 @@ def _parse_columns(texts: Sequence[bytes]) -> tuple[list[Integers], int]:
     """
     joined = b",".join(filter(None, texts))
     if joined.translate(None, b"0123456789-,"):
-        raise FormatError("lists of integers in an unknown form")
+        raise FormatError("lists with elements that are not integers")
     numbers = np.fromstring(joined, dtype=np.int64, sep=",") if joined else NONE
     # integers beyond 64 bits become the largest or the smallest one
     largest = _largest(numbers)
@@ -271,7 +271,7 @@ def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> C
 
 def _exact_column(numbers: list[int]) -> Integers:
     if min(numbers, default=0) < -LIMIT or max(numbers, default=0) >= LIMIT:
-        raise FormatError("a sum of more than 64 bits")
+        raise FormatError("integers whose sum has more than 64 bits")
     return np.asarray(numbers, dtype=np.int64)
 
 
@@ -299,7 +299,7 @@ def check_times(starts: Integers, durations: Integers) -> None:
 def check_tensors(tensors: Integers, storages: Integers) -> None:
     """Raise `FormatError` if the calls' numbers of tensors do not add up to the number of storages."""
     if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
-        raise FormatError("a block of calls with the storages of other calls")
+        raise FormatError("a block of calls without exactly one storage per tensor")
 
 
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
@@ -308,7 +308,7 @@ def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
     calls : number of calls in the block
     """
     if any(place >= calls for place, _ in pairs):
-        raise FormatError("a position of a call that is not in its block")
+        raise FormatError("the position of a call that the block does not contain")
 
 
 def calls_to_json(record: Calls) -> dict[str, Json]:

@@ -209,8 +209,8 @@ def _value_of(attribute: Any) -> Any:
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Return a node; if it is a later part of an operator that was split around its kernels, as a child of the
-    first part.
+    """Return a node; a later part of a split operator becomes a child of its first part, which `first_parts`
+    stores by record number and name of the operator.
     """
     match = PART.fullmatch(node.name)
     if match is None or not node.record:

@@ -149,7 +149,7 @@ def _sizes(form: Any) -> tuple[int, ...]:
 
 def _parsed(text: str, expected: Any, name: str) -> Any:
     if CUT in text or len(text) > MOST_CHARACTERS:
-        raise ValueError(f"the file cuts off its argument {name}")
+        raise ValueError(f"the file contains only the beginning of the argument {name}")
     if expected.kind() == "ListType":
         if not (text.startswith("[") and text.endswith("]")):
             raise ValueError("an argument does not have the type in the schema")
@@ -217,10 +217,11 @@ def read(file: ForeignFile) -> Iterator[Record]:
     table, facts = _events_of(file, cuts)
     if not table.operators:
         raise UserError(
-            f"{file.path} holds no operators", "profile with activities=[ProfilerActivity.CPU, ...], record_shapes=True"
+            f"{file.path} contains no operators",
+            "profile with activities=[ProfilerActivity.CPU, ...], record_shapes=True",
         )
     if not table.shapes:
-        raise UserError(f"{file.path} has no shapes", "profile with record_shapes=True")
+        raise UserError(f"{file.path} contains no shapes of tensors", "profile with record_shapes=True")
     device = f"cuda:{table.devices.most_common(1)[0][0]}" if table.devices else "cpu"
     in_graphs = _calls_in_graphs(table, file)
     builder = RecordBuilder("chrome", file.losses, facts, is_timed=True)
@@ -289,7 +290,7 @@ def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str
             except (ValueError, OverflowError, TypeError) as error:
                 file.losses.skip("?", str(error)[:200])
             if len(table) > MOST_EVENTS and not file.unbounded:
-                raise file.refusal(f"it holds more than {MOST_EVENTS:,} events")
+                raise file.refusal(f"it contains more than {MOST_EVENTS:,} events")
     except TooLong:
         raise file.refusal("an event is not JSON or is longer than 16 MB") from None
     except FormatError as error:

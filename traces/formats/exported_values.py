@@ -229,7 +229,7 @@ def device_of(form: Any) -> torch.device:
     try:
         return torch.device(device_name(kind if index is None else f"{kind}:{index}"))
     except RuntimeError as error:
-        raise ValueError("this torch does not know a device") from error
+        raise ValueError("a device is unknown to this version of torch") from error
 
 
 def _float(form: Any) -> float:

@@ -158,7 +158,7 @@ def _literal(value: Any) -> str:
             return str(value)
         case torch.device():
             return f"torch.device({str(value)!r})"
-    raise NoForm(f"the format cannot hold this value of type {type(value).__name__}")
+    raise NoForm(f"the format cannot represent a value of type {type(value).__name__}")
 
 
 def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:

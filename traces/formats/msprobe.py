@@ -74,15 +74,15 @@ def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, buil
     name : match of the call's name, or None if the name has an unknown form
     """
     if name is None or not isinstance(call, dict):
-        raise ValueError("not a call of a function")
+        raise ValueError("the name is not that of a called function")
     space, function, phase = name.groups()
     if phase == "backward":
         raise ValueError(BACKWARD)
     if space not in PATHS:
-        raise ValueError(f"not a function of torch but of {space[:40]}")
+        raise ValueError(f"the called function is not one of torch but of {space[:40]}")
     taken, named = call.get("input_args", []), call.get("input_kwargs", {})
     if not isinstance(taken, list) or not isinstance(named, dict):
-        raise ValueError("its arguments cannot be read")
+        raise ValueError("the arguments of the call cannot be read")
     named = {key: _value(form, builder) for key, form in named.items()}
     args, kwargs = recording.tensors([_value(taken, builder), named])
     with torch.no_grad(), recording.running() as calls:
@@ -120,7 +120,7 @@ def _value(form: Any, builder: RecordBuilder) -> Any:
             return torch.device("meta")
         case {"type": str() as kind}:
             raise ValueError(f"the file does not have the value of a {kind[:60]}")
-    raise ValueError("its arguments cannot be read")
+    raise ValueError("the arguments of the call cannot be read")
 
 
 def _model(tensor: TensorSpec, facts: Mapping[Any, Any]) -> ValueModel | None:

@@ -122,14 +122,14 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
     content = file.content()
     model = onnx.ModelProto()
     if not file.unbounded and has_more_fields(content, model.DESCRIPTOR, MOST_FIELDS):
-        raise file.refusal(f"it holds more than {MOST_FIELDS:,} fields")
+        raise file.refusal(f"it contains more than {MOST_FIELDS:,} fields")
     try:
         model.ParseFromString(content)
     except Exception as error:
         # protobuf raises different errors for it, depending on its version
         raise file.damage(one_line(error, 100)) from error
     if not model.HasField("graph"):
-        raise file.damage("it holds no graph")
+        raise file.damage("it contains no graph")
     del model.training_info[:]
     return model
 

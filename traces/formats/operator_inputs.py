@@ -232,7 +232,7 @@ def _text(value: Any) -> str:
         case TensorSpec(layout=torch.strided, stride=tuple() as stride, made_of=None, cls=None):
             strided = "" if stride == contiguous(value.shape) else f", stride={_text(stride)}"
             return f"T({_text(list(value.shape))}, {SHORT.get(value.dtype, plain_name(value.dtype))}{strided})"
-    raise ValueError(f"the format cannot hold this value of type {type(value).__name__}")
+    raise ValueError(f"the format cannot represent a value of type {type(value).__name__}")
 
 
 formats.register("tritonbench")(

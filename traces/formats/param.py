@@ -121,7 +121,7 @@ def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any
 
 def _cases_of(op: str, info: Any, losses: Losses) -> ValueChoices:
     if not isinstance(info, dict) or not isinstance(info.get("config"), list):
-        raise ValueError("it has no list of configurations")
+        raise ValueError("the entry has no list of configurations")
     build_iterator = _named(iterators.get, info, "build_iterator", ITERATOR)
     input_iterator = _named(iterators.get, info, "input_iterator", ITERATOR)
     build_generator = _named(generators.get, info, "build_data_generator", GENERATOR)

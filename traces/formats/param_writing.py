@@ -71,10 +71,10 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
         return None
     text = next(iter((*build.args, *build.kwargs.values())))
     if not isinstance(text, str):
-        raise ValueError("not a module, and its build section is not a schema")
+        raise ValueError("the entry is not that of a module, and its build section is not a schema")
     schema = parse_schema(text)
     if schema is None:
-        raise ValueError("its schema cannot be read")
+        raise ValueError("the schema of the call cannot be read")
     return schema
 
 
@@ -191,7 +191,7 @@ def _plain_type(text: str) -> str:
 def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:
     """Yield each parameter of the schema with its argument in the signature, or its default."""
     if len(signature.args) > len(schema.arguments):
-        raise ValueError("it has more arguments than its schema")
+        raise ValueError("the call has more arguments than its schema")
     for place, parameter in enumerate(schema.arguments):
         if place < len(signature.args):
             yield parameter, signature.args[place]
@@ -200,7 +200,7 @@ def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any
         elif parameter.has_default_value():
             yield parameter, parameter.default_value
         else:
-            raise ValueError(f"it lacks its argument {parameter.name}")
+            raise ValueError(f"the call lacks the argument {parameter.name}")
 
 
 def _form(name: str, value: Any) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _form(name: str, value: Any) -> dict[str, Any]:
             return {**about, "requires_grad": value.requires_grad}
         case TensorSpec(layout=torch.strided, made_of=None, cls=None):
             raise ValueError(f"the format has no tensors of {str(value.dtype).removeprefix('torch.')}")
-    raise ValueError(f"the format cannot hold this value of type {type(value).__name__}")
+    raise ValueError(f"the format cannot represent a value of type {type(value).__name__}")
 
 
 def _code(name: str, value: Any) -> dict[str, Any]:

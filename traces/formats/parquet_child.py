@@ -64,7 +64,7 @@ def _write(path: str, columns: list[str] | None, rows: int) -> None:
     # rows that are read ahead would stay in memory until the file ends
     schema = parquet.ParquetFile(path, pre_buffer=False).schema_arrow
     if len(set(schema.names)) < len(schema.names):
-        raise ValueError("two of its columns have the same name")
+        raise ValueError("two columns of the file have the same name")
     names = [name for name in schema.names if columns is None or name in columns]
     # store text that many rows share only once
     texts = [name for name in names if _is_text(pyarrow, schema.field(name).type)]

@@ -164,9 +164,9 @@ class ParquetFile:
         if total_text > limits.texts:
             raise TooLargeError(f"the texts of its rows have more than {limits.texts:,} bytes")
         if self._bytes > limits.total_bytes:
-            raise TooLargeError(f"it contains more than {limits.total_bytes >> 20:,} MB")
+            raise TooLargeError(f"the file contains more than {limits.total_bytes >> 20:,} MB")
         if total_rows > limits.rows:
-            raise TooLargeError(f"it has more than {limits.rows:,} rows")
+            raise TooLargeError(f"the file has more than {limits.rows:,} rows")
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the rows as dictionaries of plain Python values; see `batches`."""
@@ -184,10 +184,12 @@ class ParquetFile:
         lines = message.decode(errors="replace").splitlines()
         status = self._process.returncode
         if status == TOO_MUCH_MEMORY:
-            return TooLargeError("reading it takes more memory than is allowed for a file of its size")
+            return TooLargeError("reading the file takes more memory than is allowed for a file of this size")
         if status < 0:
-            return FormatError(f"its reader ended with signal {-status}")
-        return FormatError(lines[-1][:300] if lines else "its reader ended" if error is None else one_line(error))
+            return FormatError(f"the process that reads the file ended with signal {-status}")
+        return FormatError(
+            lines[-1][:300] if lines else "the process that reads the file ended" if error is None else one_line(error)
+        )
 
 
 @contextmanager
@@ -227,7 +229,7 @@ def _check_columns(schema: Any, kinds: Mapping[str, str]) -> None:
         # texts arrive as dictionaries
         plain = "missing" if column is None else str(getattr(column, "value_type", column))
         if plain not in (kind, f"large_{kind}"):
-            raise FormatError(f"its column {name} is {plain[:40]}, not {kind}")
+            raise FormatError(f"the column {name} has the type {plain[:40]}, not {kind}")
 
 
 def _stream_errors() -> tuple[type[Exception], ...]:

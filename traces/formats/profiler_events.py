@@ -44,6 +44,7 @@ MOST_TIME_NS = 1 << 62
 class EventInputs:
     """Arguments of an operator call in a profiler event, with one item per parameter of the operator in each list.
 
+    types, shapes, strides : as the profiler writes them
     texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
     has_texts : False if the profiler does not write texts
     """
@@ -62,7 +63,8 @@ class EventInputs:
 class Slice:
     """Contents of a profiler event without its times; events with the same contents share one slice.
 
-    inputs : arguments, or None if the event has no shapes
+    kind, name : category and name of the event in the file
+    inputs : arguments of the operator; None if the event has no shapes
     """
 
     kind: str
@@ -72,10 +74,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class ProfilerEvent:
-    """A profiler event.
+    """An event of torch's profiler that lasts for a time, such as a call of an operator.
 
-    slice : name and arguments
-    start_ns, end_ns : start and end, counted from the first event
+    slice : category, name and arguments
+    start_ns, end_ns : start and end in ns after the start of the first event
     external : number by which kernels refer to the event, -1 for none
     sequence : number by which a backward pass refers to a forward call, -1 for none
     """
@@ -256,10 +258,8 @@ class EventTable:
 
 
 def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
-    """Return the arguments in an operator event.
-
-    fields : the event's types, shapes, strides and texts
-    old_shapes : shapes under the name that older profilers use
+    """Return the arguments in an operator event, whose `fields` are types, shapes, strides and texts; older profilers
+    write the shapes under another name (`old_shapes`).
     """
     types, shapes, strides, texts = fields
     shapes = old_shapes if shapes is None else shapes

@@ -65,7 +65,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
             case {"graph_module": {"graph": dict() as graph}}:
                 pass
             case _:
-                raise file.damage("it holds no graph")
+                raise file.damage("it contains no graph")
         sizes = Sizes(program.get("range_constraints"))
         values = _Values(graph, sizes, GraphStorages())
         if sizes.are_open and OPEN_SIZES not in file.losses.defaults:

@@ -102,7 +102,7 @@ def run_function(name: str, recording: MetaRecording, args: Sequence[Any], kwarg
         return torch.device("meta")
     if name == "range":
         if len(args) > 3 or not all(type(item) is int for item in args) or len(range(*args)) > PIECES:
-            raise ValueError("unsupported: a loop of this many steps")
+            raise ValueError(f"unsupported: a loop of more than {PIECES:,} steps")
         return range(*args)
     if name in PLAIN:
         return checked(PLAIN[name](*args, **kwargs))

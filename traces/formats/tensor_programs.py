@@ -85,11 +85,11 @@ class TensorProgram:
 
     def __init__(self, text: str, recording: MetaRecording) -> None:
         if len(text) > MOST_TEXT or sum(1 for _ in TOKEN.finditer(text)) > MOST_TOKENS:
-            raise ValueError(f"its text has more than {MOST_TOKENS:,} words")
+            raise ValueError(f"the program's text has more than {MOST_TOKENS:,} words")
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError("its text is not Python") from error
+            raise ValueError("the program's text is not Python") from error
         self.recording = recording
         self._steps = self._depth = 0
         self._globals: dict[str, Any] = {"torch": _Path("torch"), "math": _Path("math")}
@@ -122,7 +122,7 @@ class TensorProgram:
         """Return the parameter names of the function `name` without `self`; raise `ValueError` if it does not exist."""
         function = self._globals.get(name)
         if not isinstance(function, ast.FunctionDef):
-            raise ValueError(f"it has no function {name}")
+            raise ValueError(f"the program has no function {name}")
         return [item.arg for item in (*function.args.args, *function.args.kwonlyargs) if item.arg != "self"]
 
     def calls(
@@ -171,7 +171,7 @@ class TensorProgram:
     def step(self) -> None:
         self._steps += 1
         if self._steps > MOST_STEPS:
-            raise ValueError(f"it runs more than {MOST_STEPS:,} expressions")
+            raise ValueError(f"the program runs more than {MOST_STEPS:,} expressions")
 
     def named(self, name: str) -> Any:
         """Return the function, constant or module to which a global name in the program refers."""
@@ -186,7 +186,7 @@ class TensorProgram:
         reading = _Reading(self, {**dict(zip(names, args, strict=False)), **kwargs})
         self._set_defaults(function, reading)
         if self._depth >= MOST_DEPTH:
-            raise ValueError("its functions call each other too deeply")
+            raise ValueError("the functions of the program call each other too deeply")
         self._depth += 1
         try:
             reading.block(function.body)
@@ -283,7 +283,7 @@ class _Reading:
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 items = _items(value)
                 if len(items) != len(targets):
-                    raise ValueError(f"{len(items)} values for {len(targets)} names")
+                    raise ValueError(f"an assignment of {len(items)} values to {len(targets)} names")
                 for inner, item in zip(targets, items, strict=True):
                     self._assign(inner, item)
             case ast.Subscript(value=holder, slice=index):
@@ -382,7 +382,7 @@ class _Reading:
                 return self._program.inner_call(function, args, kwargs)
             case _Path(name=name):
                 return run_function(name, self._program.recording, args, kwargs)
-        raise ValueError("unsupported: a call of a value")
+        raise ValueError("unsupported: a call of something that is not a named function")
 
     def _method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return run_function(name, self._program.recording, args, kwargs)

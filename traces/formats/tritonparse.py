@@ -122,16 +122,16 @@ def _add_launch(
     if not isinstance(arguments, dict) or not isinstance(metadata, dict):
         raise ValueError("the file does not have the arguments of the call")
     if not isinstance(grid, list) or not 1 <= len(grid) <= MOST_DIMENSIONS:
-        raise ValueError("its grid cannot be read")
+        raise ValueError("the grid of the launch cannot be read")
     if not all(type(size) is int and 0 <= size <= LARGEST for size in grid):
-        raise ValueError("its grid cannot be read")
+        raise ValueError("the grid of the launch cannot be read")
     program = _program_frames(frames)
     unknown = KernelSource(name, PurePath(program[-1][0]).stem if program else "")
     source = sources.get(str(metadata.get("hash")), unknown)
     values = {key: _value(key, form) for key, form in arguments.items()}
     constants = {key: value for key, value in values.items() if key in source.constants}
     if any(isinstance(value, TensorSpec) for value in constants.values()):
-        raise ValueError("a constant is a tensor")
+        raise ValueError("a constant of the kernel is a tensor")
     running = tuple(value for key, value in values.items() if key not in constants)
     options = {key: metadata[key] for key in OPTIONS if type(metadata.get(key)) is int}
     args, kwargs, _, _ = split(running, launch_keywords(tuple(grid), constants, options), None)
@@ -157,7 +157,7 @@ def _value(name: str, form: Any) -> Any:
         case {"type": "dtype", "repr": str() as text} if text in DTYPES:
             return DTYPES[text]
         case {"type": str() as kind}:
-            raise ValueError(f"the file does not have the value of its argument {name[:60]}, a {kind[:60]}")
+            raise ValueError(f"the file does not have the value of the kernel's argument {name[:60]}, a {kind[:60]}")
     raise ValueError("the file does not have the arguments of the call")
 
 

@@ -76,7 +76,7 @@ def unpacked(path: Path, unbounded: bool = False) -> Path:
     folder, name = _folder_of(archive, unbounded), path.relative_to(archive)
     if ".." in name.parts or not (folder / name).exists():
         names = _listed([file.relative_to(folder) for file in _files_in(folder)])
-        raise UserError(f"{archive} holds no {name}", f"it holds {names}")
+        raise UserError(f"{archive} contains no {name}", f"it contains {names}")
     return folder / name
 
 
@@ -190,13 +190,13 @@ class _Unpacking:
             while chunk := content.read(CHUNK):
                 self.written += len(chunk)
                 if self.written > most and not self.unbounded:
-                    raise self._refusal(f"it holds more than {most >> 20:,} MB")
+                    raise self._refusal(f"it contains more than {most >> 20:,} MB")
                 file.write(chunk)
 
     def _count(self) -> None:
         self.entries += 1
         if self.entries > MOST_ENTRIES and not self.unbounded:
-            raise self._refusal(f"it holds more than {MOST_ENTRIES:,} files")
+            raise self._refusal(f"it contains more than {MOST_ENTRIES:,} files")
 
     def _files_in_zip(self, path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         self._check_directory(path)
@@ -219,7 +219,7 @@ class _Unpacking:
         (size,) = struct.unpack_from("<L", tail, place + 12)
         is_long = tail[max(place - 20, 0) : place].startswith(_END_64)
         if (is_long or size > MOST_DIRECTORY) and not self.unbounded:
-            raise self._refusal(f"it holds more than {MOST_ENTRIES:,} files")
+            raise self._refusal(f"it contains more than {MOST_ENTRIES:,} files")
 
     def _files_in_tar(self, path: Path) -> Iterator[tuple[str, IO[bytes]]]:
         with tarfile.open(fileobj=io.BufferedReader(_Decompressed(self._chunks(path))), mode="r|") as archive:
@@ -234,7 +234,7 @@ class _Unpacking:
         for chunk in read_chunks(path):
             size += len(chunk)
             if size > most and not self.unbounded:
-                raise self._refusal(f"it holds more than {most >> 20:,} MB")
+                raise self._refusal(f"it contains more than {most >> 20:,} MB")
             yield chunk
 
     def _refusal(self, reason: str) -> UserError:

@@ -139,7 +139,7 @@ class ForeignFile:
             for chunk in read_trace_chunks(self.path):
                 size += len(chunk)
                 if size > most and not self.unbounded:
-                    raise self.refusal(f"it holds more than {most >> 20:,} MB")
+                    raise self.refusal(f"it contains more than {most >> 20:,} MB")
                 yield chunk
         except Damage as damage:
             if damages is None:
@@ -167,7 +167,7 @@ class ForeignFile:
         for chunk in self.chunks():
             content += chunk
             if len(content) > most_bytes and not self.unbounded:
-                raise self.refusal(f"it holds more than {most_bytes >> 20:,} MB")
+                raise self.refusal(f"it contains more than {most_bytes >> 20:,} MB")
         return bytes(content)
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
@@ -179,7 +179,7 @@ class ForeignFile:
         """
         data = content.encode() if isinstance(content, str) else content
         if sum(map(data.count, (b",", b"[", b"{"))) > most_items and not self.unbounded:
-            raise self.refusal(f"it holds more than {most_items:,} values")
+            raise self.refusal(f"it contains more than {most_items:,} values")
         try:
             form = json.loads(data, object_pairs_hook=once)
             check_nesting(data, form)

@@ -55,7 +55,9 @@ def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
     for name in dict.fromkeys(_names_in(header)):
         if not _is_plain(name):
             shown = repr(name)[:80]
-            raise UserError(f"{trace} names {shown} as its values", "the values must be in a file in the same folder")
+            raise UserError(
+                f"{trace} says that its values are in {shown}", "the values must be in a file in the same folder"
+            )
         # covers a folder of links to files elsewhere, and a link to a trace elsewhere
         beside = (trace.parent / name, trace.resolve().parent / name)
         paths += [path for path in beside if isfile(path)][:1]
@@ -147,16 +149,16 @@ def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
     try:
         with path.open("rb") as file:
             if int.from_bytes(file.read(8), "little") > HEADER_BYTES:
-                raise FormatError("its header is too long")
+                raise FormatError("the header of the file is too long")
         with package.safe_open(str(path), framework="pt") as tensors:
             # the package maps the file into memory and has checked the shape
             tensor: torch.Tensor = tensors.get_tensor(key)
     except OSError as error:
-        raise FormatError("it cannot be opened") from error
+        raise FormatError("the file cannot be opened") from error
     except package.SafetensorError as error:
-        raise FormatError(f"its tensor {key[:60]!r} cannot be read ({one_line(error)})") from error
+        raise FormatError(f"the tensor {key[:60]!r} cannot be read ({one_line(error)})") from error
     if tensor.nbytes > TENSOR_BYTES:
-        raise FormatError(f"its tensor {key[:60]!r} is too large")
+        raise FormatError(f"the tensor {key[:60]!r} is too large")
     # the file does not guarantee that a tensor is aligned for its dtype
     flat = tensor.reshape(-1).view(torch.uint8).clone()
     if tensor.dtype == torch.bool:

@@ -131,7 +131,7 @@ def encode(value: object) -> Json:
         return [encode(item) for item in value]
     kind = _KIND_BY_TYPE.get(type(value))
     if kind is None:
-        raise TypeError(f"{type(value).__name__} is not an argument that a trace can hold")
+        raise TypeError(f"a trace cannot contain an argument of type {type(value).__name__}")
     return {kind: KINDS[kind].write(value)}
 
 
@@ -306,7 +306,7 @@ def _read_members(members: list[Any]) -> list[Any]:
 
 def _read_array(spec: ArraySpec) -> ArraySpec:
     if not isinstance(spec.tensor, TensorSpec):
-        raise FormatError("an array that is not a tensor")
+        raise FormatError("an array whose data is not described as a tensor")
     return spec
 
 

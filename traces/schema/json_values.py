@@ -298,4 +298,4 @@ def check_hashes(keys: Sequence[Hashable]) -> None:
     slow.
     """
     if len(keys) - len(set(map(hash, keys))) > COLLISIONS:
-        raise FormatError("keys whose hashes collide")
+        raise FormatError("too many keys with the same hash")

@@ -151,7 +151,9 @@ def _named(kind: str, values: Mapping[str, Any]) -> Callable[[Json], Any]:
 
 def _read_part(body: Json) -> TensorSpec:
     if isinstance(body, dict) and "made_of" in body:
-        raise FormatError("a part of a sparse or nested tensor that has parts itself")
+        raise FormatError(
+            "a tensor inside a sparse or nested tensor, such as its values, that is itself sparse or nested"
+        )
     return read_tensor(body)
 
 

@@ -33,7 +33,7 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
     Parameters
     ----------
     groups : group of each value
-    counts : weight of each value
+    counts : number of times that each value counts
     share : 0 to 1, 0.5 for the median
     """
     names = pd.Series(np.asarray(groups), index=values.index)
@@ -162,7 +162,7 @@ DENSE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """The signatures, scopes and threads to which the numbers in blocks of calls refer."""
+    """The records to which the numbers in blocks of calls refer: signatures, scopes, and threads by number."""
 
     signatures: list[Signature]
     scopes: list[Scope]
@@ -202,7 +202,13 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) ->
 
 
 def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
-    """Add the columns `raw_ns`, `host_ns` and `time_ns` to a table of calls, in place, and return the table."""
+    """Add three columns of times to a table of calls, in place, and return the table.
+
+    `raw_ns` is the device time, or without one the duration on the host; `host_ns` the duration on the host, with the
+    typical one for perturbed calls; `time_ns` the device time, or without one `host_ns`.
+
+    typical : typical durations of the signatures; None if no call was perturbed
+    """
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
     table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)
     table["time_ns"] = table["device_ns"].fillna(table["host_ns"])

@@ -287,9 +287,10 @@ def _late_rows(source: Iterable[CallBlock]) -> Iterator[Rows]:
 
 
 def _near_rows(source: Iterable[CallBlock]) -> Iterator[tuple[Rows, int | None]]:
-    """Yield the calls that are not late, in parts, each with a time before which no call of later parts starts.
+    """Yield the calls of a file in parts, without those that come much later in the file than their start time
+    requires.
 
-    This time is None for the last part.
+    Each part comes with a time in ns before which no call of a later part starts; None for the last part.
     """
     lateness, number = _Lateness(), 0
     blocks: list[CallBlock] = []

@@ -312,10 +312,10 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
         raise UserError("the trace does not contain its number of steps", "select calls by phase or module")
     if not starts.begins:
         raise UserError(
-            "its steps cannot be separated: no operator was called exactly once per step",
+            "the steps of the trace cannot be separated: no operator was called exactly once per step",
             "select calls by phase or module",
         )
     count = max(map(len, starts.begins.values()))
     if steps.start >= count:
-        raise UserError(f"the trace has no step {steps.start}", f"its steps are 0 to {count - 1}")
+        raise UserError(f"the trace has no step {steps.start}", f"the steps of the trace are 0 to {count - 1}")
     return starts

@@ -255,7 +255,7 @@ class Boxes:
             checks.rising([low, high], "a range of boxes", 2)
             checks.flag(whole, "whole numbers")
             if max(abs(low), abs(high)) > LARGEST:
-                raise FormatError("boxes that are too far away")
+                raise FormatError("boxes with too large coordinates")
         if self.quantiles is not None:
             checks.listed(self.quantiles, "columns of boxes", len(self.low), len(self.low))
             for levels, low, high in zip(self.quantiles, self.low, self.high, strict=True):

@@ -209,5 +209,7 @@ def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor
 
 
 def scaled(share: int, whole: int, size: int) -> int:
-    """Return a count out of `whole` elements, scaled to `size` elements and rounded to an integer."""
+    """Return `share` out of `whole` elements, a count, scaled to a tensor of `size` elements and rounded to an
+    integer.
+    """
     return share if size == whole else round(share * size / whole)

@@ -125,7 +125,7 @@ class Booleans:
         if self.runs is not None:
             checks.whole(self.runs, "a count of runs", 0, min(self.true, self.total - self.true + 1))
             if self.true and not self.runs:
-                raise FormatError("true booleans without a run")
+                raise FormatError("booleans of which some are true, but with no run of true ones")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return booleans with the recorded numbers of True elements and of runs, at random positions.

@@ -105,7 +105,7 @@ class Floats(Ordered):
         for value in (self.mean, self.std, self.low, self.high):
             checks.finite(value, "a moment of floats")
         if self.std < 0 or self.low > self.high:
-            raise FormatError("floats whose spread is impossible")
+            raise FormatError("floats with a negative standard deviation, or a minimum above the maximum")
         for value in (self.zeros, self.nan, self.inf, self.minus_inf, self.denormals):
             checks.share(value, "a share of floats")
         if self.shape not in SHAPES:

@@ -56,11 +56,11 @@ class Ordered:
             if value is not None:
                 checks.share(value, what)
         if (self.rises is None) != (self.falls is None) or (self.rises or 0) + (self.falls or 0) > 1 + 1e-9:
-            raise FormatError("rises and falls that do not fit together")
+            raise FormatError("shares of rises and falls that add up to more than 1, or one without the other")
         if self.step is not None:
             checks.finite(self.step, "a step")
             if self.step < 0:
-                raise FormatError("a step below zero")
+                raise FormatError("a negative step between neighbours")
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -112,7 +112,7 @@ def read_corpus(
         tables.append(_with_member(rows, told))
     if not tables:
         why = f": {shortened(printable(notes[-1]), MOST_REASON)}" if notes else ""
-        raise UserError(f"no calls in these files{why}", "use traces of a model that ran")
+        raise UserError(f"these files contain no calls{why}", "use traces of a model that ran")
     return Corpus(weighted(pd.concat(tables, ignore_index=True)), members, notes)
 
 

@@ -105,13 +105,13 @@ NUMBERS = {
     "calls": TableColumn("calls", "calls", ",d", rank=1),
     "operators": TableColumn("operators", "operators", ",d", rank=1),
     "signatures": TableColumn("signatures", "signatures", ",d", rank=1),
-    "own_operators": TableColumn("its own", "own_operators", ",d", rank=1),
+    "own_operators": TableColumn("own operators", "own_operators", ",d", rank=1),
     "alike": TableColumn("alike", "alike", ".2%", rank=1),
     "median_us": TableColumn("median us", "median_us", ",.1f", rank=2),
     "time_us": TableColumn("ms", lambda row: row.time_us / 1e3, ",.1f", rank=3),
     "elements_p10": TableColumn("p10 elements", lambda row: int(row.elements_p10), ",d", rank=4),
-    "elements_p50": TableColumn("median", lambda row: int(row.elements_p50), ",d", rank=3),
-    "elements_p90": TableColumn("p90", lambda row: int(row.elements_p90), ",d", rank=4),
+    "elements_p50": TableColumn("median elements", lambda row: int(row.elements_p50), ",d", rank=3),
+    "elements_p90": TableColumn("p90 elements", lambda row: int(row.elements_p90), ",d", rank=4),
 }
 TEXTS = {
     "op": TableColumn("operator", "op", least=24),
@@ -140,7 +140,7 @@ def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> 
         _print_totals(own, source, file)
         if summary.tells_models and summary.models[source] > 1:
             common, alone = len(summary.common(source)), len(summary.unique(source))
-            print_line(f"of {len(table):,} rows, {common:,} occur in all models, {alone:,} in one", file)
+            print_line(f"of {len(table):,} rows, {common:,} occur in all models, {alone:,} in only one", file)
         print()
         rows = list(table.head(top).itertuples())
         print_table(columns_of(table), rows, file, f"by {summary.by} ({len(table):,} in total)")

@@ -386,7 +386,7 @@ def print_check(checks: Sequence[Check], file: IO[str]) -> None:
     rows = [item for total, own in models for item in (total, *own)]
     columns = [
         TableColumn("model, traces", lambda item: f"  {item.trace}" if item.trace else item.model),
-        TableColumn("real ms", lambda item: item.real_us / 1e3, ",.2f"),
+        TableColumn("measured ms", lambda item: item.real_us / 1e3, ",.2f"),
         TableColumn("predicted ms", lambda item: item.predicted_us / 1e3, ",.2f"),
         TableColumn("error", "error", "+.1%"),
     ]

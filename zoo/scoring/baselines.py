@@ -107,7 +107,7 @@ class Baseline:
         torch = f"torch {about['torch']}" if "torch" in about else None
         parts = (about.get("processor") or about.get("machine"), about.get("device"), torch)
         threads = counted(about["threads"], "thread") if isinstance(about.get("threads"), int) else None
-        return ", ".join(str(part) for part in (*parts, threads) if part) or "a machine that it does not name"
+        return ", ".join(str(part) for part in (*parts, threads) if part) or "an unknown machine"
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:

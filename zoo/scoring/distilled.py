@@ -94,7 +94,7 @@ def standing_of(header: Mapping[str, Any]) -> Standing | None:
     try:
         keys = field["keys"]
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len({*keys}) < len(keys):
-            raise ValueError("no keys")
+            raise ValueError("the keys are not a list of texts without duplicates")
         weights = {origin_in(name, about): _weights_us(about, keys) for name, about in field["traces"].items()}
         return Standing(keys, str(field.get("base") or CAPTURED)[:MOST_NAME], weights)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -219,7 +219,7 @@ def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, floa
         if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:
             raise ValueError("a case number is invalid or repeated")
         if type(us) not in (int, float) or not 0 <= us < MOST_US:
-            raise ValueError("no time")
+            raise ValueError("a time is not a number, negative or too large")
         weights_us[keys[place]] = us
     return weights_us
 

@@ -88,7 +88,7 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
         defined_names |= bound_by(statement)
     lost = sorted({use.name for statement in tree.body for use in names_of(statement).uses} - defined_names)
     if lost:
-        raise UserError(f"the sample would lack {', '.join(lost)}", "this is an error of the gripper: please report it")
+        raise UserError(f"the sample would lack {', '.join(lost)}", "this is a bug of opgrip: please report it")
 
 
 def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:

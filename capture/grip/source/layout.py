@@ -71,7 +71,9 @@ class Edits:
 
 
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """Return the changes that a piece of source needs in a sample, except those of its indentation and its own name."""
+    """Return the changes that a piece of source needs in a sample, except indentation and its own name: its
+    items get the `names` of the sample, and type annotations that `keeps` rejects are removed.
+    """
     edits = Edits(piece.file)
     _rename(edits, piece.links, names)
     for decorator in piece.dropped:

@@ -257,7 +257,9 @@ def owner_of(gripped: Gripped) -> type | None:
     for name in path.split("."):
         thing = getattr(thing, name, None)
     if not isinstance(thing, type):
-        raise UserError(f"the class of {gripped.entry} is not found", "grip it after the class is made")
+        raise UserError(
+            f"the class of {gripped.entry} is not found", "grip the method after the program has defined the class"
+        )
     return thing
 
 
@@ -272,7 +274,7 @@ def _enter_function(gripped: Gripped, collector: Collector) -> tuple[SampleItem,
             collector.check(function, root, "the function")
             return root, classes
         if isinstance(function, MethodType):
-            raise UserError(f"{gripped.entry} is bound to an object", "grip it on its class")
+            raise UserError(f"{gripped.entry} is bound to an object", "grip the method of its class instead")
         return collector.function(function, method if method.isidentifier() else gripped.name), classes
     first = [call.args[0] for call in gripped.calls if call.args]
     classes = ClassParts(collector, {owner, *(type(one) for one in first if isinstance(one, owner))})

@@ -188,7 +188,9 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
         why = "it changed since it was imported" if not nodes else "put each lambda on a separate line"
         raise UserError(f"{what} is not found in line {code.co_firstlineno} of {file.name}", why)
     if not _is_compiled_from(code, file):
-        raise UserError(f"the source of {what} changed since it was imported", f"run it again: {file.name}")
+        raise UserError(
+            f"the source of {what} changed since it was imported", f"run the program with the changed {file.name} again"
+        )
     return file, nodes[0]
 
 

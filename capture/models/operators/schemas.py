@@ -126,7 +126,7 @@ def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEn
         if indices:
             entries.append(schema_entry(function, {DTYPES[name]: index for name, index in indices.items()}))
         else:
-            reasons[name_of(function)] = reason or "all its samples fail"
+            reasons[name_of(function)] = reason or "all samples of the operator fail"
     return entries, reasons
 
 
@@ -191,7 +191,7 @@ def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | Non
                 failure = failure or error
                 if "Could not run" in str(error):
                     break
-    raise failure or RuntimeError("all its samples fail")
+    raise failure or RuntimeError("all samples of the operator fail")
 
 
 def why_not(function: Any) -> str:

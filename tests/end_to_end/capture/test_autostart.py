@@ -116,7 +116,7 @@ def test_autostart_settings_are_read_from_variables() -> None:
     assert Path(settings.output).is_absolute()
     with pytest.raises(UserError, match="KILL cannot be used"):
         settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_SIGNAL": "KILL"})
-    with pytest.raises(UserError, match="OPGRIP_NEW_ONLY without OPGRIP_EVERY"):
+    with pytest.raises(UserError, match="OPGRIP_NEW_ONLY needs OPGRIP_EVERY"):
         settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_NEW_ONLY": "1"})
 
 

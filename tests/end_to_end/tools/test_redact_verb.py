@@ -45,8 +45,8 @@ def test_redact_leaves_out_full_values_of_a_trace(tmp_path: Path) -> None:
         (("-o", "t.jsonl", "-f"), "t.jsonl is both the trace and the output"),
         (("-o", "r.jsonl", "--report", "t.jsonl", "-f"), "t.jsonl is both the trace and the report"),
         (("-o", "r.jsonl", "--salt-file", "r.jsonl", "-f"), "r.jsonl is both the output and the salt"),
-        (("-o", "r.jsonl", "--keep", "names"), "--keep names is unknown"),
-        (("-o", "r.jsonl", "--salt-file", os.devnull), "holds no salt"),
+        (("-o", "r.jsonl", "--keep", "names"), "--keep names is not a kind of name"),
+        (("-o", "r.jsonl", "--salt-file", os.devnull), "contains no salt"),
     ],
 )
 def test_usage_errors_are_reported_in_one_line(

@@ -203,7 +203,7 @@ def test_folders_are_compared_and_shifts_are_reported_by_operator(tmp_path: Path
     assert same.returncode == 2
     (tmp_path / "empty").mkdir()
     empty = run_command("opgrip", "trace", "diff", "monday", "empty", cwd=tmp_path)
-    assert (empty.returncode, "holds no traces" in empty.stderr) == (2, True)
+    assert (empty.returncode, "contains no traces" in empty.stderr) == (2, True)
 
 
 def test_proportionally_more_calls_cause_no_shift(tmp_path: Path) -> None:

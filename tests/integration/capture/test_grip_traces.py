@@ -195,7 +195,7 @@ def test_functions_are_gripped_only_in_recorded_steps(tmp_path: Path) -> None:
 def test_invalid_grip_pattern_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a pattern for functions"):
         Capture(tmp_path / "t.jsonl", grip=["delta2bbox"])
-    assert "--grip-to without --grip" in refusal("opcapture", "--grip-to", "x", "-o", tmp_path / "t.jsonl")
+    assert "--grip-to needs --grip" in refusal("opcapture", "--grip-to", "x", "-o", tmp_path / "t.jsonl")
 
 
 def test_trace_info_reports_gripped_functions(tmp_path: Path) -> None:

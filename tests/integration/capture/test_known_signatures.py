@@ -190,4 +190,4 @@ def test_new_only_is_refused_without_every(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("", encoding="utf-8")
     done = run_command("opcapture", "--on-demand", "--new-only", "--", "a.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "--new-only without --every" in done.stderr
+    assert "--new-only needs --every" in done.stderr

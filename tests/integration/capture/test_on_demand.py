@@ -155,7 +155,7 @@ def test_signal_starts_a_recording_unless_the_program_handles_it(server: Path) -
         wait_for((server / "s.jsonl").exists, process)
     code = "import signal; from opgrip.capture.on_demand.trigger import listen_to\n"
     code += "signal.signal(signal.SIGUSR1, print); listen_to(signal.SIGUSR1)"
-    assert "the program already handles SIGUSR1" in run_python("-c", code).stderr
+    assert "the program already has a handler for SIGUSR1" in run_python("-c", code).stderr
 
 
 def test_unknown_process_is_reported_in_one_line(server: Path) -> None:
@@ -432,7 +432,7 @@ def test_recording_options_are_refused_without_on_demand(tmp_path: Path) -> None
         ("--on-demand", "--private", "--values", "full", "--", "a.py"): "--values full writes the values themselves",
         ("--on-demand", "--batch-size", "2", "--", "a.py"): "--batch-size is for models",
         ("--on-demand", "--signal", "KILL", "--", "a.py"): "KILL cannot be used to start a recording",
-        ("--on-demand", "--max-disk", "2GB", "--", "a.py"): "--max-disk without --every",
+        ("--on-demand", "--max-disk", "2GB", "--", "a.py"): "--max-disk needs --every",
     }.items():
         done = run_command("opcapture", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")

@@ -35,8 +35,8 @@ def folder(tmp_path: Path) -> Path:
             "unexpected argument: 'train.py': put a script after --, as in opcapture -- train.py: see",
         ),
         ("--bach-size 2", "unknown option --bach-size: did you mean --batch-size?"),
-        ("-- python train.py", "opcapture starts python itself: leave out python, name a script"),
-        ("-- python3.12 -m x", "opcapture starts python3.12 itself: leave out python3.12, name a script"),
+        ("-- python train.py", "opcapture starts python itself: name the script without python"),
+        ("-- python3.12 -m x", "opcapture starts python3.12 itself: name the script without python3.12"),
         ("-m train", "no model 'train': for a config, name the file train.py; for a factory, train.py:NAME"),
         (
             "-m train.py",

@@ -59,7 +59,7 @@ def test_file_in_an_archive_is_selected_by_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"several readable files \(x/one.txt, x/two.txt\): name one: .*a.zip/x/one"):
         load(path)
     assert load(path / "x/two.txt").calls["op"].tolist() == ["aten.abs.default"] * 3
-    with pytest.raises(UserError, match=r"a.zip holds no x/three.txt: it holds x/notes.md, x/one.txt"):
+    with pytest.raises(UserError, match=r"a.zip contains no x/three.txt: it contains x/notes.md, x/one.txt"):
         load(path / "x/three.txt")
     with pytest.raises(UserError, match="holds no"):
         load(path / "x/../x/two.txt")
@@ -119,16 +119,16 @@ def test_archive_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     megabytes = b"\0" * (40 << 20)
     for name in ("size.zip", "size.tar.gz"):
-        with pytest.raises(UserError, match=r"is refused \(it holds more than \d+ MB\)"):
+        with pytest.raises(UserError, match=r"is refused \(it contains more than \d+ MB\)"):
             load(pack(tmp_path / name, {"a.json": megabytes}))
     with pytest.raises(UserError, match="is refused"):
         load(pack(tmp_path / "nested.zip", {"a.zip": (tmp_path / "size.zip").read_bytes()}))
     monkeypatch.setattr(archives, "MOST_ENTRIES", 20)
     for name in ("count.zip", "count.tar"):
-        with pytest.raises(UserError, match="it holds more than 20 files"):
+        with pytest.raises(UserError, match="it contains more than 20 files"):
             load(pack(tmp_path / name, {f"{number}.txt": b"" for number in range(21)}))
     monkeypatch.setattr(archives, "MOST_DIRECTORY", 100)
-    with pytest.raises(UserError, match="it holds more than 20 files"):
+    with pytest.raises(UserError, match="it contains more than 20 files"):
         load(pack(tmp_path / "directory.zip", {f"{number}.txt": b"" for number in range(9)}))
     assert not list(temporary.iterdir())
 

@@ -232,7 +232,7 @@ def test_steps_of_a_merged_trace_are_those_of_each_rank(
     # a step begins with the preceding collective; calls before the first one belong to the first step
     assert load(tmp_path / "all.jsonl", steps=0).calls["process"].value_counts().to_dict() == {0: 19, 1: 19}
     assert load(tmp_path / "all.jsonl", steps=range(3, 9)).calls["process"].value_counts().to_dict() == {0: 0, 1: 11}
-    with pytest.raises(UserError, match="the trace has no step 5: its steps are 0 to 4"):
+    with pytest.raises(UserError, match="the trace has no step 5: the steps of the trace are 0 to 4"):
         load(tmp_path / "all.jsonl", steps=5)
 
 

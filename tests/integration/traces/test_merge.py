@@ -65,7 +65,9 @@ def test_calls_of_undeclared_threads_stay_in_their_process(tmp_path: Path) -> No
 def test_merged_trace_is_not_merged_again(tmp_path: Path) -> None:
     paths = [small_trace(tmp_path / f"{name}.jsonl") for name in ("first", "second", "third")]
     merge(paths[:2], tmp_path / "two.jsonl")
-    with pytest.raises(UserError, match=r"two\.jsonl is merged already: merge the traces of all processes at once"):
+    with pytest.raises(
+        UserError, match=r"two\.jsonl is already a merge of several traces: merge the traces of all processes at once"
+    ):
         merge([tmp_path / "two.jsonl", paths[2]], tmp_path / "all.jsonl")
     assert not (tmp_path / "all.jsonl").exists()
 

@@ -395,7 +395,7 @@ def test_traces_of_one_salt_have_the_same_names(tmp_path: Path) -> None:
     assert one == other != another
     for weak in (b"s", bytes(64), b"ab" * 40):
         (tmp_path / "weak").write_bytes(weak)
-        with pytest.raises(UserError, match="holds no salt"):
+        with pytest.raises(UserError, match="contains no salt"):
             salt_of(tmp_path / "weak")
 
 

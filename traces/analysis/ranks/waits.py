@@ -78,7 +78,7 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
         raise UserError(f"{path} has the calls of only one process", hint)
     meetings = ranks.match()
     if not len(meetings):
-        raise UserError(f"{path} has no collective in which several of its ranks took part", "see opgrip trace info")
+        raise UserError(f"{path} contains no collective in which several ranks took part", "see opgrip trace info")
     return _waits(ranks, meetings)
 
 

@@ -50,7 +50,7 @@ class Policy:
 def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
     """Return the kinds of names as a set; raise `UserError` if one is unknown."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise UserError(f"--keep {unknown[0]} is unknown", f"choose from {', '.join(KINDS)}")
+        raise UserError(f"--keep {unknown[0]} is not a kind of name", f"choose from {', '.join(KINDS)}")
     return frozenset(kinds)
 
 
@@ -87,7 +87,7 @@ def _read_salt(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read", reason_of(error)) from error
     if not SALT_BYTES <= len(salt) <= 64 * SALT_BYTES or len(set(salt)) < LEAST_DIFFERENT:
         raise UserError(
-            f"{path} holds no salt", f"name a file that does not exist, or one of {SALT_BYTES} bytes or more"
+            f"{path} contains no salt", f"name a file that does not exist, or one of {SALT_BYTES} bytes or more"
         )
     return salt
 

@@ -28,7 +28,7 @@ class ValueChoices:
 
 
 class Listed(ValueChoices):
-    """Values of a list."""
+    """Values that are given as a list, rather than computed."""
 
     def __init__(self, values: Sequence[Any]) -> None:
         super().__init__(len(values), values.__getitem__)

@@ -271,7 +271,7 @@ class _Watch(TorchDispatchMode):
                 return Opaque(type(leaf).__qualname__)
             return leaf
         if leaf.layout is not torch.strided:
-            raise ValueError("it makes a sparse tensor")
+            raise ValueError("the function creates a sparse tensor")
         storage = leaf.untyped_storage()._cdata
         return TensorSpec(
             tuple(leaf.shape),
@@ -294,13 +294,13 @@ def check_pieces(name: str, arguments: Any) -> None:
     name : name of the function, as in `function_names`
     """
     if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves(arguments)):
-        raise ValueError(f"it asks for more than {PIECES:,} pieces")
+        raise ValueError(f"the function splits a tensor into more than {PIECES:,} pieces")
 
 
 def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
     """Raise `ValueError` if an operator could split one of the tensors into more pieces than fit in memory."""
     if any(size > PIECES for tensor in tensors for size in tensor.shape):
-        raise ValueError(f"it splits a tensor with a dimension larger than {PIECES:,}")
+        raise ValueError(f"the function splits a tensor along a dimension larger than {PIECES:,}")
 
 
 def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:
@@ -331,7 +331,7 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
         kwargs["device"] = torch.device("meta")
     results = function(*args, **kwargs)
     if any(leaf.nbytes > MADE_BYTES for leaf in leaves(results) if isinstance(leaf, torch.Tensor)):
-        raise ValueError(f"it creates a tensor of more than {MADE_BYTES:,} bytes")
+        raise ValueError(f"the function creates a tensor of more than {MADE_BYTES:,} bytes")
 
 
 def on_meta(tree: Any) -> Any:

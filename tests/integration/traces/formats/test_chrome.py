@@ -129,7 +129,7 @@ def test_modules_and_functions_are_read_from_the_file(tmp_path: Path) -> None:
 
 def test_file_without_shapes_is_refused_in_one_line(tmp_path: Path) -> None:
     path = profiled(tmp_path / "a.json", record_shapes=False)
-    with pytest.raises(UserError, match=r"a\.json has no shapes: profile with record_shapes=True"):
+    with pytest.raises(UserError, match=r"a\.json contains no shapes of tensors: profile with record_shapes=True"):
         load(path)
     refusal("opgrip", "trace", "info", path, in_one_line=True)
 
@@ -139,7 +139,7 @@ def test_written_timeline_is_refused_as_input(tmp_path: Path) -> None:
     result = succeed("opgrip", "trace", "convert", SHIPPED_TRACES[0], path, "--to", "chrome")
     assert "lost arguments except the shapes of tensors" in result.stderr
     assert len(json.loads(path.read_text())["traceEvents"]) > len(load(SHIPPED_TRACES[0]).calls)
-    with pytest.raises(UserError, match="holds no operators: profile with"):
+    with pytest.raises(UserError, match="contains no operators: profile with"):
         load(path)
 
 

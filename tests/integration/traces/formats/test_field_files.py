@@ -23,7 +23,7 @@ REFUSED = {
     "npukernelbench/npukernelbench_level0_18_ne_scalar.json": "JSON lines with the members id, name",
     "nvbench/test_ref.json": "a result of nvbench",
     "xpuperf/basic_tensor_gemm_ops_gemm.json": "JSON with the member cases",
-    "tracelens/mi210_gpu_only_trace_gpu_only_trace.json.gz": "holds no operators",
+    "tracelens/mi210_gpu_only_trace_gpu_only_trace.json.gz": "contains no operators",
 }
 READ = {
     "chakra/small_chakra.0.json": (0, 3),

@@ -71,8 +71,12 @@ def test_statistics_determine_the_value_model(tmp_path: Path) -> None:
     ("name", "entry", "reason"),
     [
         ("Functional.relu.0.backward", {"input": [], "output": []}, "a backward pass"),
-        ("NPU.npu_rms_norm.0.forward", call(tensor(2)), "not a function of torch but of NPU"),
-        ("Distributed.all_reduce.0.forward", call(tensor(2)), "not a function of torch but of Distributed"),
+        ("NPU.npu_rms_norm.0.forward", call(tensor(2)), "the called function is not one of torch but of NPU"),
+        (
+            "Distributed.all_reduce.0.forward",
+            call(tensor(2)),
+            "the called function is not one of torch but of Distributed",
+        ),
         ("Torch.load.0.forward", call(plain("/etc/passwd")), "not a function of tensors"),
         ("Tensor.__reduce_ex__.0.forward", call(tensor(2)), "not a function of tensors"),
         (

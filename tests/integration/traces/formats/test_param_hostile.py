@@ -45,7 +45,10 @@ HUGE_LAYER = number(600_000), number(600_000)
         ),
         ({"torch.add": operator(entry(tensor(4, __copy__=[3])), input_iterator=RANGES)}, "__copy__"),
         ({"torch.add": operator(7)}, "an entry is not an object"),
-        ({"torch.add": operator(entry(tensor(4)), build=[entry(number("aten::add(", "str"))])}, "its schema cannot"),
+        (
+            {"torch.add": operator(entry(tensor(4)), build=[entry(number("aten::add(", "str"))])},
+            "the schema of the call cannot",
+        ),
         ({"torch.add": operator(entry(7))}, "an argument is not an object"),
         ({"torch.add": {"config": [{"output": []}]}}, "has no input section"),
         ({"torch.add": {"config": 7}}, "no list of configurations"),

@@ -287,7 +287,7 @@ def test_page_beyond_the_memory_limit_is_refused(tmp_path: Path) -> None:
     parquet.write_table(bomb, path, compression="zstd", use_dictionary=False, write_statistics=False)
     assert path.stat().st_size < 1 << 18
     with pytest.raises(
-        UserError, match=r"refused \(reading it takes more memory than is allowed for a file of its size\)"
+        UserError, match=r"refused \(reading the file takes more memory than is allowed for a file of this size\)"
     ):
         read_records(path)
 

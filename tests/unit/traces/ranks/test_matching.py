@@ -88,7 +88,7 @@ def test_collectives_after_a_mismatch_are_unmatched(tmp_path: Path) -> None:
 
 
 def test_ranks_without_a_common_collective_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no collective in which several of its ranks took part"):
+    with pytest.raises(UserError, match="no collective in which several ranks took part"):
         waits_of(tmp_path, [("all_reduce", 10, 20)], [("broadcast", 10, 20)])
     with pytest.raises(UserError, match="has the calls of only one process"):
         waits_of(tmp_path, [("all_reduce", 10, 20)])
