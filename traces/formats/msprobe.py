@@ -74,7 +74,7 @@ def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, buil
     name : match of the call's name, or None if the name has an unknown form
     """
     if name is None or not isinstance(call, dict):
-        raise ValueError("the name is not that of a called function")
+        raise ValueError("the entry is not a call of a function")
     space, function, phase = name.groups()
     if phase == "backward":
         raise ValueError(BACKWARD)
