@@ -86,7 +86,7 @@ _own = threading.local()
 
 @contextmanager
 def in_stream(stream: Any) -> Iterator[None]:
-    """Make a stream of the capture's own this thread's current stream inside the block."""
+    """In the block, make `stream`, which the capture created for its own work, the current stream of this thread."""
     _own.is_active = True
     try:
         with getattr(torch, stream.device.type).stream(stream):

@@ -237,8 +237,10 @@ class Fitter:
 def _describe_by_index(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[tuple[int | str, torch.Tensor]]]:
-    """Return the specs of arguments with indices as numbers of value models, and a list with argument and tensor
-    by index.
+    """Return the specs of a call's arguments, and a list of its tensors, each with the position or keyword of its
+    argument.
+
+    In place of the number of a value model, the spec of a tensor has the index of the tensor in the list.
     """
     inputs: list[tuple[int | str, torch.Tensor]] = []
 

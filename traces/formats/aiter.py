@@ -41,7 +41,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield one call per row."""
+    """Yield the records of a file of tuned matrix products, with one call per row."""
     lines = file.lines()
     columns = _cells(next(lines, ""))
     if not recognizes(Head(file.path, "", ",".join(columns).encode())):

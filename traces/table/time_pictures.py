@@ -96,7 +96,7 @@ def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
 
 
 def _few(sums: pd.DataFrame) -> pd.DataFrame:
-    """Return the first columns of a table, and one column with the sum of the others."""
+    """Return a table with only the first `MOST_PARTS` columns, and one column with the sum of the others."""
     if sums.shape[1] <= MOST_PARTS + 1:
         return sums
     few = sums.iloc[:, :MOST_PARTS].copy()

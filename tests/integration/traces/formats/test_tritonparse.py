@@ -81,7 +81,10 @@ def test_trial_launches_of_the_autotuner_are_counted_separately(tmp_path: Path) 
     [
         ({"extracted_args": {"_note": "argument extraction skipped during CUDA graph capture"}}, "does not have"),
         ({"extracted_args": None}, "does not have the arguments of the call"),
-        ({"extracted_args": {"f": {"type": "function", "repr": "<function f>"}}}, "its argument f, a function"),
+        (
+            {"extracted_args": {"f": {"type": "function", "repr": "<function f>"}}},
+            "the kernel's argument f, a function",
+        ),
         ({"extracted_args": {"x": {**TENSOR, "stride": [1]}}}, "a tensor cannot be read"),
         ({"extracted_args": {"x": {**TENSOR, "device": 5}}}, "expected"),
         ({"extracted_args": {"BLOCK": TENSOR}}, "a constant of the kernel is a tensor"),
