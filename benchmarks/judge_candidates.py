@@ -4,12 +4,13 @@ python benchmarks/judge_candidates.py table      # is each candidate right, fast
 python benchmarks/judge_candidates.py same       # share of verdicts that call an operator faster or slower than itself
 python benchmarks/judge_candidates.py confirm    # savings estimated from single calls and measured in whole steps
 
-`--quick` uses few signatures and runs.
+`--quick` uses few signatures and runs; `--into docs/modes.md` also replaces the table of the same columns in a page.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -59,13 +60,13 @@ EXAMPLES = (
 )
 TRACES: tuple[str, ...] = ("bert-base.train", "gpt2.generate", "llama-1b.generate", "upernet_swin-t.predict")
 TRACES += ("yolox_s.predict", "faster-rcnn_r50.predict")
-CONFIRMED = (
+CONFIRMED: tuple[str, ...] = (
+    "soft-actor-critic.train",
     "bert-base.predict",
-    "vit-base.predict",
-    "gpt2.generate",
-    "segformer_mit-b0.predict",
+    "tapas-base.predict",
     "whisper-tiny.generate",
 )
+CONFIRMED += ("dab-detr_r50.predict",)
 """traces of the zoo whose steps replay in seconds"""
 SAME: tuple[str, ...] = (
     "add.Tensor",
@@ -78,6 +79,7 @@ SAME: tuple[str, ...] = (
 )
 SAME += ("index.Tensor", "mm.default", "exp.default", "sum.dim_IntList", "where.self")
 """operators of the built-in detector that replace themselves"""
+QUICK: dict[str, Any] = {"iterations": 5}
 LEAST_SHARE = 0.99
 """share of verdicts on identical functions that must be equal or undecided"""
 NEAR = 0.01
@@ -90,20 +92,37 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=("table", "same", "confirm"))
     parser.add_argument("--only", default="", help="only candidates whose operator contains this text")
     parser.add_argument("--quick", action="store_true", help="use few signatures and runs")
+    parser.add_argument("--into", type=Path, metavar="PAGE", help="Markdown page in which to replace the table")
     args = parser.parse_args(words)
     examples = [item for item in EXAMPLES if args.only in item.op]
-    return {"table": table, "same": same, "confirm": confirm}[args.what](examples, args.quick)
+    if args.what == "same":
+        return same(args.quick)
+    lines, status = table(examples, args.quick) if args.what == "table" else confirm(args.quick)
+    if args.into is not None:
+        text = args.into.read_text(encoding="utf-8")
+        new, count = re.subn(rf"{re.escape(lines[0])}\n(\|.*\n)*", lambda _: "\n".join([*lines, ""]), text)
+        if count != 1:
+            raise SystemExit(f"{args.into} has {count} tables with the first line {lines[0]}")
+        args.into.write_text(new, encoding="utf-8")
+    return status
 
 
-def table(examples: Sequence[Example], is_quick: bool) -> int:
-    """Print a Markdown table of the candidates."""
-    print("| candidate | operator | right | faster | worth it |\n| --- | --- | --- | --- | --- |", flush=True)
-    options: dict[str, Any] = {"top": 3, "iterations": 5} if is_quick else {"top": 12}
+def table(examples: Sequence[Example], is_quick: bool) -> tuple[list[str], int]:
+    """Print a Markdown table of the candidates; return its lines, and the exit status."""
+    options = QUICK | {"top": 3} if is_quick else {"top": 12}
+    lines = _printed([], "| candidate | operator | right | faster | worth it |", "| --- | --- | --- | --- | --- |")
     for item in examples:
         # C++ is built here, where no time limit of a worker ends it
         subprocess.run([sys.executable, FOLDER / item.source.partition(":")[0]], check=False)
-        print(f"| {item.kind} | `{item.op}` | {' | '.join(_cells(item, options))} |", flush=True)
-    return 0
+        _printed(lines, f"| {item.kind} | `{item.op}` | {' | '.join(_cells(item, options))} |")
+    return lines, 0
+
+
+def _printed(lines: list[str], *new: str) -> list[str]:
+    """Print lines and add them to a list, which is returned."""
+    print("\n".join(new), flush=True)
+    lines += new
+    return lines
 
 
 def _cells(example: Example, options: Mapping[str, Any]) -> Iterator[str]:
@@ -124,7 +143,7 @@ def _counts(steps: Sequence[Any]) -> tuple[list[dict[str, int]], list[dict[str, 
     return [step.verdicts for step in steps], [step.gradients for step in steps]
 
 
-def same(examples: Sequence[Example], is_quick: bool) -> int:
+def same(is_quick: bool) -> int:
     """Judge operators as their own candidates; return 1 if too many verdicts are neither equal nor undecided."""
     candidates = {f"aten.{name}": f"torch:ops.aten.{name}" for name in SAME}
     frame = judge(candidates, "trace:faster_rcnn", top=10 if is_quick else 150).frame
@@ -137,17 +156,20 @@ def same(examples: Sequence[Example], is_quick: bool) -> int:
     return int(share < LEAST_SHARE)
 
 
-def confirm(examples: Sequence[Example], is_quick: bool) -> int:
-    """Print estimated and measured savings of the layer norm and the softmax; return 1 if they differ by over 1 %."""
+def confirm(is_quick: bool) -> tuple[list[str], int]:
+    """Print a table of estimated and measured savings of the layer norm and the softmax together.
+
+    Return its lines, and the exit status: 1 if two savings differ by over 1 % of the step.
+    """
     candidates = [f"{op}={source}" for item in EXAMPLES[:2] for op, source in item.candidate.items()]
-    print("| trace | operators take, captured | in the replay | estimated | measured | difference |")
-    print("| --- | --- | --- | --- | --- | --- |", flush=True)
-    far = 0
+    names = ("trace", "operators take, captured", "in the replay", "estimated", "measured", "difference")
+    lines = _printed([], f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}")
+    far = False
     for name in CONFIRMED[:1] if is_quick else CONFIRMED:
-        results = replay(f"zoo:{name}", candidate=candidates, confirm=True)
+        results = replay(f"zoo:{name}", candidate=candidates, confirm=True, **(QUICK if is_quick else {}))
         (step,), measured = judged_steps(results), results.header["confirmation"]
         difference = step.saving - measured["saving"]
-        far += abs(difference) > NEAR
+        far |= abs(difference) > NEAR
         cells = [
             name,
             f"{100 * (step.share or 0.0):.2f} %",
@@ -156,8 +178,8 @@ def confirm(examples: Sequence[Example], is_quick: bool) -> int:
             saving_in_words(measured["saving"], measured["error"], 2),
             f"{100 * difference:+.2f} %",
         ]
-        print(f"| {' | '.join(cells)} |", flush=True)
-    return int(far > 0)
+        _printed(lines, f"| {' | '.join(cells)} |")
+    return lines, int(far)
 
 
 if __name__ == "__main__":

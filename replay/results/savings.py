@@ -287,7 +287,7 @@ def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, Par
     """
     by_part: dict[str, list[tuple[float, float, float]]] = {}
     for part, share, judged in uses:
-        # savings are those of the step, scaled to the share of these calls
+        # the saving in the step is scaled to the share that these calls take
         scale = share / judged.step_share if judged.step_share else 0.0
         saving, error = (scale * (value or 0.0) for value in (judged.step_saving, judged.step_saving_error))
         by_part.setdefault(part, []).append((share, saving, error))
