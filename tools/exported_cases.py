@@ -153,7 +153,7 @@ def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
         # names become code, and a trace may be untrusted
         for name in signature.kwargs:
             if not (name.isascii() and name.isidentifier()) or keyword.iskeyword(name):
-                raise UserError(f"{name!r} is not an argument's name", "choose another case")
+                raise UserError(f"{name!r} cannot be the name of an argument in Python", "choose another case")
         writer = _CallLiterals(lambda _, rest=rest: _source_of_tensor(next(rest), links), settings)  # type: ignore[misc]
         positional = [writer.of(value) for value in signature.args]
         named = [f"{name}={writer.of(value)}" for name, value in signature.kwargs.items()]

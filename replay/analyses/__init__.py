@@ -72,7 +72,9 @@ class AnalysisSession:
         cache state.
         """
         if len(self.workload.request.timing.caches) > 1:
-            raise UserError(f"{profiler} profiles one cache state at a time", "give one to --cache")
+            raise UserError(
+                f"{profiler} profiles one cache state at a time", "name one with --cache, such as --cache warm"
+            )
 
     def check_one_device(self, profiler: str) -> None:
         """Raise `UserError` if the replay uses several devices, because a profiler's report covers one process."""

@@ -290,7 +290,10 @@ def profile_rows(
         if not unseen or not runs_by_row:
             break
     if not runs_by_row:
-        raise UserError("nsys did not record the ranges", "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11")
+        raise UserError(
+            "nsys did not record the NVTX ranges that separate the cases",
+            "nvtx 0.2.12 and later need a newer nsys: use nvtx 0.2.11",
+        )
     if outside:
         say(f"{outside} kernels and copies in the report belong to no timed run")
     for row in unseen:
@@ -303,7 +306,7 @@ def _run(nsys: Nsys, folder: Path, command: Sequence[str], device: str) -> None:
     arguments = merged_arguments((*options, *ALWAYS), nsys.arguments, FLAGS)
     done = run_program([nsys.binary, "profile", *arguments, "--output", str(folder / "report"), *command])
     if not _reports_in(folder):
-        raise UserError(f"nsys wrote no report: {last_words(done)}", "see nsys status -e")
+        raise UserError(f"nsys wrote no report: {last_words(done)}", "check that nsys works here with: nsys status -e")
 
 
 def _options_on_gpu(nsys: Nsys) -> tuple[str, ...]:
@@ -323,7 +326,7 @@ def _exported(nsys: Nsys, report: Path) -> NsysReport:
     export_arguments = ["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)]
     done = run_program([nsys.binary, *export_arguments])
     if not database.exists():
-        raise UserError(f"nsys cannot export its report: {last_words(done)}", "update it")
+        raise UserError(f"nsys cannot export its report: {last_words(done)}", "update nsys")
     return read_report(database)
 
 
@@ -339,5 +342,5 @@ def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[
         with suppress(FileNotFoundError):
             path.unlink()
         shutil.move(report, path)
-        say(f"open it in Nsight Systems: {path}")
+        say(f"open nsys's report in Nsight Systems: {path}")
     return len(reports)

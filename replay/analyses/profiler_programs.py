@@ -57,7 +57,9 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
     if named is not None:
         binary = shutil.which(named)
         if binary is None:
-            raise UserError(f"{named} is not an executable", f"name {name} itself with --{name}-bin")
+            raise UserError(
+                f"{named} is not a program that can be run", f"set the path of the program {name} with --{name}-bin"
+            )
         return binary
     binary = shutil.which(name) or next((path for place in places for path in sorted(glob.glob(place))[::-1]), None)
     if binary is None:
@@ -113,7 +115,8 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{path} cannot be read as arguments: {error}", "write arguments as on a command line"
+            f"{path} cannot be read as arguments: {error}",
+            "write the arguments as on a command line, quoted as in a shell",
         ) from error
     if any(name == flags.output for name, _, _ in flags.read(words, ())):
         problem = f"{path} sets {flags.output}, which only opgrip may set"

@@ -188,7 +188,7 @@ def print_modes(results: Sequence[Result], reference: str, file: IO[str]) -> Non
     if slowed:
         of_all = counted(len(results), "row")
         print_line(
-            f"{slowed} of {of_all}: timed on a processor that was slowed down, so that ratios are doubtful", file
+            f"{slowed} of {of_all} were timed while the processor was slowed down, so their ratios are doubtful", file
         )
 
 

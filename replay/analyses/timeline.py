@@ -80,7 +80,7 @@ class TimelineAnalysis(Analysis):
             own = again.get(key_of(row))
             if row.status in RAN and (own is None or own.status not in RAN):
                 say(f"the timeline has no run of case {row.case}, {row.op} as {row.mode}: {why_unseen(own)}")
-        say(f"open it in https://ui.perfetto.dev: {self._output}")
+        say(f"open the timeline in https://ui.perfetto.dev: {self._output}")
         return list(rows)
 
 

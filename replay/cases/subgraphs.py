@@ -118,7 +118,7 @@ class _Builder:
         for name in signature.kwargs:
             # names become part of the graph's code, and a trace may be untrusted
             if not name.isidentifier() or keyword.iskeyword(name):
-                raise Unsupported(f"{name!r} is not an argument's name")
+                raise Unsupported(f"{name!r} cannot be the name of an argument in Python")
 
         def build(leaf: Any) -> Any:
             if isinstance(leaf, TensorSpec):

@@ -36,7 +36,7 @@ EXCLUDED = ("strict", "list", "candidate", "candidates", "gate")
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Judgement:
-    """The result of `judge`: what the candidates, which are implementations of operators, are worth.
+    """The result of `judge`: are the candidates, which are implementations of operators, right, and do they save time?
 
     Attributes
     ----------

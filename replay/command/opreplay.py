@@ -132,7 +132,14 @@ def _print_cases(
 def _print_several(
     outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter, selection: Selection
 ) -> None:
-    """Print the results of several traces: rows of the selected cases, or scores with the reasons of failed cases."""
+    """Print the results of several traces.
+
+    These are the rows if they are few or the user selected them, and otherwise the scores with the reasons of failed
+    cases.
+
+    printers : functions that print a score
+    selection : the user's selection of cases
+    """
     from opgrip.replay.reports.results_table import MOST_INPUTS, print_inputs, print_reasons
 
     rows = list(outcome.results)

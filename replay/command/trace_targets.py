@@ -271,8 +271,8 @@ def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -
     present = set(header.get("machines", {}).values())
     others = sorted(kind for kind in kinds - present if kind is not None)
     if present and others:
-        words = f"{part.parent} has rows of machines of another kind ({'; '.join(others)})"
-        problem = f"{words} than there are now ({'; '.join(sorted(present))})"
+        words = f"{part.parent} contains rows measured on another kind of machine ({'; '.join(others)})"
+        problem = f"{words} than the present one ({'; '.join(sorted(present))})"
         raise OtherMachinesError(problem, "continue with --machine-kind on such machines, or start again with --force")
 
 
@@ -319,7 +319,7 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
         stored = None
     difference = _difference(stored, about)
     if difference is not None:
-        raise UserError(f"{folder} is {difference}", "use the same, or start again with --force")
+        raise UserError(f"{folder} is {difference}", "give the arguments of that replay, or start again with --force")
 
 
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:

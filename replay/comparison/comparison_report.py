@@ -269,7 +269,9 @@ def print_comparison(
     for name, header in (("base", comparison.base), ("new", comparison.new)):
         print_line(f"{name:<8}{printable(origin(header))}", file)
     for name, old, new in comparison.differs:
-        print_line(f"differs {printable(name)}: {printable(old)}, now {printable(new)}", file, "yellow")
+        print_line(
+            f"{printable(name)} differs: {printable(old)} in the base, {printable(new)} in the new run", file, "yellow"
+        )
     if by is not None:
         _print_groups(comparison, by, file)
     rows = list(rows_of(comparison)) if all_rows else shown_rows(comparison)

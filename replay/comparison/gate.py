@@ -263,7 +263,7 @@ def parse_gate(text: str) -> Gate:
     """Return the gate that a text such as `slower<=5%` describes; raise `UserError` for any other text."""
     match = _FORM.fullmatch(text)
     if match is None or match[1] not in (*TIMED, *COUNTED) or (match[1] in TIMED) != (match[3] == "%"):
-        raise UserError(f"{text!r} is not a gate", HINT)
+        raise UserError(f"{text!r} is not a gate, which limits a figure of a comparison", HINT)
     return Gate(match[1], float(match[2]) / (100 if match[3] else 1), text.strip())
 
 

@@ -157,9 +157,10 @@ USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
 
 
 def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
-    """Return the prior that follows from repeated cases, or `usual` if there are fewer than `FEWEST`.
+    """Return what is known about the variance of a case's log median from cases that were repeated.
 
     samples : for each repeated case, the sum of squared deviations of its repeats and its degrees of freedom
+    usual : prior to return if there are fewer than `FEWEST` samples
     """
     if len(samples) < FEWEST:
         return usual

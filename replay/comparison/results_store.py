@@ -145,7 +145,7 @@ class Store:
             place = int(match[1] or 0)
             if place < len(runs):
                 return runs[-1 - place].path
-            raise UserError(f"{self.folder} has only {len(runs)} runs, not {name}", "see opgrip results list")
+            raise UserError(f"{self.folder} has no run {name}: it has {len(runs)}", "see opgrip results list")
         found = self._named(name)
         if len(found) == 1:
             return found[0].path
@@ -154,8 +154,8 @@ class Store:
                 f"{name!r} names {len(found)} runs, such as {found[0].name}", ("write a longer part of its name")
             )
         if _holds(is_interrupted, name):
-            problem = f"the replay that is to write {name} has not ended"
-            raise UserError(problem, "wait for it, or continue an interrupted one with opreplay ... --resume")
+            problem = f"the replay that writes {name} has not finished"
+            raise UserError(problem, "wait for it, or continue it with opreplay ... --resume if it was interrupted")
         raise UserError(f"{name} is neither a file nor a run in {self.folder}", "see opgrip results list")
 
     def _named(self, name: str) -> list[StoredRun]:
@@ -235,13 +235,15 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
         numbers.extend(map(int, match[1].split(",")))
         counts.add(int(match[2]))
         if not all(1 <= number <= int(match[2]) <= MOST_SHARDS for number in map(int, match[1].split(","))):
-            raise UserError(f"a file claims to be shard {run.header[SHARD]}", "replay that shard again")
+            raise UserError(f"a file is from shard {run.header[SHARD]}, which cannot exist", "replay that shard again")
     if len({run.header[OPTIONS] for run in runs if isinstance(run.header.get(OPTIONS), str)}) > 1:
         # with different options some cases may be in several shards and others in none
         raise UserError("the files are shards of replays with different options", "give the same options to all")
     if len(counts) != 1:
-        parts = " and of ".join(map(str, sorted(counts)))
-        raise UserError(f"the files are shards of {parts}", "merge shards of one replay")
+        parts = " and ".join(map(str, sorted(counts)))
+        raise UserError(
+            f"the files are shards of replays in different numbers of shards: {parts}", "merge shards of one replay"
+        )
     return numbers, counts.pop()
 
 

@@ -190,7 +190,7 @@ def find_mode(text: str) -> tuple[Mode, str]:
     if argument and argument not in named_mode.arguments():
         arguments = named_mode.arguments()
         hint = did_you_mean(argument, arguments, f"choose from {', '.join(arguments)}")
-        raise UserError(f"{name} has no {named_mode.argument} {argument!r}", hint)
+        raise UserError(f"the mode {name} has no {named_mode.argument} {argument!r}", hint)
     return named_mode, argument
 
 

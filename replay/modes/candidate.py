@@ -190,7 +190,10 @@ class CandidateOptions:
         if self.confirm and not found:
             raise UserError("--confirm is for candidates", "add --candidate")
         if self.confirm and any(item.source == IN_PROCESS for item in found):
-            raise UserError("confirm runs candidates in other processes", "name them as text: my_kernels.py:softmax")
+            raise UserError(
+                "--confirm runs candidates in other processes, which cannot run functions of this one",
+                "name them as text: my_kernels.py:softmax",
+            )
         return replace(
             self, candidate=tuple(replace(item, digest=item.hash_of_file()) for item in found), candidates=None
         )

@@ -222,7 +222,7 @@ def _moment(name: str, run: PlottedRun) -> datetime:
     try:
         moment = datetime.fromisoformat(str(run.header["time"]))
     except (KeyError, ValueError) as error:
-        raise UserError(f"{name} does not contain the time of its run", "take runs that opreplay wrote") from error
+        raise UserError(f"{name} does not contain the date of its run", "take runs that opreplay wrote") from error
     return moment.astimezone(timezone.utc) if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
 
 
@@ -277,7 +277,7 @@ def _varied(rows: list[Result]) -> str:
     """Return the single column of `VARIED` in which the rows differ; raise `UserError` if it is not exactly one."""
     names = [name for name in VARIED if len({getattr(row, name) for row in rows} - {None}) > 1]
     if not names:
-        raise UserError("the rows have one number of threads, one batch and one stream", "replay with --threads 1,2,4")
+        raise UserError("all rows have the same threads, batch scale and streams", "replay with --threads 1,2,4")
     if len(names) > 1:
         raise UserError(f"the rows differ in {' and '.join(names)}", "choose the x axis, such as --over " + names[0])
     return names[0]
@@ -331,7 +331,7 @@ def draw_shapes(request: PlotRequest) -> Figure:
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]
     if not rows:
-        raise UserError(f"no row has a time and {column}", "choose other operators, or another --over")
+        raise UserError(f"no row has both a time and a value of {column}", "choose other operators, or another --over")
     operators = longest(rows, MOST_PANELS)
     width = min(len(operators), 3)
     height = ceil(len(operators) / width)

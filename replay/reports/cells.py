@@ -129,7 +129,9 @@ def all_columns() -> list[Column]:
     columns = [*columns_in(Result), *added_columns()]
     name, count = Counter(about.name for about in columns).most_common(1)[0]
     if count > 1:
-        raise UserError(f"two parts of opreplay add a column {name!r}", "uninstall the package that brings one")
+        raise UserError(
+            f"two parts of opreplay add a column {name!r}", "uninstall the package that provides one of them"
+        )
     return columns
 
 
@@ -183,7 +185,7 @@ def load_results(path: str | Path) -> pd.DataFrame:
     path = Path(path)
     read = report_for(path).read
     if read is None:
-        raise UserError(f"{path} cannot be read again", "write .json, .parquet or .csv")
+        raise UserError(f"{path} is in a form that opgrip only writes", "read results from .json, .parquet or .csv")
     try:
         check_size(path)
         rows = read(path)
@@ -251,7 +253,7 @@ def read_completed(
         # files of earlier versions lack the hash
         is_same &= stored.get(OPTIONS) in (None, header[OPTIONS])
     if not is_same:
-        raise UserError(f"{path} holds other results", "choose another name, or replace it with --force")
+        raise UserError(f"{path} contains other results", "choose another name, or replace it with --force")
     return rows
 
 

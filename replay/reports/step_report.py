@@ -46,7 +46,7 @@ def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, fi
 def _slowed(result: SequenceResult) -> str:
     slowed = f"{result.slowed_passes:,} of {counted(result.timed_passes, 'pass', 'passes')}"
     again = f"; {result.dropped_passes:,} more were discarded and repeated" if result.dropped_passes else ""
-    return f"{slowed}: timed on a processor that was slowed down, so that times are doubtful{again}"
+    return f"{slowed}: timed while the processor was slowed down, so that times are doubtful{again}"
 
 
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:

@@ -137,7 +137,8 @@ class ClusterColumns(Columns):
 
     place: str | None = column("module, function and line of a typical call of the row")
     behaviour_shares: list[float] | None = column(
-        "without `--split`: share of the calls in each timing cluster, largest first",
+        "without `--split`: share of the calls in each timing cluster, a group of calls with similar times, "
+        "largest first",
         several=True,
     )
     behaviours_captured_us: list[float] | None = column(

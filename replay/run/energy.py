@@ -61,7 +61,7 @@ class EnergyColumns(Columns):
     energy_above_idle_mj: float | None = column(
         "energy of the GPU for one run, minus that of an idle GPU in the same time", "mJ"
     )
-    idle_w: float | None = column("power of the idle GPU just before", "W")
+    idle_w: float | None = column("power of the idle GPU just before the runs", "W")
 
 
 @dataclass(frozen=True, slots=True)

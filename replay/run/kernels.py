@@ -23,13 +23,18 @@ class KernelColumns(Columns):
     """
 
     kernels: float | None = column("number of kernels, copies and fills of a run", heading="kernels")
-    launches: float | None = column("number of launches of these by the host; a CUDA graph is one launch")
+    launches: float | None = column(
+        "number of launches of kernels, copies and fills by the host in a run; a CUDA graph is one launch"
+    )
     gpu_us: float | None = column(
         "time in which kernels, copies or fills of a run kept the GPU busy", "us", "kernels us"
     )
-    launch_gap_us: float | None = column("time in which the GPU was idle between the first and the last of them", "us")
+    launch_gap_us: float | None = column(
+        "time in which the GPU was idle between the first and the last kernel, copy or fill of a run", "us"
+    )
     launch_bound: bool | None = column(
-        "True if the GPU waited for launches for longer than it was busy, between the first and the last of them"
+        "True if the GPU waited for launches for longer than it was busy, between the first and the last kernel, "
+        "copy or fill"
     )
     kernel_names: str | None = column("names of the kernels, copies and fills, with the number of each in a run")
     of_peak_rate: float | None = column(

@@ -131,10 +131,10 @@ def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Ite
     most_bytes = _most_bytes(cases, workload)
     runs = workload.request.effort.warmup + (workload.request.effort.iterations or LEAST)
     for case in cases:
-        ways = workload.ways(case)
-        sets = sum(way.point.batch for way in ways)
+        variants = workload.variants(case)
+        sets = sum(variant.point.batch for variant in variants)
         needed = _argument_bytes(case) * (1 + len(case.input_sets)) * sets
-        takes_us = case.captured_us * runs * len(ways)
+        takes_us = case.captured_us * runs * len(variants)
         if window and (len(window) == most or size + needed > most_bytes or time_us + takes_us > LONG_US):
             yield window
             window, size, time_us = [], 0, 0.0
@@ -150,8 +150,11 @@ def _argument_bytes(case: Case) -> int:
 
 
 def _most_bytes(cases: Iterable[Case], workload: Workload) -> int:
-    """Return how many bytes the arguments of a window's cases may take: half of `BYTES`, or more if a single case needs
-    more; limited by a share of the memory limit.
+    """Return how many bytes the arguments of the cases that one worker measures together may take.
+
+    This is half of `BYTES`, or more if a single case needs more, limited by a share of the memory limit.
+
+    cases : cases to divide into such groups
     """
     limit = workload.request.limits.memory_limit
     largest = max((_argument_bytes(case) for case in cases), default=0)
@@ -237,11 +240,11 @@ def _measure_concurrently(
         groups: dict[object, SubjectGroup] = {}
         for case, prepared in rows:
             context = workload.context_of
-            for way, _, subject in prepared:
-                if subject is not None and way.point.streams == count:
-                    grad = workload.wants_grad(case, way.direction)
-                    kind = (f"{sorted(context(case, way).items())} {grad}", replace(way, number=0))
-                    groups.setdefault(kind, SubjectGroup(context(case, way), grad, [])).subjects.append(subject)
+            for variant, _, subject in prepared:
+                if subject is not None and variant.point.streams == count:
+                    grad = workload.wants_grad(case, variant.direction)
+                    kind = (f"{sorted(context(case, variant).items())} {grad}", replace(variant, number=0))
+                    groups.setdefault(kind, SubjectGroup(context(case, variant), grad, [])).subjects.append(subject)
         for run in measure_concurrently(
             list(groups.values()), count, workload.request.effort, workload.device, announce
         ):
@@ -304,17 +307,17 @@ def _groups(
     surroundings: PrecedingCalls,
     around: Mapping[int, Subject],
 ) -> list[SubjectGroup]:
-    """Return the subjects of all rows, grouped by the torch settings under which they run.
+    """Return the subjects (calls to time) of all rows, grouped by the torch settings under which they run.
 
-    around : untimed subjects that run before others, by case number
+    surroundings, around : calls that precede each case in the program, and untimed subjects of these by case number
     """
     groups: dict[str, SubjectGroup] = {}
     cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
         places = surroundings.places_of(case, cache_bytes)
-        for way, _, subject in prepared:
-            if subject is not None and way.point.streams == 1:
-                context, grad = workload.context_of(case, way), workload.wants_grad(case, way.direction)
+        for variant, _, subject in prepared:
+            if subject is not None and variant.point.streams == 1:
+                context, grad = workload.context_of(case, variant), workload.wants_grad(case, variant.direction)
                 group = groups.setdefault(f"{sorted(context.items())} {grad}", SubjectGroup(context, grad, [], around))
                 subject.places = places or subject.places
                 group.subjects.append(subject)
@@ -334,8 +337,8 @@ def _fill_rows(
     concurrent_runs : times of subjects that ran concurrently, by `id(subject)`
     energies : energy of one run, by `id(subject)`
     """
-    for way, row, subject in prepared:
-        clock_mhz, throttled = clocks.of_row(row.case, way.number)
+    for variant, row, subject in prepared:
+        clock_mhz, throttled = clocks.of_row(row.case, variant.number)
         result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(subject)))
         if subject is None:
             yield result
@@ -343,11 +346,11 @@ def _fill_rows(
             yield failed(result, subject.failure, workload)
         elif id(subject) in concurrent_runs:
             run = concurrent_runs[id(subject)]
-            yield replace(_with_times(result, run.loaded, workload, way), overlap=run.overlap)
+            yield replace(_with_times(result, run.loaded, workload, variant), overlap=run.overlap)
         else:
             # a single operator that waits for the device takes as long in the program
             is_launch_bound = subject.is_launch_bound and case.operator is not None
-            timed = _with_times(result, subject.samples, workload, way)
+            timed = _with_times(result, subject.samples, workload, variant)
             timed = replace(timed, doubts=LAUNCH_BOUND) if is_launch_bound else timed
             timed = with_kernels(timed, subject.recorded, case.context) if subject.recorded else timed
             yield with_timing_clusters(timed, case, subject.samples) if case.timing_clusters else timed
@@ -369,7 +372,7 @@ def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: s
     return compared
 
 
-def _with_times(result: Result, samples: Samples, workload: Workload, way: Variant) -> Result:
+def _with_times(result: Result, samples: Samples, workload: Workload, variant: Variant) -> Result:
     # the spread is infinite if no kind of run was repeated
     spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
     median_us = samples.quantile_us(0.5)
@@ -390,7 +393,7 @@ def _with_times(result: Result, samples: Samples, workload: Workload, way: Varia
         slowed=samples.slowed / len(samples) if len(samples) else None,
         noisy=None if spread is None else spread > NOISY,
         method=workload.timing.exec_mode,
-        cache=workload.cache_of(way),
+        cache=workload.cache_of(variant),
         times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
         weights=samples.weights,
         memory_gb_per_s=samples.memory_gb_per_s,

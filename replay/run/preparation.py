@@ -51,16 +51,17 @@ from opgrip.replay.programs import (
 )
 from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, WRONG, Result, same_outputs
-from opgrip.replay.run.workload import Workload, empty_row, failed, key_of
+from opgrip.replay.run.workload import Workload, device_of, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import PROGRAM
-from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import Signature
 
+RowToTime = tuple[Result, Subject | None]
+"""row, and the subject (the call to time); the subject is None if the row says why it cannot be timed"""
 Prepared = tuple[Variant, Result, Subject | None]
-"""variant, row, and subject to time; the subject is None if the row says why it cannot be timed"""
+"""variant, and the two parts of a `RowToTime`"""
 
 
 def prepare(
@@ -70,7 +71,7 @@ def prepare(
     cached_rows: Mapping[int, Result] | None = None,
     only: int | None = None,
 ) -> list[Prepared]:
-    """Return (variant, row, subject to time) for each variant of a case; the subject is None if the row says why not.
+    """Return the row of each variant of a case, with the subject (the call) to time if it can be timed.
 
     announce : called before each row with case number and row number
     cached_rows : rows that were compiled before, or whose compilation failed, by row number
@@ -78,11 +79,11 @@ def prepare(
     """
     preparation = _Preparation(case, workload)
     rows: list[Prepared] = []
-    for way in workload.ways(case):
-        if only in (None, way.number):
-            announce(case.number, way.number)
-            result, subject = preparation.row(way, (cached_rows or {}).get(way.number))
-            rows.append((way, result, subject))
+    for variant in workload.variants(case):
+        if only in (None, variant.number):
+            announce(case.number, variant.number)
+            result, subject = preparation.row(variant, (cached_rows or {}).get(variant.number))
+            rows.append((variant, result, subject))
     return rows
 
 
@@ -95,29 +96,29 @@ class _Preparation:
         self._works: dict[object, Work] = {}
         self._refused: set[str] = set()
 
-    def row(self, way: Variant, cached_row: Result | None) -> tuple[Result, Subject | None]:
-        """Return the row of a variant, and the subject to time; None if the row says why it cannot be timed."""
+    def row(self, variant: Variant, cached_row: Result | None) -> RowToTime:
+        """Return a variant's row and its subject; `cached_row` is the row that an earlier compilation left, if any."""
         workload = self._workload
-        result = cached_row or empty_row(self._recorded, way, workload)
+        result = cached_row or empty_row(self._recorded, variant, workload)
         if result.status != OK:
             return result, None
         raised = self._recorded.signature.raised
         if raised is not None:
             return replace(result, status=SKIPPED, error=f"it raised when it was captured: {raised}"), None
         try:
-            case = workload.scaled(self._recorded, way.point)
-            result = cached_row or empty_row(case, way, workload)
+            case = workload.scaled(self._recorded, variant.point)
+            result = cached_row or empty_row(case, variant, workload)
             if case.load is not None:
                 case = case.load(case.number)
             # calls are captured below autograd, so they are replayed without it unless gradients are requested
             with (
-                entered(PREPARE, way.label, case.number),
-                restored(workload.context_of(case, way)),
-                torch.set_grad_enabled(workload.wants_grad(case, way.direction)),
+                entered(PREPARE, variant.label, case.number),
+                restored(workload.context_of(case, variant)),
+                torch.set_grad_enabled(workload.wants_grad(case, variant.direction)),
             ):
                 case, note = _with_equivalents(case, workload.device)
                 operator = case.operator or find_operator(case.signature, workload.request.inputs.extensions)
-                result, subject = self._made(case, operator, way, result)
+                result, subject = self._made(case, operator, variant, result)
                 result = replace(result, note=", ".join(filter(None, (note, result.note))))
                 if subject is not None:
                     for _ in range(workload.request.effort.warmup):
@@ -128,7 +129,7 @@ class _Preparation:
         except (Exception, SystemExit) as error:
             check_use(workload.device, error)
             result, is_memory_short = failed(result, error, workload), is_out_of_memory(error)
-            if way.direction == BACKWARD and not workload.timing.backward and result.status == UNSUPPORTED:
+            if variant.direction == BACKWARD and not workload.timing.backward and result.status == UNSUPPORTED:
                 # nobody requested these gradients
                 result = replace(result, status=SKIPPED)
         # only after the error is released: the frames of its traceback hold tensors
@@ -136,28 +137,28 @@ class _Preparation:
             release_memory(workload.device)
         return result, None
 
-    def _made(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
-        """Return the row and the subject to time; an argument that cannot require a gradient is tried without it."""
+    def _made(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
+        """Return the row and its subject; an argument that cannot require a gradient is tried without one."""
         workload = self._workload
-        make = self._backward if way.direction == BACKWARD else self._forward
-        is_unsaid = workload.adds_gradients and workload.wants_grad(case, way.direction) and not operator.mutates
+        make = self._backward if variant.direction == BACKWARD else self._forward
+        is_unsaid = workload.adds_gradients and workload.wants_grad(case, variant.direction) and not operator.mutates
         try:
-            return make(with_gradients(case, is_unsaid, self._refused), operator, way, result)
+            return make(with_gradients(case, is_unsaid, self._refused), operator, variant, result)
         except Exception as error:
             name = refused_argument(error)
             if name is None or name in self._refused:
                 raise
             self._refused.add(name)
-        return self._made(case, operator, way, result)
+        return self._made(case, operator, variant, result)
 
-    def _forward(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
+    def _forward(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
         workload = self._workload
         signatures = (case.signature, *case.input_sets)
-        inputs = [self._inputs(case, operator, signature, way.values) for signature in signatures]
+        inputs = [self._inputs(case, operator, signature, variant.values) for signature in signatures]
         examples = [item.make() for item in inputs]
         began = perf_counter_ns()
-        grad = workload.wants_grad(case, way.direction)
-        program = make_program(operator, examples, way, workload, key_of(case, way, workload), grad, case.op)
+        grad = workload.wants_grad(case, variant.direction)
+        program = make_program(operator, examples, variant, workload, key_of(case, variant, workload), grad, case.op)
         del examples
         if operator.mutates:
             # modes write into the examples
@@ -165,26 +166,27 @@ class _Preparation:
                 item.restore()
         faithful, verdicts = [], []
         # a candidate may write into arguments that the operator only reads
-        tried = [item.copy() for item in inputs] if way.mode == CANDIDATE else inputs
+        tried = [item.copy() for item in inputs] if variant.mode == CANDIDATE else inputs
         for place, (signature, item) in enumerate(zip(signatures, tried, strict=True)):
-            if way.mode == CANDIDATE:
+            if variant.mode == CANDIDATE:
                 verdicts.append(check_contract(operator.function, program.function, inputs[place], case.unused))
             if place == 0:
                 result, actual = self._first_run(case, result, operator, program, item, began)
             else:
                 _, actual = run_program(program, item.make(), operator.mutates)
             faithful.append(same_outputs(signature.outputs, actual.outputs, workload.dtype is None, case.unused))
-            if way.mode != workload.request.modes.reference or case.reference is not None:
-                reference = self._reference(case, way, place, operator, inputs[place])
+            if variant.mode != workload.request.modes.reference or case.reference is not None:
+                reference = self._reference(case, variant, place, operator, inputs[place])
                 verdicts.append(reference.check(actual, workload.request.tolerance))
         result = _with_verdict(result, verdicts)
         if result.status != OK:
             return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
-        has_pages = find_mode(way.mode)[0].in_torch and workload.device == "cpu" and workload.cache_of(way) == PROGRAM
+        in_torch = find_mode(variant.mode)[0].in_torch
+        has_pages = in_torch and workload.device == "cpu" and workload.cache_of(variant) == PROGRAM
         return result, self._subject(
             case,
-            way,
+            variant,
             program.function,
             inputs,
             program.enter,
@@ -197,9 +199,9 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, RunOutputs]:
-        """Run a program once; return the row with work, memory and time since `began`, and the results."""
+        """Return the row with operations, memory and first-call time, and the results; `began` is in ns on the host."""
         workload = self._workload
-        device = _device_of(case.signature, workload)
+        device = device_of(case.signature, workload)
         args, kwargs = inputs.make()
         raw_result, results = run_program(program, (args, kwargs), operator.mutates)
         synchronizer(device)()
@@ -231,27 +233,27 @@ class _Preparation:
                 self._works[key] = counted(operator.function, *inputs.make())
         return _working(result, self._works.get(key))
 
-    def _backward(self, case: Case, operator: Operator, way: Variant, result: Result) -> tuple[Result, Subject | None]:
+    def _backward(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
         workload = self._workload
-        inputs = self._inputs(case, operator, case.signature, way.values)
+        inputs = self._inputs(case, operator, case.signature, variant.values)
         arguments = inputs.make()
         places = differentiable_results(operator, arguments)
         began = perf_counter_ns()
-        key = key_of(case, way, workload)
-        if find_mode(way.mode)[0].differentiable:
-            program = make_program(operator, [arguments], way, workload, key, True, case.op)
+        key = key_of(case, variant, workload)
+        if find_mode(variant.mode)[0].differentiable:
+            program = make_program(operator, [arguments], variant, workload, key, True, case.op)
             function, enter, enters_each_run = gradients, graph_of(program, places), True
             try:
                 made, _ = enter(arguments)
             except Exception as error:
-                if way.mode != CANDIDATE or isinstance(error, Unsupported) or is_out_of_memory(error):
+                if variant.mode != CANDIDATE or isinstance(error, Unsupported) or is_out_of_memory(error):
                     raise
                 raise Unsupported(f"it does not run on tensors that require gradients: {cause_of(error)}") from error
             actual = RunOutputs(gradients(*made))
         else:
             graph, saved = gradient_graph(operator, arguments)
             with torch.no_grad():
-                program = make_program(Operator(graph, False), [(saved, {})], way, workload, key, grad=False)
+                program = make_program(Operator(graph, False), [(saved, {})], variant, workload, key, grad=False)
                 _, actual = run_program(program, (saved, {}), mutates=False)
             enter_program = program.enter or (lambda arguments: arguments)
             function, enters_each_run = program.function, program.enters_each_run
@@ -260,21 +262,21 @@ class _Preparation:
         if workload.request.count_work:
             (gradient_arguments, _) = graph_of(Program(operator.function), places)(inputs.make())
             result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
-        if way.mode != workload.request.modes.reference or case.reference is not None:
-            reference = self._reference(case, way, 0, operator, inputs)
+        if variant.mode != workload.request.modes.reference or case.reference is not None:
+            reference = self._reference(case, variant, 0, operator, inputs)
             result = _with_verdict(result, [reference.check(actual, workload.request.tolerance)])
         if result.status != OK:
             return result, None
-        if workload.memory and find_mode(way.mode)[0].in_torch:
+        if workload.memory and find_mode(variant.mode)[0].in_torch:
             args, kwargs = enter(inputs.make())
-            _, memory = with_memory(lambda: function(*args, **kwargs), _device_of(case.signature, workload))
+            _, memory = with_memory(lambda: function(*args, **kwargs), device_of(case.signature, workload))
             result = _with_memory(result, memory)
-        return result, self._subject(case, way, function, [inputs], enter, enters_each_run)
+        return result, self._subject(case, variant, function, [inputs], enter, enters_each_run)
 
     def _subject(
         self,
         case: Case,
-        way: Variant,
+        variant: Variant,
         function: Function,
         inputs: Sequence[Inputs],
         enter: Callable[[Arguments], Arguments] | None,
@@ -286,7 +288,7 @@ class _Preparation:
         return Subject(
             number=case.number,
             label=case.op,
-            category=way.label,
+            category=variant.label,
             function=function,
             input_sets=[InputSet([item]) for item in inputs],
             mutates=mutates,
@@ -294,15 +296,15 @@ class _Preparation:
             result_bytes=result_bytes,
             enter=enter,
             enters_each_run=enters_each_run,
-            row=way.number,
-            shares=shares_of(case) if way.direction != BACKWARD else (),
+            row=variant.number,
+            shares=shares_of(case) if variant.direction != BACKWARD else (),
             profiled=self._workload.request.profiled,
-            in_torch=find_mode(way.mode)[0].in_torch,
+            in_torch=find_mode(variant.mode)[0].in_torch,
         )
 
-    def _reference(self, case: Case, way: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
+    def _reference(self, case: Case, variant: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
         """Return the correct results for the input set with index `place`, whose arguments are `inputs`."""
-        key = (way.cache, way.point, way.values, way.direction, place)
+        key = (variant.cache, variant.point, variant.values, variant.direction, place)
         if key not in self._references:
             right = case.reference or operator
             mutates = operator.mutates or right.mutates
@@ -313,22 +315,22 @@ class _Preparation:
                     own.restore()
                 return own.make()
 
-            function = self._reference_function(way, right, arguments())
+            function = self._reference_function(variant, right, arguments())
             op = case.op if function is right.function and case.operator is None else None
             kind = Reference if case.reference is None else CandidateReference
             self._references[key] = kind(
-                function, arguments, mutates, op, case.unused if way.direction != BACKWARD else ()
+                function, arguments, mutates, op, case.unused if variant.direction != BACKWARD else ()
             )
         return self._references[key]
 
-    def _reference_function(self, way: Variant, operator: Operator, arguments: Arguments) -> Function:
-        workload, backward = self._workload, way.direction == BACKWARD
+    def _reference_function(self, variant: Variant, operator: Operator, arguments: Arguments) -> Function:
+        workload, backward = self._workload, variant.direction == BACKWARD
         program = Program(operator.function)
         # a reference mode without gradients is replaced by the gradients of eager
         if workload.request.modes.reference != EAGER and (
             not backward or find_mode(workload.request.modes.reference)[0].differentiable
         ):
-            reference = replace(way, mode=workload.request.modes.reference)
+            reference = replace(variant, mode=workload.request.modes.reference)
             program = make_program(operator, [arguments], reference, workload, None, grad=backward)
         if backward:
             return with_backward(program, differentiable_results(operator, arguments))
@@ -359,7 +361,7 @@ class _Preparation:
 
 
 def _with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose operator the device has, and a note that names it if it is not the recorded one."""
+    """Return a case whose operator exists on the device, and a note that names it; empty if it is the recorded one."""
     if case.operator is not None:
         return case, ""
     first, *others = (equivalent_on(signature, device) for signature in (case.signature, *case.input_sets))
@@ -393,8 +395,3 @@ def _with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
     notes = dict.fromkeys(note for note in (result.note, *verdict.notes) if note)
     result = replace(result, max_abs=verdict.max_abs, max_rel=verdict.max_rel, note=", ".join(notes))
     return result if verdict.right else replace(result, status=WRONG, error=verdict.reason)
-
-
-def _device_of(signature: Signature, workload: Workload) -> str:
-    devices = {workload.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
-    return next((device for device in sorted(devices) if device != "cpu"), workload.device)

@@ -281,7 +281,7 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 
 def _checked(number: int, count: int, text: str) -> Shard:
     if not 1 <= number <= count <= MOST_SHARDS:
-        raise argparse.ArgumentTypeError(f"no shard {text}: {_shards_of(count)}")
+        raise argparse.ArgumentTypeError(f"there is no shard {text}: {_shards_of(count)}")
     return Shard(number, count)
 
 
@@ -304,9 +304,9 @@ def cost_us(case: Case, workload: Workload) -> int:
     """
     from opgrip.replay.modes import find_mode
 
-    effort, ways = workload.request.effort, workload.ways(case)
+    effort, variants = workload.request.effort, workload.variants(case)
     budget_us, runs = effort.budget_s * 1e6, effort.iterations or RUNS
     fewest = min(runs, FEWEST_RUNS) * case.captured_us
     row_us = max(fewest, min(runs * case.captured_us, budget_us)) + effort.warmup * case.captured_us
-    compiled = sum(find_mode(way.mode)[0].ahead for way in ways)
-    return max(1, round(len(ways) * (row_us + PREPARE_US) * effort.repeats + compiled * COMPILE_US))
+    compiled = sum(find_mode(variant.mode)[0].ahead for variant in variants)
+    return max(1, round(len(variants) * (row_us + PREPARE_US) * effort.repeats + compiled * COMPILE_US))

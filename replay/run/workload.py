@@ -43,6 +43,7 @@ from opgrip.traces import Trace
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.formats.building import says_gradients
 from opgrip.traces.schema.arguments import DTYPES, numbers_of, tensors, with_numbers
+from opgrip.traces.schema.records import Signature
 
 if TYPE_CHECKING:
     from opgrip.replay.batch_scale.batch_scale import BatchScale
@@ -149,7 +150,7 @@ class Workload:
             wants = self.timing.backward
         return wants and case.phase == "forward"
 
-    def ways(self, case: Case) -> list[Variant]:
+    def variants(self, case: Case) -> list[Variant]:
         """Return the variants of a case: all combinations of cache state, point (threads, batch scale, streams),
         values, direction and mode; modes vary fastest, the reference mode first.
         """
@@ -162,9 +163,9 @@ class Workload:
             for number, (cache, point, values, direction, mode) in enumerate(combinations)
         ]
 
-    def cache_of(self, way: Variant) -> str:
+    def cache_of(self, variant: Variant) -> str:
         """Return the cache state before the runs of a variant."""
-        return way.cache or self.timing.caches[0]
+        return variant.cache or self.timing.caches[0]
 
     def scaled(self, case: Case, point: Point) -> Case:
         """Return a copy of a case whose batch size is multiplied by `point.batch`.
@@ -179,11 +180,11 @@ class Workload:
 
         return scaled(case, point.batch, self.batches)
 
-    def context_of(self, case: Case, way: Variant) -> Mapping[str, Any]:
+    def context_of(self, case: Case, variant: Variant) -> Mapping[str, Any]:
         """Return the torch settings under which a variant of a case runs: the recorded ones, with the requested number
         of threads.
         """
-        threads = way.point.threads
+        threads = variant.point.threads
         return case.context if threads is None else {**case.context, "threads": threads}
 
 
@@ -259,6 +260,12 @@ def recorded_device(trace: Trace) -> str:
     return devices.most_common(1)[0][0] if devices else "cpu"
 
 
+def device_of(signature: Signature, workload: Workload) -> str:
+    """Return the device on which a call runs in the replay: that of its tensors if one is not on the CPU."""
+    devices = {workload.place(spec.device) for spec in tensors([signature.args, signature.kwargs])}
+    return next((device for device in sorted(devices) if device != "cpu"), workload.device)
+
+
 def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
     """Return a key of the program that runs a variant of a case; equal keys mean that a stored program can be used.
     None if the program cannot be stored.
@@ -313,24 +320,24 @@ _NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
 
 def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:
     """Return the rows of all variants of the cases, as they are before measurement."""
-    return [empty_row(case, way, workload) for case in cases for way in workload.ways(case)]
+    return [empty_row(case, variant, workload) for case in cases for variant in workload.variants(case)]
 
 
 def empty_rows(case: Case, workload: Workload, status: str, error: str) -> dict[int, Result]:
     """Return the rows of a case that cannot be measured, by row number, with this status and reason."""
-    return {way.number: empty_row(case, way, workload, status, error) for way in workload.ways(case)}
+    return {variant.number: empty_row(case, variant, workload, status, error) for variant in workload.variants(case)}
 
 
-def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, error: str | None = None) -> Result:
+def empty_row(case: Case, variant: Variant, workload: Workload, status: str = OK, error: str | None = None) -> Result:
     """Return the row of a variant before it runs, or of a variant that cannot run, with status and reason."""
-    signature, forward = cast_signature(case.signature, workload.dtype), way.direction != BACKWARD
+    signature, forward = cast_signature(case.signature, workload.dtype), variant.direction != BACKWARD
     return Result(
         case=case.number,
         op=case.op,
         shapes=describe_shapes(signature),
         count=case.count,
         share=case.share,
-        mode=way.mode,
+        mode=variant.mode,
         device=workload.device,
         status=status,
         key=case.key,
@@ -342,15 +349,15 @@ def empty_row(case: Case, way: Variant, workload: Workload, status: str = OK, er
         captured_host_us=case.captured_host_us,
         captured_spread=case.captured_spread,
         perturbed=case.perturbed,
-        values=way.values,
-        direction=way.direction,
+        values=variant.values,
+        direction=variant.direction,
         dtype="" if signature == case.signature else str(workload.request.inputs.dtype),
-        tune=workload.request.tuning.words_of(way.mode),
-        cache=workload.cache_of(way),
+        tune=workload.request.tuning.words_of(variant.mode),
+        cache=workload.cache_of(variant),
         method=workload.timing.exec_mode,
-        threads=way.point.threads,
-        batch_scale=way.point.batch,
-        streams=way.point.streams,
+        threads=variant.point.threads,
+        batch_scale=variant.point.batch,
+        streams=variant.point.streams,
         bytes_in=bytes_of([signature.args, signature.kwargs]) if forward else None,
         bytes_out=bytes_of(signature.outputs) if forward else None,
         error=error,

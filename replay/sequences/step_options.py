@@ -184,8 +184,8 @@ def _row(case: Case, times: SignatureTimes, workload: Workload, mode: str) -> Re
     # this module is imported to print the help
     from opgrip.replay.run.workload import empty_row
 
-    way = next(way for way in workload.ways(case) if way.mode == mode)
-    row = empty_row(case, way, workload, times.status, None if times.status in RAN else times.reason)
+    variant = next(variant for variant in workload.variants(case) if variant.mode == mode)
+    row = empty_row(case, variant, workload, times.status, None if times.status in RAN else times.reason)
     row = replace(row, method=SEQUENCE, cache=PROGRAM, **{name: getattr(times, name) for name in OF_MODE})
     if times.samples:
         row = replace(

@@ -177,7 +177,7 @@ class Pool:
         elif isinstance(error, OSError | MemoryError):
             # a problem of the machine, such as a full disk, not of the cases
             problem = f"{slot.machine.name} cannot run cases: {_first_line(error)}"
-            self._problems[slot.node] = UserError(problem, "free space there")
+            self._problems[slot.node] = UserError(problem, "free memory and disk space there")
             self._drop(slot)
         else:
             # a bug in the worker's code
@@ -210,7 +210,7 @@ class Pool:
                 self._failed_starts[slot.node] += 1
                 if self._failed_starts[slot.node] >= LOSSES:
                     problem = f"a worker ended when it started: {_first_line(error)}"
-                    self._problems[slot.node] = UserError(problem, "see ray logs")
+                    self._problems[slot.node] = UserError(problem, "read its output with: ray logs")
                 self._lose(slot)
                 continue
             if "problem" in said:
@@ -368,12 +368,14 @@ class Pool:
             return ExecutorLostError(problem.problem, problem.hint)
         what = "a GPU" if self.is_accelerator else "processors enough"
         if self._kind is not None:
-            return ExecutorLostError(f"no machine of the cluster has {what} any more", "see ray status")
+            return ExecutorLostError(
+                f"no machine of the cluster has {what} any more", "check the cluster with: ray status"
+            )
         others = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
         # if the cluster never had one, traces of other devices can still run
         is_absent = self.is_accelerator and not self._nodes() and any(others)
         error_class = UserError if is_absent else ExecutorLostError
-        return error_class(f"no machine of the cluster has {what}", "see ray status")
+        return error_class(f"no machine of the cluster has {what}", "check the cluster with: ray status")
 
 
 def _take(queue: deque[RayTask], node: str) -> RayTask:

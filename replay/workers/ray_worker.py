@@ -196,7 +196,7 @@ class RayWorker:
         rows: dict[int, dict[int, Any]] = {case: {} for case in cases}
         for part, most in in_parts(ahead, workload, jobs or len(os.sched_getaffinity(0))):
             for case, results in make_ahead(workload, part, most).items():
-                rows[case].update({way: self._as_asked(result).to_plain() for way, result in results.items()})
+                rows[case].update({variant: self._as_asked(result).to_plain() for variant, result in results.items()})
         yield from ([case, list(results.items())] for case, results in rows.items())
 
     def _measure(
@@ -207,8 +207,8 @@ class RayWorker:
 
         workload = self._load(number, bundle)
         cached_rows: dict[int, dict[int, Result]] = {}
-        for case, way, plain in cached:
-            cached_rows.setdefault(case, {})[way] = Result.from_plain(plain)
+        for case, variant, plain in cached:
+            cached_rows.setdefault(case, {})[variant] = Result.from_plain(plain)
         worker, by_number = self._worker_of(turn, workload), {case.number: case for case in workload.cases}
         window = [by_number[case] for case in cases]
         for rows in interleaved({worker: worker.measure(window, self._without, cached_rows)}):

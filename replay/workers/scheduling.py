@@ -42,7 +42,7 @@ def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
     """Return the rows, as (case, variant), whose mode needs a compiler; cases in `done` (case numbers) are left out."""
     slow = {name for name in workload.request.modes.all_names if find_mode(name)[0].ahead}
     cases = [case for case in workload.cases if case.number not in done and case.signature.raised is None]
-    return [(case, way) for case in cases for way in workload.ways(case) if way.mode in slow]
+    return [(case, variant) for case in cases for variant in workload.variants(case) if variant.mode in slow]
 
 
 def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple[list[Row], int]]:
@@ -91,20 +91,20 @@ def make_ahead(
         busy: dict[Worker, Row] = {}
         while remaining_rows or busy:
             while remaining_rows and idle:
-                worker, (case, way) = idle.pop(), remaining_rows.popleft()
-                worker.ask({"make": [case.number, way.number]})
-                busy[worker] = case, way
+                worker, (case, variant) = idle.pop(), remaining_rows.popleft()
+                worker.ask({"make": [case.number, variant.number]})
+                busy[worker] = case, variant
             ready, _, _ = select.select(list(busy), [], [], POLL_S)
             for worker in ready or list(busy):
-                case, way = busy[worker]
+                case, variant = busy[worker]
                 received = worker.receive(0)
                 if isinstance(received, Ended):
-                    result = empty_row(case, way, workload, received.status, received.reason)
-                    rows_by_case.setdefault(case.number, {})[way.number] = result
+                    result = empty_row(case, variant, workload, received.status, received.reason)
+                    rows_by_case.setdefault(case.number, {})[variant.number] = result
                 for message in [] if isinstance(received, Ended) else received:
                     for result in map(Result.from_plain, message.get("rows", ())):
                         if not (result.error or "").startswith(OUT_OF_MEMORY):
-                            rows_by_case.setdefault(case.number, {})[way.number] = result
+                            rows_by_case.setdefault(case.number, {})[variant.number] = result
                 if isinstance(received, Ended) or any("done" in message for message in received):
                     del busy[worker]
                     idle.append(worker)

@@ -110,10 +110,10 @@ class Worker:
         while remaining:
             for case in list(remaining.values()):
                 lost = [row for row in cached[case.number].values() if row.status != OK]
-                if len(lost) == len(workload.ways(case)):
+                if len(lost) == len(workload.variants(case)):
                     # a case that cannot run needs no process
                     del remaining[case.number]
-                    yield [cached[case.number][way.number] for way in workload.ways(case)]
+                    yield [cached[case.number][variant.number] for variant in workload.variants(case)]
             if not remaining:
                 return
             self.ask(_measuring(list(remaining), without, cached))
@@ -150,8 +150,8 @@ class Worker:
         """
         workload, case = self._workload, remaining.get(ended.item)
         if case is not None and ended.part != IDLE:
-            way = workload.ways(case)[ended.part]
-            cached[ended.item][ended.part] = empty_row(case, way, workload, ended.status, ended.reason)
+            variant = workload.variants(case)[ended.part]
+            cached[ended.item][ended.part] = empty_row(case, variant, workload, ended.status, ended.reason)
         elif ended.item in workload.surroundings.cases and ended.item not in without:
             # it ended while the case ran as a preceding call
             without.append(ended.item)

@@ -137,12 +137,14 @@ class StoredBaseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """Return (test, row) of the baseline's rows for the same cases as the measured rows; the test is empty in a
-        file of opreplay.
+        """Return the rows of the baseline for the same cases as measured rows, each with the node id of the test that
+        measured it.
+
+        The node id is empty if the baseline is a results file of opreplay.
 
         Parameters
         ----------
-        group : node id of the test or test file that measured the rows
+        group : node id of the test or test file that measured `rows`
         rows : measured rows
         """
         if self._tests is not None:
@@ -206,12 +208,12 @@ def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> 
     compared = benchmarks.options.compare
     reporter.section("opgrip" if compared is None else f"opgrip, against {compared.stem}")
     for name, (old, now) in benchmarks.differs.items():
-        reporter.write_line(f"differs {name}: {old}, now {now}", yellow=True)
+        reporter.write_line(f"{name} differs: {old} in the baseline, {now} now", yellow=True)
     if benchmarks.lines:
         for text in _table(benchmarks.lines[:MOST_ROWS], compared is not None):
             reporter.write_line(text)
     if len(benchmarks.lines) > MOST_ROWS:
-        reporter.write_line(f"{len(benchmarks.lines) - MOST_ROWS:,} more rows")
+        reporter.write_line(f"and {len(benchmarks.lines) - MOST_ROWS:,} more rows, which are not printed")
     for line in benchmarks.gate_lines:
         reporter.write_line(line)
     for note in benchmarks.notes:

@@ -144,7 +144,10 @@ def _called(trace: Trace) -> Iterator[Called]:
 
 
 def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
-    """Yield (key, data) for each case: its arguments, value models and call sites."""
+    """Yield, for each signature, its key and the page's data about it: kind of operator, arguments and call sites.
+
+    called : signatures with their keys
+    """
     calls = trace.own_distinct_calls
     sites_by_signature = count_call_sites(calls, calls["signature"])
     for signature, key in called:

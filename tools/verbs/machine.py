@@ -64,7 +64,11 @@ def _print(ceilings: Ceilings, file: IO[str]) -> None:
     columns = [TableColumn("dtype", str)]
     columns += [TableColumn(_threads(count), partial(ceilings.rate, threads=count), ",.0f") for count in threads]
     print_table(columns, list(ceilings.rates), file, "products of matrices, Gflop/s")
-    print_line(f"an operator on one element {ceilings.launch_us:.2f} us, a view {ceilings.dispatch_us:.2f} us", file)
+    print_line(
+        f"time of a call: {ceilings.launch_us:.2f} us for an operator on one element, "
+        f"{ceilings.dispatch_us:.2f} us for a view",
+        file,
+    )
 
 
 def _threads(count: int) -> str:

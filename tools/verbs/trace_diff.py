@@ -86,7 +86,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=percent,
         default=0.1,
         metavar="PERCENT",
-        help="ignore changes of values up to this part of their spread (default: 10%%)",
+        help="ignore changes in the mean or spread of tensor values up to this part of the spread (default: 10%%)",
     )
     parser.add_argument(
         "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"
@@ -223,7 +223,7 @@ def _print_validate(validation: Validation, top: int) -> None:
         print(f"{path}: record {finding.record}: {finding.kind}: {printable(finding.message)}")
     total = sum(validation.counts.values())
     if total > top:
-        print(f"{path}: and {total - top:,} others")
+        print(f"{path}: and {total - top:,} other findings")
     for note in validation.notes:
         if note != NOT_INSTALLED:
             print(f"{path}: {printable(note)}", file=sys.stderr)

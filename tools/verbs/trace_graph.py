@@ -239,12 +239,12 @@ def run_ranks(args: argparse.Namespace) -> int:
     _print_table(PLACES, places, f"collectives by waiting time ({len(waits.places)} in total)")
     if unknown := int(waits.ranks["unknown"].sum()):
         print_line(
-            f"{counted(unknown, 'call')} of collectives without a known end: their results were not awaited",
+            f"{counted(unknown, 'call')} of collectives have no known end, because their results were not awaited",
             sys.stdout,
         )
     if waits.unmatched:
         print_line(
-            f"{counted(waits.unmatched, 'call')} of collectives missing in the traces of other ranks", sys.stdout
+            f"{counted(waits.unmatched, 'call')} of collectives are missing in the traces of other ranks", sys.stdout
         )
     return 0
 

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
     tables = args.by or ["op", "module"]
     if args.output is not None and args.output.suffix == ".csv" and len(tables) > 1:
-        raise UserError(f"{args.output} can hold only one table, got {' and '.join(tables)}", "choose one with --by")
+        raise UserError(f"{args.output} can contain only one table, got {' and '.join(tables)}", "choose one with --by")
     check_output(args.output, args.force, (".json", ".csv"))
     with Reporter(args.prog).reading(args.trace):
         reader = TraceReader(args.trace, args.unbounded, None, from_arguments(Cut, args), args.capture)

@@ -97,7 +97,7 @@ def run_trim(args: argparse.Namespace) -> int:
         )
     if trimmed.cut_edges:
         edges = counted(trimmed.cut_edges, "time")
-        print(f"{args.prog}: {edges} a call reads the result of a removed call", file=sys.stderr)
+        print(f"{args.prog}: {edges} a call that is kept reads the result of a removed call", file=sys.stderr)
     return 0
 
 
@@ -233,7 +233,7 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
     passed_over = sum(redacted.passed_over.values())
     if passed_over:
         what = counted(passed_over, "record or field", "records or fields")
-        reporter.say(f"{what} of an unknown version removed")
+        reporter.say(f"{what} of an unknown version were removed")
     rows = [row for row in redacted.report.rows() if row[3] != FORMAT]
     rows += [
         (f"{op}, {argument}", "values", count, why) for (op, argument, why), count in sorted(redacted.values.items())

@@ -53,7 +53,8 @@ def run_baseline(args: argparse.Namespace) -> int:
     write_baseline(baseline, args.output, args.force)
     cases = sum(len(trace.cases) for trace in baseline.traces.values())
     machine = printable(baseline.machine)
-    print(f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, {machine}: {args.output}")
+    measured = f"{counted(cases, 'case')} of {counted(len(baseline.traces), 'trace')}, measured on {machine}"
+    print(f"wrote {measured}, to {args.output}")
     return 0
 
 

@@ -173,8 +173,8 @@ def profile_rows(
     journal.close()
     _summarize(journal.items, ncu, say)
     if lost:
-        again = "" if journal_path is None else "; try them again with --resume"
-        say(f"{lost} of {len(parts)} batches are lost{again}")
+        again = "" if journal_path is None else "; profile them with --resume"
+        say(f"{lost} of {len(parts)} batches of cases were not profiled{again}")
     added = {key: item for batch in journal.items for key, item in batch.added.items()}
     rows = [row.adding(added[key]) if (key := key_of(row)) in added else row for row in results]
     return rows, not lost
@@ -263,7 +263,9 @@ def _run(ncu: Ncu, request: RunRequest, report: Path, command: Sequence[str]) ->
     try:
         done = run_program(started)
     except OSError as error:
-        raise UserError(f"{started[0]} cannot be run: {error.strerror}", "see --batch-command") from error
+        raise UserError(
+            f"{started[0]} cannot be run: {error.strerror}", "correct the command given by --batch-command"
+        ) from error
     said = f"{done.stdout}\n{done.stderr}"
     if FORBIDDEN in said:
         raise UserError(
@@ -301,7 +303,7 @@ def _reason(said: str, status: int) -> str:
 def _summarize(batches: Sequence[Batch], ncu: Ncu, say: Callable[[str], None]) -> None:
     outside = sum(batch.outside for batch in batches)
     if outside:
-        say(f"{outside} kernels in the reports do not belong to a row")
+        say(f"{outside} kernels in ncu's reports belong to no row of the results")
     if batches:
         numbers = [batch.number for batch in batches]
-        say(f"open them in Nsight Compute: {report_path(ncu, min(numbers))} and so on to batch {max(numbers)}")
+        say(f"open ncu's reports in Nsight Compute: {report_path(ncu, min(numbers))} and so on to batch {max(numbers)}")

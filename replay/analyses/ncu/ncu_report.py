@@ -104,7 +104,7 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
             return [NcuKernel(**json.loads(line)) for line in done.stdout.splitlines()]
     done = _run([binary, f"--import={report}", *TO_CSV])
     if done.returncode:
-        raise UserError(f"ncu cannot read its report: {last_words(done)}", "update it")
+        raise UserError(f"ncu cannot read its report: {last_words(done)}", "update ncu")
     return list(kernels_of_csv(done.stdout, requested_metrics))
 
 
@@ -152,7 +152,9 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
         )
     except OSError as error:
-        raise UserError(f"{command[0]} cannot be run: {error.strerror}", "see --ncu-bin") from error
+        raise UserError(
+            f"{command[0]} cannot be run: {error.strerror}", "set the path of ncu with --ncu-bin"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)

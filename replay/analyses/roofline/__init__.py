@@ -33,7 +33,7 @@ class LimitColumns(Columns):
 
     limit_us: float | None = column("shortest time in which this machine could run one call", "us")
     of_limit: float | None = column("`limit_us` divided by the median", "1")
-    bound: str | None = column("what sets the limit: `bandwidth`, `arithmetic`, `launch`, `interpreter`")
+    bound: str | None = column("resource that sets `limit_us`: `bandwidth`, `arithmetic`, `launch`, `interpreter`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def print_roofline(rows: Sequence[Result], file: IO[str]) -> None:
     for item in entries:
         bounds[item.bound] += item.share  # type: ignore[assignment]
     bounds_text = ", ".join(f"{share:.0%} {bound}" for bound, share in bounds.most_common())
-    print_line(f"{limit / us:.0%} of the limit in total; limited by {bounds_text}", file)
+    print_line(f"{limit / us:.0%} of the machine's limit for all calls together; limited by {bounds_text}", file)
 
 
 def _nearness(name: str, rows: Sequence[Result], total: float) -> Nearness:
@@ -286,5 +286,7 @@ class RooflineAnalysis(Analysis):
         if ceilings is None:
             with reporter.following("measuring the peaks of this machine") as tell:
                 ceilings = measure(device, tell)
-            reporter.say(f"the peaks are stored in {keep(ceilings, device)}; opgrip machine shows them")
+            reporter.say(
+                f"the measured peaks of {device} are stored in {keep(ceilings, device)}; opgrip machine shows them"
+            )
         return ceilings

@@ -148,7 +148,7 @@ class ConfigurationSource:
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
         if selection.unit != CALL:
-            raise UserError("--unit is for traces of programs", "leave it out with configurations")
+            raise UserError("--unit is for traces of programs", "leave it out for a file of configurations")
         reader = TraceReader(target, selection.unbounded, CONFIGURATIONS, selection)
         trace = load(target, selection.partial, selection.unbounded, reader)
         return CaseSet(make_cases(trace, selection, in_order=True), trace, is_cut=True)

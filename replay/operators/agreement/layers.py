@@ -243,7 +243,7 @@ def padded_rows(call: Call) -> Iterator[Sizes]:
 
 
 def classes(call: Call) -> Iterator[Sizes]:
-    """Check that the input of a loss has at least one class, unless there are no targets."""
+    """Yield the check that the input of a loss has at least one class, unless there are no targets."""
     shape = shape_of(call["self"])
     yield "classes", shape[1 if len(shape) > 1 else 0] > 0 or not prod(shape_of(call["target"])), True
 

@@ -236,7 +236,7 @@ class LocalExecutor:
                         for number, made in make_ahead(own, part, jobs, may_fork, advance).items():
                             rows.setdefault(number, {}).update(made)
             except KeyboardInterrupt:
-                reporter.say("compiled programs are kept for later replays")
+                reporter.say("interrupted; programs compiled so far are kept for later replays")
                 raise
         return rows
 

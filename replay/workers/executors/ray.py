@@ -193,7 +193,10 @@ class RayExecutor:
         threads = max((case.context.get("threads") or 1 for case in workload.cases), default=1)
         if processors and not workload.request.points.threads and threads > processors:
             of_worker = f"{counted(processors, 'processor')} of a worker"
-            reporter.say(f"the program ran {threads} threads, which share the {of_worker}: see --threads")
+            reporter.say(
+                f"the traced program ran {threads} threads, which here share the {of_worker}: "
+                "set their number with --threads"
+            )
 
     def _ship(self, workload: Workload) -> Any:
         """Put the request and the trace's files into the cluster's memory, because nodes may not share a disk; return a
@@ -250,7 +253,9 @@ def _check_reachable(address: str | None) -> None:
         socket.create_connection((match[1], min(int(match[2]), 65535)), timeout=REACH_S).close()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise UserError(f"no Ray cluster at {address}: {reason}", "see ray status") from error
+        raise UserError(
+            f"no Ray cluster can be reached at {address}: {reason}", "check the cluster with: ray status"
+        ) from error
 
 
 @executors.register("ray")
@@ -301,7 +306,9 @@ def _connected(options: EngineOptions, processors: int) -> Iterator[Any]:
             except (ConnectionError, OSError, RuntimeError, ValueError) as error:
                 where = f"at {options.address}" if options.address else "here"
                 said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-                raise UserError(f"no Ray cluster {where}: {said[:200]}", "see ray status") from error
+                raise UserError(
+                    f"no Ray cluster can be reached {where}: {said[:200]}", "check the cluster with: ray status"
+                ) from error
             try:
                 yield ray
             finally:

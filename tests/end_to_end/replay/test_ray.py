@@ -181,7 +181,10 @@ def test_several_traces_keep_their_rows_when_the_only_node_is_killed(folder: Pat
         _, errors = replay.communicate(timeout=200)
     assert replay.returncode == 2, errors
     assert "the rows are kept; continue with: " in errors
-    assert "no machine of the cluster has processors enough any more: see ray status" in errors.splitlines()[-1]
+    assert (
+        "no machine of the cluster has processors enough any more: check the cluster with: ray status"
+        in errors.splitlines()[-1]
+    )
     assert (output.exists(), rows_in_journal(part) > 2) == (False, True)
 
 
@@ -270,7 +273,7 @@ def test_local_options_are_refused_before_a_cluster_starts(words: Sequence[str],
 def test_unreachable_cluster_is_reported_at_once() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(UserError, match=rf"no Ray cluster at 127\.0\.0\.1:{port}: connection refused"):
+    with pytest.raises(UserError, match=rf"no Ray cluster can be reached at 127\.0\.0\.1:{port}: connection refused"):
         start_ray(EngineOptions(engine="ray", address=f"127.0.0.1:{port}")).__enter__()
 
 

@@ -56,4 +56,4 @@ def test_trace_info_writes_tables_with_all_rows(tiny_trace: Path, tmp_path: Path
     assert [row["calls"] for row in tables["op"]] == table["calls"].tolist()
     assert set(tables) == {"op", "module"}
     error = refusal(*map(str, words), "-o", tmp_path / "u.csv")
-    assert "u.csv can hold only one table, got op and module: choose one with --by" in error
+    assert "u.csv can contain only one table, got op and module: choose one with --by" in error

@@ -61,7 +61,7 @@ def test_doubtful_captured_time_is_marked_and_the_mark_explained(
 ) -> None:
     case = case_of(tmp_path / "t.jsonl", durations, perturbed)
     settings = settings_of()
-    (way,) = settings.ways(case)
+    (way,) = settings.variants(case)
     text = io.StringIO()
     print_results([empty_row(case, way, settings)], text)
     assert (DOUBTFUL in text.getvalue()) is is_marked
@@ -71,7 +71,7 @@ def test_doubtful_captured_time_is_marked_and_the_mark_explained(
 def test_manual_and_table_explain_the_mark_identically(tmp_path: Path) -> None:
     case, settings = case_of(tmp_path / "t.jsonl", [10]), settings_of()
     text = io.StringIO()
-    print_results([empty_row(case, settings.ways(case)[0], settings)], text)
+    print_results([empty_row(case, settings.variants(case)[0], settings)], text)
     (legend,) = (line for line in text.getvalue().splitlines() if line.startswith(DOUBTFUL))
     manual = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8").splitlines()
     assert {line.strip() for line in manual if line.strip().startswith(DOUBTFUL)} == {legend}

@@ -108,7 +108,7 @@ def test_complete_results_are_reused_only_for_the_same_torch_and_trace(tmp_path:
     row = make_row(0, [1.0])
     Results([row], header).save(tmp_path / "r.json")
     assert read_completed(tmp_path / "r.json", [row], ["cpu"], [], header) == [row]
-    with pytest.raises(UserError, match=r"r\.json holds other results"):
+    with pytest.raises(UserError, match=r"r\.json contains other results"):
         read_completed(tmp_path / "r.json", [row], ["cpu"], [], {**header, fact: "01"})
 
 
@@ -127,12 +127,12 @@ def test_complete_results_are_reused_only_by_the_same_replay(tmp_path: Path, suf
     # a table does not contain the number of runs
     others += [{"iterations": 2}] if suffix == ".json" else []
     for changes in others:
-        with pytest.raises(UserError, match=f"r{suffix} holds other results: choose another name, or replace it"):
+        with pytest.raises(UserError, match=f"r{suffix} contains other results: choose another name, or replace it"):
             replay(trace, **(same | changes), resume=True)
     with pytest.raises(FileNotFoundError):
         replay(tmp_path / "none.jsonl", **same, resume=True)
     if suffix == ".json":
-        with pytest.raises(UserError, match="holds other results"):
+        with pytest.raises(UserError, match="contains other results"):
             replay(trace, **same, seed=1, resume=True)
     assert output.read_bytes() == before
 

@@ -254,7 +254,7 @@ def test_kernels_outside_of_ranges_are_counted(stand_in: StandIn, tiny_trace: Pa
     stand_in.tell(tail=lines([("", "memset", 10.0), ("case 99999 aten.foreign eager", "foreign", 10.0)]))
     done = stand_in.replay(tiny_trace, tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
-    assert f"{2 * len(stand_in.calls())} kernels in the reports do not belong to a row" in done.stderr
+    assert f"{2 * len(stand_in.calls())} kernels in ncu's reports belong to no row of the results" in done.stderr
     table = load_results(tmp_path / "out.json")
     assert not table["ncu_kernels"].str.contains("foreign", na=False).any()
 
@@ -336,7 +336,7 @@ def test_invalid_ncu_options_are_reported_in_one_line(tiny_trace: Path, options:
 def test_missing_ncu_is_reported_with_the_searched_places(tiny_trace: Path) -> None:
     elsewhere = ("--ncu", "--batch-device", "cuda", "--batch-command", "{command}")
     error = refusal("opreplay", tiny_trace, *elsewhere, "--ncu-bin", "/nowhere/ncu")
-    assert "/nowhere/ncu is not an executable" in error
+    assert "/nowhere/ncu is not a program that can be run" in error
     error = refusal("opreplay", tiny_trace, *elsewhere, env={**os.environ, "PATH": "/usr/bin:/bin"})
     assert "ncu is neither on PATH nor at /usr/local/cuda" in error
 

@@ -97,13 +97,15 @@ def test_rows_missing_in_the_first_report_are_run_again(
     assert [NsysColumns.of(row).nsys_runs for row in rows] == [3, 3, 3]
     assert [len(found) for found in reports] == [3, 1]
     assert reports[1] < reports[0]
-    assert notices == [f"open it in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")]
+    assert notices == [
+        f"open nsys's report in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")
+    ]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--nsys-bin", "/no/such/nsys"), "/no/such/nsys is not an executable: "),
+        (("--nsys-bin", "/no/such/nsys"), "/no/such/nsys is not a program that can be run: "),
         (("--nsys-args-file", "/no/such/file"), "/no/such/file cannot be read as arguments: "),
         (("--streams", "2"), "nsys cannot separate cases that run concurrently: "),
     ],

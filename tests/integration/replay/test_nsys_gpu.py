@@ -86,7 +86,7 @@ def test_kernels_of_each_part_belong_to_the_cases_of_the_part(
     # numerical order: the tenth follows the ninth, not the first
     kept = [tmp_path / "rows.nsys-rep", *(tmp_path / f"rows.{number}.nsys-rep" for number in range(2, WINDOWS + 1))]
     assert [span.case for path in kept for span in read_report(path).spans] == list(range(WINDOWS))
-    assert notices == [f"open it in Nsight Systems: {path}" for path in kept]
+    assert notices == [f"open nsys's report in Nsight Systems: {path}" for path in kept]
 
 
 @pytest.mark.parametrize(("help_text", "has"), [(HELP, True), ("\t--cuda-memory-usage=\n", False)], ids=["new", "old"])

@@ -283,7 +283,7 @@ def test_opreplay_prints_and_draws_the_roofline(detector_trace: Path, tmp_path: 
     assert "measuring" not in shown.stderr
     table = shown.stdout.split("how near the times are to the machine's limit")[1]
     assert "aten.convolution.default" in table
-    assert "of the limit in total; limited by" in table
+    assert "of the machine's limit for all calls together; limited by" in table
     dots = parts(ElementTree.parse(output).getroot(), "dot")
     assert f"{len(dots)} cases: {len(dots)} ok" in shown.stderr
 
@@ -310,7 +310,10 @@ def test_samples_have_limits(tmp_path: Path, measured: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("-o", "x.svg"), "x.svg needs the results of --roofline: add --roofline, or end its name in .json"),
+        (
+            ("-o", "x.svg"),
+            "x.svg shows the results of --roofline, which is not given: add --roofline, or end its name in .json",
+        ),
         (("--roofline", "-o", "x.svg", "--append"), "rows cannot be added to x.svg: write .json or .csv"),
         (("--energy",), "--energy needs an NVIDIA GPU, and cpu is not one: remove --energy"),
         (("--sequence", "--roofline"), "--roofline is for single cases: leave it out with --sequence"),

@@ -144,7 +144,7 @@ def test_opreplay_shows_and_writes_the_most_expensive_rows(tiny_trace: Path, tmp
 
 def test_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_path: Path) -> None:
     error = refusal("opreplay", tiny_trace, "--sequence", "-o", tmp_path / "r.svg", in_one_line=True)
-    assert error.endswith("r.svg needs the results of --roofline: end its name in .json\n")
+    assert error.endswith("r.svg shows the results of --roofline, which is not given: end its name in .json\n")
 
 
 def test_rows_report_calls_that_were_substituted_or_skipped(odd: tuple[Trace, SequenceResult]) -> None:

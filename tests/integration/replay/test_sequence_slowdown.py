@@ -161,7 +161,7 @@ def test_permanently_slow_processor_is_measured_and_reported(tiny_trace: Path, m
     assert (result.repeats, result.dropped_passes, result.slowed_passes) == (3, 3, 3)
     assert {(row.status, row.slowed, row.is_slowed) for row in rows} == {("ok", 1.0, True)}
     text = shown(result, rows)
-    assert "3 of 3 passes: timed on a processor that was slowed down, so that times are doubtful" in text
+    assert "3 of 3 passes: timed while the processor was slowed down, so that times are doubtful" in text
     assert "ok, slowed" in text.replace("ok, noisy, slowed", "ok, slowed")
 
 

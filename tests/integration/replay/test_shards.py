@@ -207,7 +207,7 @@ def test_shards_with_different_options_are_not_merged(folder: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1,5/2", "1/9999999"])
 def test_impossible_shard_in_a_file_is_refused(shard: str) -> None:
-    with pytest.raises(UserError, match=f"a file claims to be shard {shard}: replay that shard again"):
+    with pytest.raises(UserError, match=f"a file is from shard {shard}, which cannot exist: replay that shard again"):
         merge_runs([Results([], {"shard": shard}), Results([], {"shard": shard})])
 
 
@@ -240,7 +240,7 @@ def test_shards_of_one_machine_kind_merge_and_of_two_kinds_do_not(tmp_path: Path
         merge_runs([one, shard_of(Machine("b", "another"), 2, slice(2, 4))])
     with pytest.raises(UserError, match="the files have different machine:"):
         merge_runs([one, shard_of(Machine("b", "a processor"), 2, slice(1, 4))])
-    with pytest.raises(UserError, match="the files are shards of 2 and of 3"):
+    with pytest.raises(UserError, match="the files are shards of replays in different numbers of shards: 2 and 3"):
         merge_runs([one, Results(other.rows, {**other.header, "shard": "2/3"})])
     write_results(merged.rows, merged.header, tmp_path / "m.json", force=False)
     assert read_run(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}

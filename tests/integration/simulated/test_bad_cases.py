@@ -85,7 +85,7 @@ WAYS: list[tuple[Callable[[torch.Tensor], bool], dict[str, str]]] = [
 def test_device_assert_in_one_variant_loses_only_its_row() -> None:
     for is_bad, options in WAYS:
         bad, settings = case_of(1, failing(is_bad)), settings_on("sim:3", **options)
-        lost = empty_row(bad, settings.ways(bad)[1], settings, FAILED, ASSERT)
+        lost = empty_row(bad, settings.variants(bad)[1], settings, FAILED, ASSERT)
         assert statuses([bad, case_of(2, torch.tan)], settings, {1: {1: lost}}) == {1: [OK, FAILED], 2: [OK, OK]}
     for place, (is_bad, options) in enumerate(WAYS):
         bad = case_of(1, failing(is_bad))

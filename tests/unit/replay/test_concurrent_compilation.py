@@ -23,7 +23,7 @@ CASE = function_case(torch.relu, [torch.ones(3)])
 def parts_of(device: str, free_bytes: int | None, jobs: int, *modes: str) -> list[tuple[list[str], int]]:
     settings = settings_of(mode=list(modes), cache="warm")
     settings = replace(settings.with_request(limits=RunLimits(memory_limit=free_bytes)), device=device)
-    rows = [(CASE, way) for way in settings.ways(CASE) if way.mode != "eager"]
+    rows = [(CASE, way) for way in settings.variants(CASE) if way.mode != "eager"]
     return [([way.mode for _, way in part], count) for part, count in in_parts(rows, settings, jobs)]
 
 

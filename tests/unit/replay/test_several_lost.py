@@ -130,7 +130,7 @@ def test_resume_refuses_rows_of_another_machine_kind(
     before = kept(output)
     capsys.readouterr()
     assert run(Elsewhere(kind="small"), "--resume") == 2
-    problem = f"{output}.parts has rows of machines of another kind (big) than there are now (small)"
+    problem = f"{output}.parts contains rows measured on another kind of machine (big) than the present one (small)"
     hint = "continue with --machine-kind on such machines, or start again with --force"
     assert capsys.readouterr().err.endswith(f"opreplay: error: {problem}: {hint}\n")
     assert (kept(output), output.exists()) == (before, False)

@@ -86,7 +86,7 @@ def test_run_is_found_by_a_unique_prefix_or_suffix(kept: Path) -> None:
 
 def test_results_of_an_unfinished_replay_are_reported(tmp_path: Path) -> None:
     (tmp_path / "zoo.parquet.parts").mkdir()
-    with pytest.raises(UserError, match=r"has not ended: wait for it, .* with opreplay \.\.\. --resume"):
+    with pytest.raises(UserError, match=r"has not finished: wait for it, .* with opreplay \.\.\. --resume"):
         Store(tmp_path).find(str(tmp_path / "zoo.parquet"))
 
 

@@ -311,7 +311,7 @@ def test_plot_command_writes_images(saved: Path) -> None:
         ),
         (
             "plain.json --kind scaling -o x.svg",
-            "the rows have one number of threads, one batch and one stream: replay with --threads 1,2,4",
+            "all rows have the same threads, batch scale and streams: replay with --threads 1,2,4",
         ),
         (
             "one.json --kind scaling --over streams -o x.svg",
@@ -323,7 +323,7 @@ def test_plot_command_writes_images(saved: Path) -> None:
         ),
         (
             "one.json plain.json --kind history -o x.svg",
-            "plain does not contain the time of its run: take runs that opreplay wrote",
+            "plain does not contain the date of its run: take runs that opreplay wrote",
         ),
     ],
 )
