@@ -149,6 +149,42 @@ def run_as_called(task: Task) -> Program:
     return Program(task.function)
 
 
+@mode("cpu", differentiable=True, ahead=False)
+def run_on_cpu(task: Task) -> Program:
+    """Run the call on the CPU: copy its tensors there and the results back, which is a part of the time.
+
+    As the reference, it shows whether a device computes what the CPU does.
+    """
+    from torch import Tensor, device
+
+    from opgrip.traces.schema.arguments import map_leaves
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        pairs: dict[int, tuple[Tensor, Tensor, int]] = {}
+
+        def to_cpu(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return device("cpu") if isinstance(leaf, device) else leaf
+            if id(leaf) not in pairs:
+                copied = leaf.cpu()
+                pairs[id(leaf)] = leaf, copied, copied._version
+            return pairs[id(leaf)][1]
+
+        own_args, own_kwargs = map_leaves(to_cpu, (args, kwargs))
+        result = task.function(*own_args, **own_kwargs)
+        for tensor, copied, version in pairs.values():
+            if copied._version != version:
+                tensor.copy_(copied)
+        originals = {id(copied): tensor for tensor, copied, _ in pairs.values()}
+
+        def back(leaf: Any) -> Any:
+            return originals.get(id(leaf), leaf.to(task.device)) if isinstance(leaf, Tensor) else leaf
+
+        return map_leaves(back, result)
+
+    return Program(task.function if task.device == "cpu" else call)
+
+
 PACKAGE = "model.pt2"
 
 

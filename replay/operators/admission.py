@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from types import ModuleType
@@ -50,10 +50,13 @@ def import_trusted(name: str) -> ModuleType:
     """Import an extension that the user names, by module name or file path. Installed modules take precedence over
     those in the working directory.
     """
-    if _is_file(name):
-        return _import_file(name)
-    with _working_directory():
-        return importlib.import_module(name)
+    torch = sys.modules.get("torch")
+    # calls are replayed without gradients, which a script may need when it is imported
+    with nullcontext() if torch is None else torch.enable_grad():
+        if _is_file(name):
+            return _import_file(name)
+        with _working_directory():
+            return importlib.import_module(name)
 
 
 def _import_file(path: str) -> ModuleType:

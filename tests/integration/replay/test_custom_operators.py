@@ -37,6 +37,7 @@ if __name__ == "__main__":
     import mypackage.deep.ops, mypackage._kernels
     x = torch.ones(3)
     half(torch.ops.first.twice(torch.ops._C.thrice(x)))
+torch.ones(2, requires_grad=True).sum().backward()
 """
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from foreign_data import case_files, needs_cases
 from settings import rows_of, settings_of
 
 from opgrip.capture import Capture
@@ -58,6 +63,23 @@ def test_windows_are_smaller_if_no_case_is_large(tmp_path: Path, monkeypatch: py
         [tensor + number for number, tensor in enumerate(tensors)]
     cases = make_cases(load(tmp_path / "t.jsonl"))
     assert [len(window) for window in windows(cases, settings_of(warmup=0))] == [4, 4, 4]
+
+
+@pytest.mark.slow
+@needs_cases
+def test_replay_of_a_server_takes_at_most_twice_the_memory_of_its_largest_case(tmp_path: Path) -> None:
+    (profile,) = case_files("tracelens/inference_sglang_decode_capture_traces_bs_32_rank0.json.gz")
+    options = ("--device", "cpu", "--top", "15", "--iterations", "1", "--warmup", "0", "-o", "r.json")
+    with subprocess.Popen([sys.executable, "-m", "opgrip.replay", profile, *options], cwd=tmp_path) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    assert process.returncode == 0
+    rows = json.loads((tmp_path / "r.json").read_text())["results"]
+    assert len(rows) == 15
+    largest_bytes = max(row["bytes_in"] + row["bytes_out"] for row in rows)
+    assert largest_bytes > 1 << 30
+    # in KiB, of the largest of the command's processes
+    assert usage.ru_maxrss * 1024 <= 2 * largest_bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int8])

@@ -45,6 +45,22 @@ def replay_rows(trace: Path, *options: str) -> list[dict[str, Any]]:
 
 
 @on_simulator()
+def test_results_of_the_device_are_compared_with_those_of_the_cpu(tmp_path: Path) -> None:
+    capture_layers(tmp_path / "t.jsonl")
+    x = torch.ones(4, device="sim:0")
+    with Capture(tmp_path / "written.jsonl"):
+        x.add_(x), torch.arange(3, device="sim:0"), x.sort()
+    for name, *options in (("t", "--backward"), ("written",)):
+        rows = replay_rows(tmp_path / f"{name}.jsonl", "--reference", "cpu", *options)
+        assert {row["mode"] for row in rows} == {"cpu", "eager"}
+        assert not {"wrong", "failed"} & {row["status"] for row in rows}, [row["error"] for row in rows]
+    (tmp_path / "kernels.py").write_text("def forgets(x):\n    return x.clone()\n")
+    kernel = f"aten.relu.default={tmp_path / 'kernels.py'}:forgets"
+    rows = replay_rows(tmp_path / "t.jsonl", "--reference", "cpu", "--candidate", kernel)
+    assert {row["status"] for row in rows if row["mode"] == "candidate"} == {"wrong"}
+
+
+@on_simulator()
 def test_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
     capture = capture_layers(tmp_path / "t.jsonl")
     trace = load(tmp_path / "t.jsonl", partial=False)

@@ -12,6 +12,7 @@ from opgrip.replay.operators.lookup import Unsupported
 slow = pytest.mark.slow
 MODES = [
     pytest.param("eager"),
+    pytest.param("cpu"),
     pytest.param("jit"),
     pytest.param("compile:aot_eager"),
     pytest.param("compile", marks=slow),
@@ -59,7 +60,7 @@ def test_written_argument_is_returned(mode: str) -> None:
     torch.testing.assert_close(results.arguments[0], torch.full((3,), 2.0))
 
 
-@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.values[0] not in ("eager", "jit")])
+@pytest.mark.parametrize("mode", [mode for mode in MODES if mode.values[0] not in ("eager", "cpu", "jit")])
 def test_branch_on_a_value_is_compiled_or_refused(mode: str) -> None:
     def branching(x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x - 1
