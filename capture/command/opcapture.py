@@ -58,7 +58,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
         size = f"{capture.bytes_written / 1000:,.0f} kB"
         counts = f"{counted(capture.calls, 'call')} of {counted(capture.signatures, 'signature')}"
         yield f"{counts}, {size}, to {where}{ending}"
-    elif capture.child_files:
+    elif capture.child_files or capture.cut_child_files:
         yield f"the main process called no operator{' (interrupted)' if interrupted else ''}"
     elif interrupted:
         yield "interrupted before a call was recorded: no trace was written"
@@ -108,6 +108,9 @@ def _child_lines(capture: Capture) -> Iterator[str]:
     children, old = capture.child_files, capture.old_child_files
     if old:
         yield f"removed files of an earlier run, because of --force: {_names(old)}"
+    if cut := capture.cut_child_files:
+        were = "a process that was killed" if len(cut) == 1 else f"{len(cut)} processes that were killed"
+        yield f"calls of {were}, to {_names(cut)}: read them with --partial"
     if not children:
         return
     processes = "a process that it started" if len(children) == 1 else f"{len(children)} processes that it started"

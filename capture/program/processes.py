@@ -9,8 +9,9 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from multiprocessing import util
+from multiprocessing import pool, process, util
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 FIELDS: dict[str, Callable[[], str]] = {
@@ -65,6 +66,22 @@ def child_path(path: str | Path) -> Path:
     return with_mark(path, f"pid{os.getpid()}")
 
 
+CUT = r"\.part(\d+)-\d+\.pid\1"
+"""regular expression for the mark of a trace that a child process is writing, or could not end"""
+
+
+def _is_being_written(path: Path) -> bool:
+    """Return True if the process that writes a file runs."""
+    number = re.search(CUT, path.name)
+    try:
+        os.kill(int(number[1]) if number else 0, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
 class ChildFiles:
     """Traces that child processes wrote next to the trace of this process.
 
@@ -76,6 +93,7 @@ class ChildFiles:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._before = self._find()
+        self._cut_before = self._find(CUT)
 
     def new(self) -> tuple[Path, ...]:
         """Return the traces that child processes have written since this object was created."""
@@ -87,6 +105,12 @@ class ChildFiles:
         """
         return tuple(child for child, identity in self._find().items() if self._before.get(child) == identity)
 
+    def cut(self) -> tuple[Path, ...]:
+        """Return the traces that child processes have begun since this object was created and could not end, because
+        they were killed.
+        """
+        return tuple(path for path in self._find(CUT) if path not in self._cut_before and not _is_being_written(path))
+
     def remove_old(self) -> None:
         """Remove the traces in `old`, with their files of full values."""
         from opgrip.traces.io.tensor_file import values_path
@@ -96,10 +120,15 @@ class ChildFiles:
                 with suppress(OSError):
                     file.unlink(missing_ok=True)
 
-    def _find(self) -> dict[Path, tuple[int, int]]:
-        """Return the traces of child processes, with inode and modification time, which show if a file was replaced."""
+    def _find(self, mark: str = r"\.pid\d+") -> dict[Path, tuple[int, int]]:
+        """Return the traces of child processes, with inode and modification time, which show if a file was replaced.
+
+        Parameters
+        ----------
+        mark : regular expression for the part of the name between the trace's name and its suffixes
+        """
         stem, dot, suffixes = self._path.name.partition(".")
-        form = re.compile(rf"{re.escape(stem)}\.pid\d+{re.escape(dot + suffixes)}")
+        form = re.compile(rf"{re.escape(stem)}{mark}{re.escape(dot + suffixes)}")
         children = {}
         with suppress(OSError):
             for child in sorted(self._path.parent.iterdir()):
@@ -111,18 +140,22 @@ class ChildFiles:
 class ForkWatch:
     """Calls the function `forked` in every child that the process forks, and `ended` when such a child ends.
 
-    `ended` is not called if the child ends without Python's cleanup, for example by `os._exit` or a signal.
+    `ended` is not called if the child ends without Python's cleanup, for example by `os._exit` or a signal. A worker of
+    a `multiprocessing.Pool` usually ends so; it calls `between` before it sends the result of a task.
     """
 
-    def __init__(self, forked: Callable[[], None], ended: Callable[[], None]) -> None:
+    def __init__(self, forked: Callable[[], None], ended: Callable[[], None], between: Callable[[], None]) -> None:
         self.forked = forked
         self.ended = ended
+        self.between = between
         self.active = False
         if not _watches:
             os.register_at_fork(after_in_child=_after_fork)
         _watches.add(self)
         # a child of multiprocessing clears all exit handlers before it calls this
         util.register_after_fork(self, _at_end_of_child)
+        # this process may be a child that has done so, and has just loaded torch
+        _call_before_results(self)
 
 
 _watches: WeakSet[ForkWatch] = WeakSet()
@@ -138,6 +171,23 @@ def _after_fork() -> None:
 def _at_end_of_child(watch: ForkWatch) -> None:
     if watch.active:
         util.Finalize(None, watch.ended, exitpriority=100)
+        _call_before_results(watch)
+
+
+def _call_before_results(watch: ForkWatch) -> None:
+    """Call `watch.between` before each result of this process if it is a worker of a `multiprocessing.Pool`."""
+    current: Any = process.current_process()
+    if getattr(current, "_target", None) is not pool.worker:  # type: ignore[attr-defined]
+        return
+    results = current._args[1]
+    put = results.put
+
+    def put_after(result: Any) -> None:
+        if watch.active:
+            watch.between()
+        put(result)
+
+    results.put = put_after
 
 
 def rank() -> int | None:

@@ -177,7 +177,7 @@ class Capture(CaptureReport):
         self.grips = Grips([parse_pattern(text) for text in grip], to=samples, recorder=self._recorder)
         self.extensions = ExtensionWatch(self._recorder, extensions)
         self._watching = Watching(self._recorder, self._make_watches(compiled))
-        self._forks = ForkWatch(self._begin_in_child, self.close)
+        self._forks = ForkWatch(self._begin_in_child, self.close, self._write_now)
         self._spawns = SpawnWatch(self._describe_spawned, lambda error: self._recorder.lost.drop("a process", error))
         self._flusher: Flusher | None = None
         self._child_files: ChildFiles | None = None

@@ -49,7 +49,7 @@ class CaptureReport:
         part; None if writing succeeded
     full_values : after the block, facts about the written full values, or None if they were not requested
     child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
-        earlier program, which `force` removes
+        earlier program, which `force` removes; `cut_child_files` those that killed processes could not end
     dumps : with `last`, paths of the written traces
     grips : gripped functions; `written` lists the samples' folders, and `refused` the reasons why functions were not
         gripped
@@ -91,6 +91,7 @@ class CaptureReport:
         self.full_values: FullValues | None = None
         self.child_files: tuple[Path, ...] = ()
         self.old_child_files: tuple[Path, ...] = ()
+        self.cut_child_files: tuple[Path, ...] = ()
         self._step = 0
         self._has_recorded = False
 
@@ -196,7 +197,7 @@ class CaptureReport:
         self.failure, self.problem = flusher.failure, flusher.problem_with(self.path)
         self.full_values = recorder.fitter.full
         if self._child_files is not None:
-            self.child_files = self._child_files.new()
+            self.child_files, self.cut_child_files = self._child_files.new(), self._child_files.cut()
             if self._force and not flusher.discarded and self.failure is None:
                 self._child_files.remove_old()
             self.old_child_files = self._child_files.old()

@@ -334,7 +334,11 @@ def _decompress(raw: IO[bytes], name: str) -> Iterator[bytes]:
 def _gunzip(raw: IO[bytes]) -> Iterator[bytes]:
     decompressor = zlib.decompressobj(wbits=31)
     most = 16 * CHUNK
+    is_first = True
     while packed := raw.read(CHUNK):
+        if is_first and not packed.startswith(b"\x1f\x8b"):
+            raise Damage("it is not compressed by gzip, although its name says so")
+        is_first = False
         data = b""
         while packed or len(data) == most:
             if decompressor.eof:

@@ -35,15 +35,19 @@ Row = Mapping[str, str]
 Call = tuple[str, list[Any], dict[str, Any]]
 
 
+SEPARATORS = ",;\t"
+"""separators of columns; a spreadsheet may write others than commas"""
+
+
 def recognizes(head: Head) -> bool:
-    columns = _cells(head.start.partition(b"\n")[0].decode(errors="replace"))
+    columns = _columns(head.start.partition(b"\n")[0].decode(errors="replace"))[0]
     return set(columns) >= set(SIZES) or set(columns) >= set(MIXTURE)
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
     """Yield the records of a file of tuned matrix products, with one call per row."""
     lines = file.lines()
-    columns = _cells(next(lines, ""))
+    columns, separator = _columns(next(lines, ""))
     if not recognizes(Head(file.path, "", ",".join(columns).encode())):
         raise file.damage("its first line does not name the columns M, N and K")
     is_timed = "us" in columns
@@ -55,7 +59,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
             raise file.refusal(f"it has more than {MOST_ROWS:,} rows")
         if not line.strip():
             continue
-        row = dict(zip(columns, _cells(line), strict=False))
+        row = dict(zip(columns, _cells(line, separator), strict=False))
         try:
             op, args, kwargs = _call(row, file)
             duration_ns = _duration_ns(row["us"]) if is_timed else 0
@@ -68,9 +72,15 @@ def read(file: ForeignFile) -> Iterator[Record]:
     yield from builder.end()
 
 
-def _cells(line: str) -> list[str]:
+def _columns(line: str) -> tuple[list[str], str]:
+    """Return the names in the first line, and the separator between them."""
+    separator = max(SEPARATORS, key=line.count)
+    return _cells(line, separator), separator
+
+
+def _cells(line: str, separator: str) -> list[str]:
     try:
-        return [cell.strip() for cell in next(csv.reader([line.lstrip("\ufeff")]), [])]
+        return [cell.strip() for cell in next(csv.reader([line.lstrip("\ufeff")], delimiter=separator), [])]
     except csv.Error:
         return []
 

@@ -91,6 +91,8 @@ def _only_file(archive: Path, folder: Path) -> Path:
     if len(readable) == 1:
         return readable[0]
     root = next(root for root in _folders.values() if folder.is_relative_to(root))
+    if not files:
+        raise UserError(f"{archive} is an empty archive", "create it again")
     if not readable:
         others = _listed([file.relative_to(root) for file in files])
         raise UserError(

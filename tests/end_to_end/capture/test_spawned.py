@@ -114,3 +114,28 @@ def test_process_that_imports_torch_late_is_recorded(tmp_path: Path) -> None:
     assert ops(trace) == ["aten.sin.default"]
     assert sorted(os.listdir(tmp_path))[:1] == ["late.py"]
     assert not list(tmp_path.glob("*.part*"))
+
+
+POOL = """
+import multiprocessing, torch
+
+def square(size):
+    return float(torch.full((size, size), 2.0).matmul(torch.eye(size)).sum())
+
+if __name__ == "__main__":
+    with multiprocessing.get_context({method!r}).Pool(1) as pool:
+        print(pool.map(square, [2, 3], chunksize=1))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_calls_of_pool_workers_are_written_before_the_pool_kills_them(tmp_path: Path, method: str) -> None:
+    (tmp_path / "train.py").write_text(POOL.format(method=method), encoding="utf-8")
+    done = run_command("opcapture", "-o", "t.jsonl", "--", "train.py", cwd=tmp_path, fresh=True)
+    assert (done.returncode, done.stdout) == (0, "[8.0, 18.0]\n"), done.stderr
+    # a slow pool ends by itself
+    (trace,) = tmp_path.glob("t.*pid*.jsonl")
+    was = "was killed" if ".part" in trace.name else "it started"
+    assert f"calls of a process that {was}, to {trace.name}" in done.stderr
+    assert [op for op in ops(load(trace)) if op == "aten.mm.default"] == ["aten.mm.default"] * 2

@@ -68,6 +68,14 @@ def test_file_in_an_archive_is_selected_by_path(tmp_path: Path) -> None:
 def test_archive_without_a_readable_file_is_refused_with_its_files(tmp_path: Path) -> None:
     path = pack(tmp_path / "a.tar.gz", {"notes.md": b"hello", "x.csv": b"M,N\n1,2\n"})
     assert "a.tar.gz contains no readable file (notes.md, x.csv)" in refusal("opreplay", path, in_one_line=True)
+    with pytest.raises(UserError, match=r"empty.zip is an empty archive: create it again"):
+        load(pack(tmp_path / "empty.zip", {}))
+
+
+def test_file_that_is_not_compressed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.json.gz").write_bytes(b'{"traceEvents": []}')
+    with pytest.raises(UserError, match=r"a.json.gz .*it is not compressed by gzip, although its name says so"):
+        load(tmp_path / "a.json.gz")
 
 
 def test_nested_archives_are_read_down_to_a_depth(tmp_path: Path) -> None:

@@ -48,6 +48,15 @@ def test_batches_are_batched_products(tmp_path: Path) -> None:
     assert any(text.startswith("dtypes") for text in reader.losses.defaults)
 
 
+@pytest.mark.parametrize("separator", [";", "\t"])
+def test_files_of_a_spreadsheet_are_read(tmp_path: Path, separator: str) -> None:
+    expected, _ = trace_of(tmp_path / "shapes.csv", UNTUNED)
+    (tmp_path / "exported.csv").write_bytes(
+        b"\xef\xbb\xbf" + UNTUNED.replace(",", separator).replace("\n", "\r\n").encode()
+    )
+    assert load(tmp_path / "exported.csv").signatures == expected.signatures
+
+
 def test_tuned_files_have_times(tmp_path: Path) -> None:
     trace, reader = trace_of(tmp_path / "bf16_tuned_gemm.csv", TUNED)
     assert trace.calls["duration_ns"].tolist() == [7500, 500]
