@@ -44,7 +44,7 @@ def train_resnet(place: Place) -> Callable[[], object]:
 
 def run_detector(place: Place) -> Callable[[], object]:
     """Return inference of the built-in Faster R-CNN on 8 images."""
-    batch_size, size = (1, 96) if place.is_small else (8, 512)
+    batch_size, size = (1, 64) if place.is_small else (8, 512)
     options = ModelOptions(run="predict", device=place.device, batch_size=batch_size, input_size=(size, size))
     program = load_program("builtin:faster_rcnn", options)
     inputs = program.inputs()

@@ -18,7 +18,7 @@ BUDGET_S, SMALL_BUDGET_S = 0.1, 0.05
 TIMEOUT_S = 30
 MOST_CASES = 300
 """cases with most time that are replayed: a detector has a thousand"""
-SMALL_TOP = 5
+SMALL_TOP = 2
 BAD = 12
 """failing rows to note"""
 

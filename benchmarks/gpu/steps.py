@@ -54,7 +54,7 @@ def _sequence(name: str) -> Step:
 
 def _step_graphs(name: str) -> Step:
     run = partial(measure_sequence, name=name, exec_mode="graph")
-    return Step(f"step-graphs:{name}", run, 70.0, ON_CUDA, 20.0)
+    return Step(f"step-graphs:{name}", run, 70.0, "", 20.0)
 
 
 PLANS: Mapping[str, tuple[Step, ...]] = {
@@ -81,13 +81,13 @@ PLANS: Mapping[str, tuple[Step, ...]] = {
         _mode("bert", "compile", 24, 90.0),
         _capture("llama"),
         Step("ncu:llama", partial(measure_by_ncu, name="llama"), 110.0, ON_CUDA, 60.0),
-        Step("failures:assert", failures.check_assert, 70.0, ON_CUDA, 30.0),
-        Step("failures:memory", failures.check_memory, 60.0, ON_CUDA, 25.0),
+        Step("failures:assert", failures.check_assert, 70.0, "", 30.0),
+        Step("failures:memory", failures.check_memory, 60.0, "", 25.0),
         Step("roofline", measure_ceilings, 50.0, "", 15.0),
-        Step("graph:llama", partial(measure_replay, name="llama", top=60, exec_mode="graph"), 40.0, ON_CUDA, 20.0),
+        Step("graph:llama", partial(measure_replay, name="llama", top=60, exec_mode="graph"), 40.0, "", 20.0),
         _mode("bert", "reduce-overhead", 12, 70.0),
         _sequence("llama"),
-        Step("failures:graph", partial(failures.check_waiting_call, mode="eager"), 60.0, ON_CUDA, 25.0),
+        Step("failures:graph", partial(failures.check_waiting_call, mode="eager"), 60.0, "", 25.0),
         Step("collective", ranks.check_collective, 30.0, ON_CUDA, 10.0),
         _program("gpt2"),
         _replay("gpt2"),

@@ -1,7 +1,8 @@
 """The program's accelerator streams: when it begins to use more than the default one, and which waits for which.
 
 Until a program makes another stream current, its calls cost nothing more. From then on the stream of each call is
-recorded. Streams and events that torch's generic classes handle in C are not seen.
+recorded. Waits of `torch.Stream` and `torch.Event`, and a `torch.Stream` as a context, are not seen: these classes are
+in C, and their methods cannot be replaced.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class StreamWatch:
         self._marks: WeakKeyDictionary[Any, tuple[str, int, int]] = WeakKeyDictionary()
 
     def __enter__(self) -> StreamWatch:
+        self._patches.replace(torch.accelerator, "set_stream", functools.partial(self._noting, self._changed))
         for kind in accelerators():
             module = getattr(torch, kind, None)
             if module is None or not hasattr(module, "set_stream"):

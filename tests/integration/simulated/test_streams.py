@@ -47,6 +47,21 @@ def streams_of(trace: Trace, op: str) -> list[int]:
 
 
 @on_simulator()
+def test_stream_set_by_the_generic_function_is_recorded(tmp_path: Path) -> None:
+    x, side = torch.ones(1000, device="sim"), torch.Stream(device="sim")
+    main = torch.accelerator.current_stream()
+    torch.accelerator.synchronize()
+    with Capture(tmp_path / "t.jsonl"):
+        torch.accelerator.set_stream(side)
+        x.sin()
+        torch.accelerator.set_stream(main)
+        x.cos()
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert streams_of(trace, "aten.sin.default") == [side.stream_id]
+    assert streams_of(trace, "aten.cos.default") == [0]
+
+
+@on_simulator()
 def test_calls_have_streams_and_the_waits_between_them(tmp_path: Path) -> None:
     trace = captured(tmp_path / "t.jsonl")
     side = streams_of(trace, "aten.sin.default")[0]
