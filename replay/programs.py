@@ -109,6 +109,8 @@ def make_program(
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, RunOutputs]:
     """Run a program once; return the result of its function, and the same result as torch tensors, which are not
     copied.
+
+    mutates : True if the program writes into its arguments
     """
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)

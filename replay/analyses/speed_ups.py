@@ -304,6 +304,9 @@ def _name(row: Result) -> str:
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
     """Return the time in us for the same amount of work at each value of an option, or None if no case is ok at all
     values.
+
+    dimension : `threads`, `batch` or `streams`
+    points : values of the option
     """
     point_of = attrgetter(SWEPT[dimension])
     by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}

@@ -30,7 +30,10 @@ def tensors_of(arguments: Arguments) -> list[Tensor]:
 
 
 def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> RunOutputs:
-    """Run a call with all random generators seeded, and restore the program's generators afterwards."""
+    """Run a call with all random generators seeded, and restore the program's generators afterwards.
+
+    mutates : True if the call writes into its arguments
+    """
     with _seeded(arguments, seed):
         return observe(function, arguments, mutates)
 
@@ -90,8 +93,11 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return the results of a call computed in float64, or None if it cannot run in float64 or if this would change
-    what it does.
+    """Return the results of a call computed in float64, or None if it cannot run in float64 or would do something else
+    there.
+
+    make_arguments : function that creates the arguments of one run
+    mutates : True if the call writes into its arguments
     """
     first = make_arguments()
     if mutates and _share_memory(tensors_of(first)):
@@ -123,6 +129,8 @@ def _attempted(
 ) -> RunOutputs | None:
     """Return the results of a call in float64, or None if it raises an error, for example for a probability just above
     1.
+
+    mutates : True if the call writes into its arguments
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -218,9 +218,7 @@ class TraceReplay:
         return {"confirmation": asdict(confirmation)}
 
     def run_sequence(self) -> ReplayOutcome:
-        """Run all calls of the step in order (`--sequence`), and write the rows of the cases and the times of the whole
-        step.
-        """
+        """Run all calls of the step in order (`--sequence`), and write the rows and the times of the whole step."""
         from opgrip.replay.sequences.step_options import rows_of, totals_of
         from opgrip.replay.sequences.step_replay import replay_apart
 
@@ -231,9 +229,7 @@ class TraceReplay:
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Run this rank's calls together with the other ranks; the first rank writes the output and returns the
-        results, the others return None.
-        """
+        """Run this rank's calls with the other ranks; the first rank writes and returns the results."""
         from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
 
         workload = self.workload
@@ -252,9 +248,7 @@ class TraceReplay:
         return ReplayOutcome(results, step=step)
 
     def _requested_analyses(self) -> list[Analysis]:
-        """Create the analyses that the options request; this happens before any case runs, so that missing requirements
-        show first.
-        """
+        """Create the requested analyses before any case runs, so that missing requirements show first."""
         output = self.output
         context = AnalysisSession(
             self.workload, output.output, output.may_replace, output.resume, self._reporter, self._may_fork

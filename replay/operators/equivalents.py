@@ -44,7 +44,10 @@ class Equivalent:
     note: str
 
     def memory_of(self, takes: tuple[int, ...], gives: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storage numbers of this call's arguments and results, given those of the recorded call."""
+        """Return the numbers of the storages that this call's arguments and results use.
+
+        takes, gives : numbers of the storages of the recorded call's argument tensors and results
+        """
         return tuple(NO_STORAGE if place is None else takes[place] for place in self.takes), gives[: self.gives]
 
 

@@ -88,6 +88,8 @@ def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
     compared.
 
     A row that is compared with no other row keeps its ratio.
+
+    reference : mode with which other modes are compared
     """
     places = (base_place(place, rows, reference) for place in range(len(rows)))
     return [
@@ -108,6 +110,8 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
     in.
 
     Older versions of opgrip stored the median ratio of paired runs as `ratio`, and had no `ratio_p50`.
+
+    reference : mode with which other modes are compared
     """
     rows = list(rows)
     places: dict[tuple[object, ...], list[int]] = {}

@@ -162,9 +162,7 @@ class DryRun:
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """If a call needs the other ranks, run it together with them and return True; otherwise return False without
-        running it.
-        """
+        """Run a call that needs the other ranks together with them and return True; return False for other calls."""
         return False
 
     def finish(self) -> None:

@@ -153,9 +153,7 @@ def measure_passes(
 def _wait_until_quiet(
     dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    """Wait until other processes leave enough cores free, at most as long as the time budget and the time of all passes
-    (or one second) allow.
-    """
+    """Wait until other processes leave enough cores free, at most as long as the budget and earlier passes allow."""
     while not slowdown.has_room:
         spent_ns = perf_counter_ns() - started_ns
         if not _may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
@@ -301,9 +299,7 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
 
 
 def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if there are fewer than `wanted` passes; contended passes count if no pass may be
-    repeated any more.
-    """
+    """Return True if there are fewer than `wanted` passes; contended ones count if no pass may be repeated."""
     missing = wanted - len(timed.kept)
     return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 

@@ -163,11 +163,15 @@ class SequenceResult:
         return _quantile(self.replayed_ms, share)
 
     def host_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the sum of the calls' host times in ms."""
+        """Return a quantile over the passes of the sum of the calls' host times in ms; `share` is 0.5 for
+        the median.
+        """
         return _quantile(self.replayed_host_ms, share)
 
     def wall_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the time from the first to the last call in ms."""
+        """Return a quantile over the passes of the time from the first to the last call in ms; `share` is 0.5 for the
+        median.
+        """
         return _quantile(self.replayed_wall_ms, share)
 
 

@@ -113,7 +113,10 @@ class Samples:
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """Return the same time as `quantile_us`, or None if there are too few runs for it."""
+        """Return the same time as `quantile_us`, or None if there are too few runs for it.
+
+        share : share of the program's calls that end within this time, such as 0.9
+        """
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property

@@ -95,6 +95,7 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
     """Return the kernels of a report with their metrics; raise `UserError` if ncu cannot read the report.
 
     binary : path of ncu
+    requested_metrics : names of the metrics to read
     """
     folder = module_folder(binary)
     if folder is not None:
@@ -118,7 +119,10 @@ def module_folder(binary: str) -> Path | None:
 
 
 def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuKernel]:
-    """Yield the kernels in the CSV text that `ncu --page=raw` printed; raise `UserError` for other text."""
+    """Yield the kernels in the CSV text that `ncu --page=raw` printed; raise `UserError` for other text.
+
+    requested_metrics : names of the metrics to read
+    """
     lines = text.splitlines(keepends=True)
     # ncu prints messages before the table
     start = next((place for place, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
@@ -192,7 +196,10 @@ def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[K
 
 
 def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
-    """Return the columns of a row from the kernels of all its profiled runs; sums are divided by the number of runs."""
+    """Return the columns of a row from the kernels of all its profiled runs; sums are divided by the number of runs.
+
+    requested_metrics : names of the metrics that `--ncu-metrics` requests
+    """
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares: dict[str, Any] = {field: _mean(kernels, name) for field, name in SHARES.items()}
