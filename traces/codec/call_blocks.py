@@ -299,7 +299,7 @@ def check_times(starts: Integers, durations: Integers) -> None:
 def check_tensors(tensors: Integers, storages: Integers) -> None:
     """Raise `FormatError` if the calls' numbers of tensors do not add up to the number of storages."""
     if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
-        raise FormatError("a block of calls without exactly one storage per tensor")
+        raise FormatError("a block of calls whose numbers of tensors and storages differ")
 
 
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:

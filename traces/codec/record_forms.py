@@ -151,7 +151,7 @@ def _check_graph(record: Graph) -> None:
     if not len(record.calls) == len(record.scope) == len(record.tensors):
         raise FormatError("a graph whose columns differ in length")
     if sum(record.tensors) != len(record.storages):
-        raise FormatError("a graph without exactly one storage per tensor")
+        raise FormatError("a graph whose numbers of tensors and storages differ")
     if record.signature in record.calls:
         raise FormatError("a graph that contains its own launch")
 

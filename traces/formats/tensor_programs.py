@@ -182,7 +182,7 @@ class TensorProgram:
         signature = function.args
         names = [item.arg for item in (*signature.posonlyargs, *signature.args)]
         if signature.vararg or signature.kwarg or len(args) > len(names):
-            raise ValueError(f"unsupported: a call of {function.name[:60]} with other arguments")
+            raise ValueError(f"unsupported: a call of {function.name[:60]} with variable or too many arguments")
         reading = _Reading(self, {**dict(zip(names, args, strict=False)), **kwargs})
         self._set_defaults(function, reading)
         if self._depth >= MOST_DEPTH:

@@ -264,7 +264,7 @@ class Boxes:
         if self.overlap is not None:
             checks.finite(self.overlap, "an overlap")
             if self.overlap < 0:
-                raise FormatError("an overlap below zero")
+                raise FormatError("a negative number of overlapping boxes")
         if self.groups is not None:
             checks.whole(self.groups, "a count of groups", 1)
 

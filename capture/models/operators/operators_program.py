@@ -248,7 +248,8 @@ def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, 
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:
         raise UserError(
-            f"{path} does not call these operators", f"see the operators that it calls with opgrip trace info {path}"
+            f"{path} contains no call of the selected operators",
+            f"see the operators that it calls with opgrip trace info {path}",
         )
     return entries
 
