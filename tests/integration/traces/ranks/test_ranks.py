@@ -114,7 +114,7 @@ def test_ranks_verb_prints_and_writes_its_tables(tmp_path: Path) -> None:
     assert "2 traces" in done.stderr
     done = run_command("opgrip", "trace", "ranks", "all.jsonl", "-o", "w.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "opgrip trace ranks: wrote 2 ranks to w.json\n")
-    assert "waiting times between ranks (1 pairs in total)" in done.stdout
+    assert "waiting times between ranks (1 in total)" in done.stdout
     tables = json.loads((tmp_path / "w.json").read_text())
     assert [row["last"] for row in tables["ranks"]] == [0, 20]
     done = run_command("opgrip", "trace", "ranks", "all.jsonl", "--json", cwd=tmp_path)
