@@ -2,7 +2,7 @@
 
 Types and descriptions come from the declarations of columns and of the judgement of candidates.
 
-    python docs/results_schema.py
+    python docs/results_schema.py            # docs/tables.py writes it too
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def results_schema() -> dict[str, Any]:
     }
 
 
+def as_text() -> str:
+    """Return the text of the file."""
+    return json.dumps(results_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
 def _cell(about: Column) -> dict[str, Any]:
     unit = "" if about.unit in ("", "1") else f", in {about.unit}"
     kind = {} if about.kind is object else {"type": [TYPES[about.kind], "null"]}
@@ -73,4 +78,4 @@ def _judgement() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    PATH.write_text(json.dumps(results_schema(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    PATH.write_text(as_text(), encoding="utf-8")

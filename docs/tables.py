@@ -1,6 +1,6 @@
 """Generate the tables of options, result columns and zoo traces in docs/ from their declarations.
 
-The pages are docs/opreplay.md, docs/results.md and docs/zoo.md.
+The pages are docs/opreplay.md, docs/results.md and docs/zoo.md; replay/schema.json describes the columns too.
 
 python docs/tables.py            # with --check, exit with an error if a page is out of date
 python docs/tables.py --count    # also load the zoo's traces and count distinct operators: takes minutes
@@ -12,6 +12,8 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import results_schema
 
 from opgrip.cli.command import counted
 from opgrip.cli.options import Option, flag_of, options_in, title_of, words_in
@@ -49,6 +51,7 @@ def pages(is_counted_anew: bool = False) -> dict[Path, str]:
     return {
         FOLDER / "opreplay.md": "\n".join(_options()).rstrip() + "\n",
         results: written[0] + "\n".join(_columns()).rstrip() + "\n",
+        results_schema.PATH: results_schema.as_text(),
         zoo: about_zoo[0] + "\n".join(_zoo(distinct)).rstrip() + "\n",
     }
 
