@@ -229,7 +229,7 @@ class TraceReplay:
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Run this rank's calls with the other ranks; the first rank writes and returns the results."""
+        """Run this rank's calls with the other ranks; the first rank writes and returns the results, others None."""
         from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
 
         workload = self.workload

@@ -53,7 +53,11 @@ def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: 
 
 
 def _times_ns(rows: Sequence[Result], signature_of: Mapping[int, int]) -> dict[int, float]:
-    """Return the mean replayed time of each signature's calls, which can be several cases."""
+    """Return the mean replayed time of a signature's calls in ns, by signature number; several cases may be of one
+    signature.
+
+    signature_of : signature number by case number
+    """
     totals: dict[int, float] = {}
     counts, seen = Counter[int](), set[int]()
     for row in rows:

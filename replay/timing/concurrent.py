@@ -144,9 +144,9 @@ def measure_concurrently(
 class _Times:
     """Times of one subject's runs.
 
-    loaded : times of runs while the other subjects of the batch ran
+    loaded : time of each run while the other subjects of the batch ran
     alone_ns : for each repeat, the time of a run without other subjects
-    loaded_ns : for each repeat, the mean time of a run with them
+    loaded_ns : for each repeat, the mean time of a run while the others ran
     """
 
     subject: Subject

@@ -37,7 +37,7 @@ def labels_of(gt_inds: Tensor, gt_labels: Tensor) -> Tensor:
     Parameters
     ----------
     gt_inds : (N,) int64, as in `AssignResult`
-    gt_labels : (M,) int64
+    gt_labels : (M,) int64, classes of the truths
     """
     labels = torch.full_like(gt_inds, -1)
     positives = torch.nonzero(gt_inds > 0).squeeze(1)
