@@ -31,7 +31,7 @@ from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import CANDIDATE, EAGER
 from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
-from opgrip.replay.timing.timing_options import GRAPH, PROGRAM, WARM
+from opgrip.replay.timing.timing_options import DISCRETE, GRAPH, PROGRAM, WARM
 from opgrip.replay.workers.executors import PROCESSES, EngineOptions
 
 DESCRIPTION = "Replay every distinct call of a trace without the model, and compare its time with the captured time."
@@ -289,9 +289,31 @@ def options_of(args: argparse.Namespace) -> RunRequest:
     request = replace(request, candidates=request.candidates.read())
     if request.candidates.candidate:
         request = _with_candidates(request)
+    if request.candidates.untrusted:
+        request = _with_untrusted(request)
     # fill in defaults, so that giving a default value does not change the request
     timing = replace(request.timing, cache=request.timing.caches)
     return replace(request, timing=timing, modes=replace(request.modes, mode=request.modes.all_names))
+
+
+def _with_untrusted(request: RunRequest) -> RunRequest:
+    """Return the request for candidates in separate processes, each of whose runs is timed by the host's clock.
+
+    Raises `UserError` for options that time calls in another way, or in the process that checks them.
+    """
+    names = {*request.modes.all_names} - {EAGER, CANDIDATE}
+    refused = {
+        "--backward": request.timing.backward,
+        "--exec-mode": request.timing.exec_mode not in (None, DISCRETE),
+        "--streams": any(point.streams > 1 for point in request.points),
+        "--energy": request.energy.energy,
+        "--sandbox": request.sandbox,
+        f"--mode {','.join(sorted(names))}": bool(names),
+    }
+    for flag, is_used in refused.items():
+        if is_used:
+            raise UserError(f"--untrusted does not support {flag}", "leave it out")
+    return replace(request, timing=request.timing.with_method(DISCRETE))
 
 
 def _with_candidates(request: RunRequest) -> RunRequest:

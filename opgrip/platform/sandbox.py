@@ -66,6 +66,7 @@ class Child:
     request : for a module, what `receive_request` returns there
     timeout_s : seconds that a step may take before the child is killed; None for no limit
     confined : for a module, the folders that it may write to in bubblewrap; None to run it without bubblewrap
+    shared : for a module, descriptors of files that it inherits
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Child:
         request: Mapping[str, Any] | None = None,
         timeout_s: float | None = None,
         confined: Sequence[str] | None = None,
+        shared: Sequence[int] = (),
     ) -> None:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._beats = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes both
@@ -84,8 +86,8 @@ class Child:
         theirs, self._to = os.pipe()
         self._from, ours = os.pipe()
         try:
-            self._pid = self._spawn(run, theirs, ours, confined) if isinstance(run, str) else os.fork()
-            if not isinstance(run, str) and not self._pid:
+            self.pid = self._spawn(run, [theirs, ours, *shared], confined) if isinstance(run, str) else os.fork()
+            if not isinstance(run, str) and not self.pid:
                 try:
                     self._settle()
                     run(theirs, ours, self._heartbeat)
@@ -111,7 +113,8 @@ class Child:
         os.dup2(self._errors.fileno(), 1)
         os.dup2(self._errors.fileno(), 2)
 
-    def _spawn(self, module: str, source: int, output: int, confined: Sequence[str] | None) -> int:
+    def _spawn(self, module: str, files: Sequence[int], confined: Sequence[str] | None) -> int:
+        source, output, *shared = files
         prefix: list[str] = []
         if confined is not None:
             self._folder = tempfile.TemporaryDirectory(prefix="opgrip-sandbox-", ignore_cleanup_errors=True)
@@ -122,7 +125,7 @@ class Child:
             stdin=source,
             stdout=output,
             stderr=self._errors,
-            pass_fds=[self._heartbeat.file],
+            pass_fds=[self._heartbeat.file, *shared],
             start_new_session=True,
             env=os.environ | {"KINETO_LOG_LEVEL": "99"},
         )
@@ -197,7 +200,7 @@ class Child:
     def kill(self) -> None:
         """Kill the child and the processes that it started, such as compilers."""
         if self._status is None:
-            kill_group(self._pid)
+            kill_group(self.pid)
 
     def close(self) -> None:
         """Kill the child if it still runs, and close its pipes and files."""
@@ -227,7 +230,7 @@ class Child:
 
     def _wait(self) -> int:
         if self._status is None:
-            _, status = os.waitpid(self._pid, 0)
+            _, status = os.waitpid(self.pid, 0)
             self._status = os.waitstatus_to_exitcode(status)
         return self._status
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import fsum
 from operator import eq
@@ -17,6 +18,7 @@ from typing import IO, TYPE_CHECKING
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses import UnaskedAnalysis, analyses
+from opgrip.replay.analyses.roofline import LimitColumns, ceilings_of, dtype_of, threads_of, with_limits
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, judge_rows
@@ -26,11 +28,15 @@ from opgrip.replay.results.savings import JudgedStep, counted_signatures, judged
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
     from opgrip.replay.run.workload import Workload
+    from opgrip.traces.analysis.machine_ceilings import Ceilings
 
 MOST_ROWS = 60
 """maximum signatures in the table, worst verdicts first"""
 MOST_LABELS = 20
 """maximum number of labels of `record_function` by which savings are printed, those opened most often first"""
+IMPOSSIBLE = 0.5
+"""share of the machine's limit below which an untrusted candidate's time is impossible; the limit is measured, with an
+error"""
 STYLES = {"wrong": "bold red", "failed": "red", "slower": "yellow", "faster": "green"}
 
 
@@ -47,6 +53,8 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
         in_trace = workload.source_cases.are_calls
         export = f"opgrip trace export-case {shlex.quote(workload.request.trace)}" if in_trace else ""
+        if workload.candidates.untrusted:
+            rows = _without_impossible(rows, ceilings_of(self.session), workload)
         cases = make_cases(workload.trace) if in_trace else []
         step_us = fsum(case.captured_total_us for case in cases) or None
         labels = shares_in_labels(workload, cases) if step_us else {}
@@ -54,6 +62,18 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         print_judgement(rows, file)
+
+
+def _without_impossible(rows: Sequence[Result], ceilings: Ceilings, workload: Workload) -> list[Result]:
+    """Return the rows; a candidate is wrong if its time is far below what moving and computing the data takes."""
+    limited = with_limits(rows, ceilings, threads_of(workload), dtype_of(workload), launches=False)
+    limits = [LimitColumns.of(row).limit_us or 0.0 for row in limited]
+    return [
+        replace(row, status=WRONG, error=f"takes {row.median_us:.3g} us, but this machine needs {limit:.3g} us")
+        if row.mode == CANDIDATE and row.status in RAN and (row.median_us or 0.0) < IMPOSSIBLE * limit
+        else row
+        for row, limit in zip(rows, limits, strict=True)
+    ]
 
 
 def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:

@@ -1,4 +1,4 @@
-"""Results that only a backward pass uses, and arguments that require gradients.
+"""Results that only a backward pass uses, arguments that require gradients, and operators that a device lacks.
 
 For example, a compiler's attention may return a different logsumexp than eager's, or one of another shape, but a
 program that only predicts never uses it. Such a result is compared and reported, but does not make a case wrong.
@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.replay.cases.cases import Case
+from opgrip.replay.operators.equivalents import equivalent_on
 from opgrip.traces import Trace
 from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import TensorSpec, leaves, map_leaves, tensors
@@ -57,6 +58,20 @@ def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Cas
         return _without(require_gradients(signature) if is_unsaid else signature, refused)
 
     return replace(case, signature=changed(case.signature), input_sets=[changed(item) for item in case.input_sets])
+
+
+def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
+    """Return a case whose operator the device has, and a note that names that operator; empty if it is the recorded
+    one.
+    """
+    if case.operator is not None:
+        return case, ""
+    first, *others = (equivalent_on(signature, device) for signature in (case.signature, *case.input_sets))
+    if first is None:
+        return case, ""
+    input_sets = tuple(other.signature for other in others if other is not None and other.note == first.note)
+    unused = frozenset(place for place in case.unused if place < first.gives) | first.unused
+    return replace(case, signature=first.signature, input_sets=input_sets, unused=unused), first.note
 
 
 def _without(signature: Signature, refused: Collection[str]) -> Signature:

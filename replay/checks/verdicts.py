@@ -82,6 +82,10 @@ class ResultVerdict:
         return [item for item in self.faults if isinstance(item, ResultDifference)]
 
 
+class WrongResultError(Exception):
+    """A call does not do what its operator does, or hides what it does; the message is the reason."""
+
+
 def wrong(reason: str) -> ResultVerdict:
     """Return the verdict that a result is wrong for a reason other than the values of its elements, such as
     its shape.

@@ -43,6 +43,7 @@ from opgrip.replay.results.results import RAN, SETTINGS, Result
 from opgrip.replay.results.savings import judged_steps
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import options_hash
+from opgrip.replay.run.untrusted import unconfined
 from opgrip.replay.run.workload import Workload, expected_rows, load_workload
 from opgrip.replay.workers.executors import Executor
 from opgrip.replay.workers.journal import journal_path, open_journal
@@ -122,7 +123,9 @@ class TraceReplay:
         request = request_of(args)
         with reporter.reading(request.trace):
             workload = load_workload(request)
-        for note in (*workload.notes, *request.points.notes, *absent_extensions(request.inputs.extension)):
+        unsafe = unconfined() if request.candidates.untrusted else None
+        absent = absent_extensions(request.inputs.extension)
+        for note in filter(None, (*workload.notes, unsafe, *request.points.notes, *absent)):
             reporter.say(note)
         executor.check(workload)
         request.timing.check_device(workload.device)

@@ -134,6 +134,11 @@ class Inputs:
     def nbytes(self) -> int:
         return sum(storage.nbytes() for storage in self._storages)
 
+    @property
+    def storages(self) -> list[torch.UntypedStorage]:
+        """The memory of the tensors."""
+        return self._storages
+
     def copy(self) -> Inputs:
         """Return a copy in separate memory. The copy's `restore` restores the values that this object keeps or, if it
         keeps none, its current ones.
@@ -144,6 +149,12 @@ class Inputs:
         if not self._pristine:
             twin.keep()
         return twin
+
+    def copy_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments in separate memory, with the current values."""
+        twin = copy.copy(self)
+        twin._storages = [storage.clone() for storage in self._storages]
+        return twin.make()
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return positional and keyword arguments; the tensors are new objects that use the same memory each time."""
@@ -181,6 +192,39 @@ class Inputs:
             if storage.nbytes() != pristine.nbytes():
                 storage.resize_(pristine.nbytes())
             storage.copy_(pristine)
+
+    @property
+    def has_floats(self) -> bool:
+        """True if `change` changes a value."""
+        return bool(self._float_memory())
+
+    def change(self, amount: float) -> None:
+        """Change floating-point values by at most this share, so that no two runs have the same ones.
+
+        All values in one storage change by the same factor, which keeps their order; values of a constant change one
+        by one, and zeros become small positive numbers. `restore` then restores the new values.
+        """
+        for memory in self._float_memory():
+            most = max(amount, 8 * torch.finfo(memory.dtype).eps)
+            least, largest = torch.aminmax(memory.nan_to_num())
+            if bool(least == largest):
+                noise = most * torch.rand(memory.shape, device=memory.device)
+                memory.copy_(noise if not largest else memory * (1 - noise))
+            else:
+                memory.mul_(1 - most * float(torch.rand(())))
+        if self._pristine:
+            self.keep()
+
+    def _float_memory(self) -> list[torch.Tensor]:
+        """Return the storages of floating-point tensors, each as one tensor of its elements."""
+        dtypes: dict[int, set[torch.dtype]] = {}
+        for piece in (piece for planned in self._planned for piece in planned.pieces):
+            dtypes.setdefault(piece.storage, set()).add(memory_dtype(piece.spec.dtype))
+        return [
+            torch.empty(0, dtype=dtype, device=self._storages[number].device).set_(self._storages[number])
+            for number, (dtype, *others) in ((number, tuple(own)) for number, own in dtypes.items())
+            if dtype.is_floating_point and dtype.itemsize > 1 and not others and self._storages[number].nbytes()
+        ]
 
     def written(self) -> frozenset[int]:
         """Return the indices of the tensor arguments whose values differ from those that `keep` stored."""

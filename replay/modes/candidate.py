@@ -156,6 +156,13 @@ class CandidateOptions:
         only=("single cases",),
         role=RUN,
     )
+    untrusted: bool = option(
+        False,
+        "with --candidate, for code that others wrote: run each candidate in a separate process, under bubblewrap if "
+        "it is installed, with new values in each run, and check its times and results from outside",
+        only=("single cases", "traces"),
+        role=RUN,
+    )
     confirm: bool = option(
         False,
         "with --candidate: also replay the whole step with and without the candidates, and print the measured saving",
@@ -189,9 +196,14 @@ class CandidateOptions:
                 raise UserError(f"{op} has several candidates", "give one --candidate for each operator")
         if self.confirm and not found:
             raise UserError("--confirm is for candidates", "add --candidate")
-        if self.confirm and any(item.source == IN_PROCESS for item in found):
+        if self.untrusted and not found:
+            raise UserError("--untrusted is for candidates", "add --candidate")
+        if self.untrusted and self.confirm:
+            raise UserError("--confirm runs candidates without protection", "leave --confirm or --untrusted out")
+        if (self.confirm or self.untrusted) and any(item.source == IN_PROCESS for item in found):
+            word = "confirm" if self.confirm else "untrusted"
             raise UserError(
-                "--confirm runs candidates in other processes, which cannot run functions of this one",
+                f"--{word} runs candidates in other processes, which cannot run functions of this one",
                 "name them as text: my_kernels.py:softmax",
             )
         return replace(

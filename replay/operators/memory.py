@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import profile
 
-from opgrip.replay.operators.devices import is_accelerator, module_of
+from opgrip.platform.machine import lines
+from opgrip.replay.operators.devices import is_accelerator, limit_device_memory, module_of
 from opgrip.traces.schema.arguments import leaves, tensors
 from opgrip.traces.schema.tensor_specs import stored_elements
 
@@ -127,3 +130,20 @@ def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemor
         reserved = after["reserved_bytes.all.peak"] - before["reserved_bytes.all.current"]
     # some backends do not count the sum of all allocations
     return result, CallMemory(after[allocated] - before[allocated] if allocated in after else peak, peak, reserved)
+
+
+def limit_memory(limit: int | None, device: str) -> int | None:
+    """Limit the memory in bytes that this process may take from now on: an accelerator's if `device` is one, else the
+    host's.
+
+    limit : limit in bytes; None for most of an accelerator's free memory, and for no limit on the CPU
+    Returns the limit in bytes, or None if there is none.
+    """
+    if is_accelerator(device):
+        return limit_device_memory(device, limit)
+    if limit is None:
+        return None
+    used = next((int(line.split()[1]) << 10 for line in lines("/proc/self/status") if line.startswith("VmData")), 0)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
+    return limit

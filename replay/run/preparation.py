@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from time import perf_counter_ns
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from opgrip.errors import cause_of
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.selection import BACKWARD, Variant
-from opgrip.replay.cases.unused_results import refused_argument, with_gradients
+from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
 from opgrip.replay.checks.contract import check_contract
 from opgrip.replay.checks.reference import CandidateReference, Reference
 from opgrip.replay.checks.verdicts import ResultVerdict, joined
@@ -26,7 +27,6 @@ from opgrip.replay.operators.agreement import check_agreement, check_graph, chec
 from opgrip.replay.operators.agreement.indices import bound_indices
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
-from opgrip.replay.operators.equivalents import equivalent_on
 from opgrip.replay.operators.lookup import Operator, find_operator
 from opgrip.replay.operators.memory import (
     Arguments,
@@ -51,6 +51,7 @@ from opgrip.replay.programs import (
 )
 from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, WRONG, Result, same_outputs
+from opgrip.replay.run.untrusted_subject import UNKNOWN, untrusted_call, untrusted_subject
 from opgrip.replay.run.workload import Workload, device_of, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
@@ -95,6 +96,7 @@ class _Preparation:
         self._references: dict[object, Reference] = {}
         self._works: dict[object, Work] = {}
         self._refused: set[str] = set()
+        self._besides_ns: dict[object, list[int]] = {}
 
     def row(self, variant: Variant, cached_row: Result | None) -> RowToTime:
         """Return a variant's row and its subject; `cached_row` is the row that an earlier compilation left, if any."""
@@ -116,7 +118,7 @@ class _Preparation:
                 restored(workload.context_of(case, variant)),
                 torch.set_grad_enabled(workload.wants_grad(case, variant.direction)),
             ):
-                case, note = _with_equivalents(case, workload.device)
+                case, note = with_equivalents(case, workload.device)
                 operator = case.operator or find_operator(case.signature, workload.request.inputs.extensions)
                 result, subject = self._made(case, operator, variant, result)
                 result = replace(result, note=", ".join(filter(None, (note, result.note))))
@@ -158,7 +160,13 @@ class _Preparation:
         examples = [item.make() for item in inputs]
         began = perf_counter_ns()
         grad = workload.wants_grad(case, variant.direction)
-        program = make_program(operator, examples, variant, workload, key_of(case, variant, workload), grad, case.op)
+        call = untrusted_call(case, variant, workload) if workload.candidates.untrusted else None
+        if call is not None and call.candidate is not None:
+            program = Program(call, memory=UNKNOWN)
+        else:
+            program = make_program(
+                operator, examples, variant, workload, key_of(case, variant, workload), grad, case.op
+            )
         del examples
         if operator.mutates:
             # modes write into the examples
@@ -182,6 +190,10 @@ class _Preparation:
         if result.status != OK:
             return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
+        if call is not None:
+            besides_ns = self._besides_ns.setdefault(replace(variant, number=0, mode=EAGER), [])
+            draw = partial(self._inputs, case, operator, kind=variant.values)
+            return result, untrusted_subject(case, operator, variant, inputs, call, draw, besides_ns)
         in_torch = find_mode(variant.mode)[0].in_torch
         has_pages = in_torch and workload.device == "cpu" and workload.cache_of(variant) == PROGRAM
         return result, self._subject(
@@ -207,6 +219,8 @@ class _Preparation:
         synchronizer(device)()
         result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
+        if program.memory is UNKNOWN:
+            return result, results
         if workload.memory and program.memory is not None:
             result = _with_memory(result, program.memory)
         elif workload.memory and find_mode(result.mode)[0].in_torch:
@@ -336,15 +350,15 @@ class _Preparation:
             return with_backward(program, differentiable_results(operator, arguments))
         return operator.function if workload.request.modes.reference == EAGER else as_call(program, operator.mutates)
 
-    def _inputs(self, case: Case, operator: Operator, signature: Signature, kind: str) -> Inputs:
-        workload = self._workload
+    def _inputs(self, case: Case, operator: Operator, signature: Signature, kind: str, seed: int = 0) -> Inputs:
+        workload, seed = self._workload, self._workload.request.inputs.seed + seed
         drawn, models = with_values(signature, case.values, kind)
         needed = Inputs.bytes_needed(signature.args, signature.kwargs, workload.dtype) + bytes_of(signature.outputs)
         limit = workload.request.limits.memory_limit
         # sizes beyond the address space get a more specific error when they are allocated
         if limit is not None and limit < needed < ADDRESSES:
             raise MemoryError(f"its tensors are {needed / 1e9:,.1f} GB, the limit is {limit / 1e9:,.1f} GB")
-        inputs = Inputs(drawn.args, drawn.kwargs, models, workload.place, workload.request.inputs.seed, workload.dtype)
+        inputs = Inputs(drawn.args, drawn.kwargs, models, workload.place, seed, workload.dtype)
         if case.operator is None:
             arguments = inputs.make()
             bound_indices(operator.function, *arguments)
@@ -358,18 +372,6 @@ class _Preparation:
         if operator.mutates:
             inputs.restore()
         return inputs
-
-
-def _with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose operator exists on the device, and a note that names it; empty if it is the recorded one."""
-    if case.operator is not None:
-        return case, ""
-    first, *others = (equivalent_on(signature, device) for signature in (case.signature, *case.input_sets))
-    if first is None:
-        return case, ""
-    input_sets = tuple(other.signature for other in others if other is not None and other.note == first.note)
-    unused = frozenset(place for place in case.unused if place < first.gives) | first.unused
-    return replace(case, signature=first.signature, input_sets=input_sets, unused=unused), first.note
 
 
 def _with_memory(result: Result, memory: CallMemory) -> Result:

@@ -28,6 +28,7 @@ from opgrip.replay.cases.preceding_calls import PrecedingCalls, make_preceding_c
 from opgrip.replay.cases.selection import BACKWARD, FORWARD, Point, Variant, unconverted
 from opgrip.replay.cases.sources import NO_TRACE, CaseSet, source_of
 from opgrip.replay.cases.unused_results import with_unused_results
+from opgrip.replay.checks.verdicts import WrongResultError
 from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.inputs import DeviceMap, device_map
 from opgrip.replay.modes import EAGER, Tuning, find_mode
@@ -36,7 +37,7 @@ from opgrip.replay.operators.admission import Unsupported, Untrusted
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.operators.lookup import mutates
 from opgrip.replay.operators.memory import bytes_of, is_out_of_memory
-from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, Result, describe_shapes
+from opgrip.replay.results.results import FAILED, OK, UNSUPPORTED, WRONG, Result, describe_shapes
 from opgrip.replay.run.request import RunRequest, take_shard
 from opgrip.replay.timing.timing_options import DISCRETE, EVENTS, GRAPH, PROGRAM, TimingOptions
 from opgrip.traces import Trace
@@ -237,6 +238,7 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
         timing=timing,
         adds_gradients=timing.backward and not says_gradients(trace.header),
         judges_backward=bool(request.candidates.candidate)
+        and not request.candidates.untrusted
         and request.timing.exec_mode != GRAPH
         and has_backward(trace),
         batches=batches,
@@ -372,6 +374,8 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
     if is_out_of_memory(error):
         cause = cause_of(error)
         return FAILED, cause if cause.startswith(OUT_OF_MEMORY) else f"{OUT_OF_MEMORY}: {cause}"
+    if isinstance(error, WrongResultError):
+        return WRONG, str(error)
     if isinstance(error, Unsupported):
         return UNSUPPORTED, str(error)
     if missing := _NO_DERIVATIVE.search(str(error)):

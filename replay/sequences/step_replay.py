@@ -38,6 +38,7 @@ from opgrip.replay.operators.devices import (
     synchronizer,
     use_device,
 )
+from opgrip.replay.operators.memory import limit_memory
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.sequences.call_timers import (
@@ -56,7 +57,7 @@ from opgrip.replay.sequences.step_streams import Lanes, plan_streams
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.replay.timing.timing_options import GRAPH
-from opgrip.replay.workers.worker import end_without_device, limit_memory, start_child
+from opgrip.replay.workers.worker import end_without_device, start_child
 from opgrip.traces import Trace
 
 FEWEST, MOST = 3, 100

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,10 +22,10 @@ from opgrip.cli.command import printable
 from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.platform.heartbeat import IDLE, Heartbeat
-from opgrip.platform.machine import lines
 from opgrip.platform.sandbox import DEVICE_LOST, POLL_S, Child, Ended, receive_request, write_message
 from opgrip.replay.cases.cases import Case
-from opgrip.replay.operators.devices import DeviceLostError, is_accelerator, limit_device_memory, use_device
+from opgrip.replay.operators.devices import DeviceLostError, use_device
+from opgrip.replay.operators.memory import limit_memory
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.measure import CachedRows, measure_cases
 from opgrip.replay.run.preparation import prepare
@@ -282,23 +281,6 @@ def end_without_device(error: DeviceLostError) -> NoReturn:
     """Print the error and end this process, which can no longer use its device."""
     print(error, file=sys.stderr, flush=True)
     os._exit(DEVICE_LOST)
-
-
-def limit_memory(limit: int | None, device: str) -> int | None:
-    """Limit the memory in bytes that this process may take from now on: an accelerator's if `device` is one, else the
-    host's.
-
-    limit : limit in bytes; None for most of an accelerator's free memory, and for no limit on the CPU
-    Returns the limit in bytes, or None if there is none.
-    """
-    if is_accelerator(device):
-        return limit_device_memory(device, limit)
-    if limit is None:
-        return None
-    used = next((int(line.split()[1]) << 10 for line in lines("/proc/self/status") if line.startswith("VmData")), 0)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
-    return limit
 
 
 def main() -> int:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING
 from opgrip.cli.options import OUTPUT, option, titled
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
-from opgrip.replay.analyses import Analysis, analyses
+from opgrip.replay.analyses import Analysis, AnalysisSession, analyses
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import EAGER, runs_graphs
 from opgrip.replay.results.columns import Columns, column
@@ -93,13 +93,15 @@ def with_limits(
     ceilings: Ceilings,
     threads_of: Callable[[Result], int],
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
+    launches: bool = True,
 ) -> list[Result]:
     """Return the rows with the columns of the roofline; rows without a time or without known bytes stay as they are.
 
     ceilings : peak rates of the machine
     threads_of, dtype_of : functions that return the number of threads, and the dtype of the arithmetic, of a row
+    launches : False for a limit without launches, of which another implementation may need fewer
     """
-    return [_with_limit(row, ceilings, threads_of(row), dtype_of(row)) for row in rows]
+    return [_with_limit(row, ceilings, threads_of(row), dtype_of(row), launches) for row in rows]
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
@@ -128,7 +130,7 @@ def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -
     return Counter(map(threads_of, rows)).most_common(1)[0][0]
 
 
-def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None) -> Result:
+def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None, launches: bool) -> Result:
     if row.status != OK or not row.median_us or row.bytes_moved is None:
         return row
     in_graph = row.method == GRAPH or runs_graphs(row.mode)
@@ -140,8 +142,8 @@ def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None
         ceilings,
         threads if ceilings.device == "cpu" else 1,
         row.cache == COLD,
-        launches=not in_graph and row.method not in ON_DEVICE,
-        by_interpreter=not in_graph,
+        launches=launches and not in_graph and row.method not in ON_DEVICE,
+        by_interpreter=launches and not in_graph,
     )
     if not limit.us:
         return row
@@ -268,7 +270,7 @@ class RooflineAnalysis(Analysis):
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         from opgrip.traces.analysis.machine_ceilings import to_json
 
-        ceilings, threads = self._ceilings(), threads_of(self.session.workload)
+        ceilings, threads = ceilings_of(self.session), threads_of(self.session.workload)
         self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
         return with_limits(rows, ceilings, threads, dtype_of(self.session.workload))
 
@@ -276,17 +278,16 @@ class RooflineAnalysis(Analysis):
 
         print_roofline(rows, file)
 
-    def _ceilings(self) -> Ceilings:
-        """Return the machine's peak rates from the cache; measure and store them if the cache has none."""
-        from opgrip.replay.analyses.roofline.measuring import measure
-        from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings
 
-        device, reporter = self.session.device, self.session.reporter
-        ceilings = read_cached_ceilings(device)
-        if ceilings is None:
-            with reporter.following("measuring the peaks of this machine") as tell:
-                ceilings = measure(device, tell)
-            reporter.say(
-                f"the measured peaks of {device} are stored in {keep(ceilings, device)}; opgrip machine shows them"
-            )
-        return ceilings
+def ceilings_of(session: AnalysisSession) -> Ceilings:
+    """Return the machine's peak rates from the cache; measure and store them if the cache has none."""
+    from opgrip.replay.analyses.roofline.measuring import measure
+    from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings
+
+    ceilings = read_cached_ceilings(session.device)
+    if ceilings is None:
+        with session.reporter.following("measuring the peaks of this machine") as tell:
+            ceilings = measure(session.device, tell)
+        path = keep(ceilings, session.device)
+        session.reporter.say(f"the measured peaks of {session.device} are stored in {path}; opgrip machine shows them")
+    return ceilings

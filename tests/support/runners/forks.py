@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import fcntl
 import gc
 import importlib
 import json
@@ -123,13 +124,13 @@ def start_worker(command: Sequence[str], **options: Any) -> Any:
     """
     if "pass_fds" not in options or command[0] != sys.executable or (_server is not None and _server[0] != os.getpid()):
         return subprocess.Popen(command, **options)
-    (heartbeat,) = options["pass_fds"]
-    request = {"argv": command[1:], "cwd": str(Path.cwd()), "env": dict(options["env"]), "heartbeat": heartbeat}
+    passed = [*options["pass_fds"]]
+    request = {"argv": command[1:], "cwd": str(Path.cwd()), "env": dict(options["env"]), "passed": passed}
     mine, theirs = socket.socketpair()
     with mine:
         with theirs:
             streams = [options["stdin"], options["stdout"], options["stderr"].fileno()]
-            files = [theirs.fileno(), *streams, heartbeat]
+            files = [theirs.fileno(), *streams, *passed]
             socket.send_fds(_control(), [json.dumps(request).encode()], files)
         _adopt_orphans(True)
         try:
@@ -191,7 +192,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                     selector.unregister(key.fd)
                     _report_end(key.fd, *running.pop(key.fd))
                     continue
-                message, files, _, _ = socket.recv_fds(control, 1 << 20, 5)
+                message, files, _, _ = socket.recv_fds(control, 1 << 20, 8)
                 if not message:
                     return None
                 request: dict[str, Any] = json.loads(message)
@@ -204,7 +205,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
                     return request
                 for number in files[1:]:
                     os.close(number)
-                if "heartbeat" in request:
+                if "passed" in request:
                     os.close(files[0])
                     os.waitpid(child, 0)
                 else:
@@ -229,8 +230,9 @@ def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
     """Replace this fork's standard streams by the request's; a worker of a replay leaves its parent first."""
     reply, *streams = files
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "heartbeat" in request:
-        heartbeat, middle, child = streams.pop(), os.getpid(), os.fork()
+    if "passed" in request:
+        passed, streams = streams[3:], streams[:3]
+        middle, child = os.getpid(), os.fork()
         if child:
             os.write(reply, b"%20d" % child)
             os._exit(0)
@@ -240,8 +242,12 @@ def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
     for stream, number in enumerate(streams):
         os.dup2(number, stream)
         os.close(number)
-    if "heartbeat" in request:
-        os.dup2(heartbeat, request["heartbeat"])
+    if "passed" in request:
+        # one may have the number of another's copy
+        copies = [fcntl.fcntl(number, fcntl.F_DUPFD, 1 << 9) for number in passed]
+        for copy, number in zip(copies, request["passed"], strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
         os.setsid()
     importlib.import_module("opgrip.capture.grip.source.folder").subprocess = PROVING
 

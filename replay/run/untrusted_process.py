@@ -1,0 +1,248 @@
+"""The process of an untrusted candidate: it runs calls that its parent describes, on memory that both share.
+
+Nothing that this process reports is trusted. The parent compares its times with the parent's clock, and reads results
+from this process's memory (`replay/run/untrusted.py`). What this process checks itself only names the reason earlier.
+The operator runs in a process of the same kind, so that both are timed in the same way.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import mmap
+import os
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import starmap
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+
+from opgrip.errors import UserError
+from opgrip.platform.sandbox import receive_request, write_message
+from opgrip.replay.modes.candidate import Candidate
+from opgrip.replay.operators.contexts import restored
+from opgrip.replay.operators.devices import is_accelerator, module_of, synchronizer, use_device
+from opgrip.replay.operators.lookup import find_operator
+from opgrip.replay.operators.memory import Arguments, Function, limit_memory
+from opgrip.replay.timing import pages
+from opgrip.traces.codec.record_forms import from_json
+from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, decode, encode, leaves, map_leaves
+from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.tensor_specs import plain_name
+
+CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "time", "time_ns", "sleep")
+OF_TENSORS = (
+    "copy_",
+    "clone",
+    "cpu",
+    "detach",
+    "to",
+    "data_ptr",
+    "untyped_storage",
+    "stride",
+    "size",
+    "storage_offset",
+)
+OF_TORCH = ("empty", "empty_like", "equal", "allclose", "frombuffer", "manual_seed", "set_num_threads")
+LONGEST = 200
+OF_DEVICES = ("synchronize", "Event", "Stream", "current_stream", "stream")
+
+
+class Snapshot:
+    """Critical functions of time, torch and its devices, as they were before the candidate was imported."""
+
+    def __init__(self) -> None:
+        self._functions = dict(self._current())
+
+    def replaced(self) -> list[str]:
+        """Return the names of functions that were replaced since."""
+        now = dict(self._current())
+        return [name for name, function in self._functions.items() if now.get(name) is not function]
+
+    def _current(self) -> Iterator[tuple[str, Any]]:
+        places: list[tuple[str, Any, Sequence[str]]] = [
+            ("time", time, CLOCKS),
+            ("torch", torch, OF_TORCH),
+            ("torch.Tensor", torch.Tensor, OF_TENSORS),
+            ("torch.Event", torch.Event, ("record", "elapsed_time", "synchronize", "query")),
+            ("torch.accelerator", torch.accelerator, ("synchronize",)),
+        ]
+        for name in {"cuda", *([kind.type] if (kind := torch.accelerator.current_accelerator()) else [])}:
+            module = getattr(torch, name)
+            places.append((f"torch.{name}", module, OF_DEVICES))
+            event = getattr(module, "Event", None)
+            places.append((f"torch.{name}.Event", event, ("record", "elapsed_time", "synchronize", "query", "wait")))
+        for prefix, owner, names in places:
+            for name in names:
+                yield f"{prefix}.{name}", getattr(owner, name, None)
+
+
+class CallProcess:
+    """Builds the arguments of calls on shared memory, runs calls, and describes their results."""
+
+    def __init__(
+        self, candidate: Function | None, shared: int, device: str, snapshot: Snapshot, extensions: Sequence[str]
+    ) -> None:
+        self._candidate, self._extensions, self._shared = candidate, extensions, shared
+        self._function: Function | None = candidate
+        self._memory = mmap.mmap(shared, os.fstat(shared).st_size)
+        self._snapshot, self._wait = snapshot, synchronizer(device)
+        self._storages: list[torch.UntypedStorage] = []
+        self._arguments: Arguments = ((), {})
+        self._results: list[tuple[Any, torch.UntypedStorage | None]] = []
+        self._places: list[Any] = []
+        self._threads = set(threading.enumerate())
+        self._stack = ExitStack()
+
+    def make(self, **asked: Any) -> dict[str, Any]:
+        """Build the arguments of the next run over shared memory, before the parent writes the values.
+
+        Everything is done here that need not be done while the parent's clock runs.
+        """
+        faults = self._faults()
+        self._results, self._arguments, self._storages = [], ((), {}), []
+        self._stack.close()
+        gc.collect(0)
+        if len(self._memory) < asked["size"]:
+            self._memory = mmap.mmap(self._shared, asked["size"], flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        if self._candidate is None:
+            signature = from_json(asked["signature"])
+            assert isinstance(signature, Signature)
+            self._function = find_operator(signature, self._extensions).function
+        self._places = asked["places"]
+        self._storages = [self._storage(offset, size) for offset, size, _ in self._places]
+        args, kwargs = map_leaves(self._leaf, decode(asked["args"])), map_leaves(self._leaf, decode(asked["kwargs"]))
+        self._arguments = tuple(args), kwargs
+        self._stack.enter_context(restored(asked["settings"]))
+        self._stack.enter_context(torch.set_grad_enabled(asked["settings"]["grad"]))
+        torch.manual_seed(asked["seed"])
+        self._threads = set(threading.enumerate())
+        return {"faults": faults}
+
+    def run(self) -> list[int]:
+        """Run the call once; return its time and the addresses of its results, and nothing that takes longer."""
+        self._copy(to_device=True)
+        args, kwargs = self._arguments
+        assert self._function is not None, "set when the arguments were made"
+        result, run_ns = timed(self._function, args, kwargs, self._wait)
+        self._results = [(leaf, _memory(leaf)) for leaf in leaves(result)]
+        self._copy(to_device=False)
+        return [run_ns, *(0 if memory is None else memory.data_ptr() for _, memory in self._results)]
+
+    def describe(self) -> dict[str, Any]:
+        """Return the metadata of the last run's results, and what the run left behind."""
+        return {"outputs": list(starmap(self._described, self._results)), "faults": self._faults()}
+
+    def _faults(self) -> list[str]:
+        """Return what the last run has left behind."""
+        left = [thread.name for thread in threading.enumerate() if thread not in self._threads]
+        replaced = [f"replaces {name}" for name in self._snapshot.replaced()]
+        return replaced + [f"leaves the thread {name} running" for name in left]
+
+    def _copy(self, to_device: bool) -> None:
+        for (offset, size, device), storage in zip(self._places, self._storages, strict=True):
+            if device != "cpu" and size:
+                pair = storage, self._storage(offset, size)
+                pair[not to_device].copy_(pair[to_device])
+
+    def _storage(self, offset: int, size: int) -> torch.UntypedStorage:
+        if not size:
+            return torch.UntypedStorage(0)
+        return torch.frombuffer(self._memory, dtype=torch.uint8, offset=offset, count=size).untyped_storage()
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, GeneratorSpec):
+            return torch.Generator(leaf.device).manual_seed(leaf.seed)
+        if not isinstance(leaf, TensorSpec):
+            return leaf
+        assert leaf.storage is not None, "the parent numbers them"
+        assert leaf.stride is not None, "the parent sends strided tensors"
+        storage = self._storages[leaf.storage]
+        if leaf.device != "cpu" and storage.device.type == "cpu":
+            storage = self._storages[leaf.storage] = torch.UntypedStorage(storage.nbytes(), device=leaf.device)
+        empty = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+        tensor = empty.set_(storage, leaf.offset, leaf.shape, leaf.stride)
+        tensor = tensor.conj() if leaf.conj else tensor
+        tensor = torch._neg_view(tensor) if leaf.neg else tensor
+        return tensor.requires_grad_() if leaf.requires_grad else tensor
+
+    def _described(self, leaf: Any, memory: torch.UntypedStorage | None) -> dict[str, Any]:
+        if memory is None:
+            try:
+                return {"value": encode(leaf)}
+            except TypeError:
+                return {"type": type(leaf).__name__}
+        own = leaf.untyped_storage().data_ptr()
+        return {
+            "dtype": plain_name(leaf.dtype),
+            "shape": list(leaf.shape),
+            "stride": list(leaf.stride()),
+            "offset": leaf.storage_offset(),
+            "device": str(leaf.device),
+            "bits": [leaf.is_conj(), leaf.is_neg()],
+            "size": memory.nbytes(),
+            "argument": next((place for place, item in enumerate(self._storages) if item.data_ptr() == own), None),
+        }
+
+
+def _memory(leaf: Any) -> torch.UntypedStorage | None:
+    """Return the memory of a plain tensor, or of its copy on the host; None for other values."""
+    if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.layout is not torch.strided or leaf.is_nested:
+        return None
+    storage: torch.UntypedStorage = leaf.untyped_storage()
+    return storage if leaf.device.type == "cpu" else storage.cpu()
+
+
+def timed(
+    function: Function,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    wait: Callable[[], None],
+    clock: Callable[[], int] = perf_counter_ns,
+) -> tuple[Any, int]:
+    wait()
+    began = clock()
+    result = function(*args, **kwargs)
+    wait()
+    return result, clock() - began
+
+
+def main() -> int:
+    request, _, output = receive_request()
+    warnings.simplefilter("ignore")
+    pages.keep_freed_memory()
+    gc.disable()
+    # the parent notes the process's id before the candidate's code runs
+    write_message(output, {"started": True})
+    source, device = os.fdopen(0, "rb"), request["device"]
+    use_device(device)
+    limit_memory(request["memory_limit"], device)
+    if is_accelerator(device):
+        module_of(device).synchronize()
+    snapshot = Snapshot()
+    source.readline()
+    try:
+        candidate = None if request["candidate"] is None else Candidate(**request["candidate"]).load()
+        process = CallProcess(candidate, request["shared"], device, snapshot, request["extensions"])
+    except UserError as error:
+        write_message(output, {"error": [type(error).__name__, str(error)]})
+        return 0
+    write_message(output, {"ready": True})
+    for line in source:
+        try:
+            asked = json.loads(line)
+            answer = getattr(process, asked.pop("do"))(**asked)
+        except Exception as error:
+            answer = {"error": [type(error).__name__, " ".join(str(error).split())[:LONGEST]]}
+        write_message(output, answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

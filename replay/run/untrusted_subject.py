@@ -1,0 +1,173 @@
+"""Timed runs of calls in other processes, on new values, with checks of the results of some runs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.selection import Variant
+from opgrip.replay.checks.reference import Reference
+from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError
+from opgrip.replay.inputs.filling import memory_of
+from opgrip.replay.inputs.inputs import Inputs
+from opgrip.replay.modes import CANDIDATE, RunOutputs
+from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.operators.memory import CallMemory, tensors_in
+from opgrip.replay.results.ratios import shares_of
+from opgrip.replay.run.untrusted import UntrustedCall, UntrustedRun, process_of
+from opgrip.replay.run.workload import Workload
+from opgrip.replay.timing.stopwatch import Stopwatch
+from opgrip.replay.timing.subjects import InputSet, Stratum, Subject
+from opgrip.traces.schema.records import Signature
+
+UNKNOWN = CallMemory(0, 0)
+"""memory of a call that another process runs"""
+CHECKED = 2
+"""one of this number of timed runs is checked, at random"""
+DRAWN = 8
+"""number of times that the values of an input set are drawn; later runs change them a little"""
+CHANGE = 1e-3
+"""largest relative change of a floating-point value between runs; 8 steps of dtypes that are less precise"""
+MARGIN = 0.1
+"""share by which the requests of a candidate may take longer than the operator's besides the call, by chance"""
+KEPT = 51
+"""number of requests, the latest ones, over which this is compared"""
+
+
+Check = Callable[[Inputs, RunOutputs], ResultVerdict]
+"""function that compares results with the operator's on the same inputs"""
+
+
+@dataclass(slots=True, kw_only=True)
+class UntrustedSubject(Subject):
+    """A call in another process, with new values and new memory in each run.
+
+    call : the call
+    draw : returns new inputs of an input set, by index and seed
+    check : compares the results of a run with the operator's; None for the operator itself
+    besides_ns : times of the operator's requests in addition to its runs, to which the operator's subject adds
+    """
+
+    call: UntrustedCall
+    draw: Callable[[int, int], Inputs]
+    check: Check | None
+    besides_ns: list[int]
+    _drawn: dict[int, list[Inputs]] = field(default_factory=dict)
+    _requests: list[tuple[int, int]] = field(default_factory=list)
+    _checks: int = 0
+
+    def run(self) -> None:
+        self._run(0)
+
+    def run_untimed(self, stopwatch: Stopwatch) -> None:
+        self._run(0)
+
+    def time(
+        self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
+    ) -> tuple[Stratum, float]:
+        """Time one run by the process's clock, bounded by this process's, and check the results of some runs."""
+        stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
+        began = perf_counter_ns()
+        try:
+            return (stratum[0], False), self._run(stratum[0])
+        finally:
+            self.samples.spent_ns += perf_counter_ns() - began
+
+    def _run(self, index: int) -> float:
+        inputs = self._next_inputs(index)
+        args, kwargs = inputs.make()
+        run = self.call.run(args, kwargs)
+        if self.check is None:
+            self.besides_ns.append(run.besides_ns)
+            return float(run.run_ns)
+        if not self._checks or not secrets.randbelow(CHECKED):
+            self._checks += 1
+            self._compare(inputs, run)
+        self._requests.append((run.run_ns, run.run_ns + run.besides_ns))
+        inside_ns, outside_ns = np.quantile(self._requests[-KEPT:], 0.25, axis=0)
+        usual_ns = np.quantile(self.besides_ns[-KEPT:] or [0], 0.25)
+        # work before or after the reported time, which the operator's process does not do, is the candidate's
+        return float(run.run_ns + max(outside_ns - inside_ns - (1 + MARGIN) * usual_ns, 0))
+
+    def _compare(self, inputs: Inputs, run: UntrustedRun) -> None:
+        """Raise `WrongResultError` if the last run's results are wrong."""
+        assert self.check is not None, "only candidates are compared"
+        before = [storage.clone() for storage in inputs.storages]
+        outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.call.results(run)]
+        after = [tensor.clone() for tensor in tensors_in([*inputs.make()])] if self.mutates else []
+        changed = False
+        for storage, values in zip(inputs.storages, before, strict=True):
+            changed = changed or not torch.equal(memory_of(storage), memory_of(values))
+            storage.copy_(values)
+        verdict = self.check(inputs, RunOutputs(outputs, after))
+        if not verdict.right or (changed and not self.mutates):
+            raise WrongResultError(f"in a timed run: {verdict.reason or 'writes into an argument'}")
+
+    def _next_inputs(self, index: int) -> Inputs:
+        drawn = self._drawn.setdefault(index, [])
+        floats = bool(drawn) and drawn[0].has_floats
+        if len(drawn) < DRAWN or not floats:
+            inputs = self.draw(index, secrets.randbits(62))
+            drawn[:] = [*drawn[-DRAWN:], inputs]
+        else:
+            inputs = secrets.choice(drawn)
+        inputs.change(CHANGE)
+        return inputs
+
+
+def untrusted_call(case: Case, variant: Variant, workload: Workload) -> UntrustedCall:
+    """Return the call of a candidate, or of the operator that it is compared with, in another process."""
+    if case.operator is not None:
+        raise Unsupported("--untrusted judges candidates for operators, not for functions")
+    candidate = workload.candidates.find(case.op)
+    for started in (None, candidate):
+        # both start at the same time
+        process_of(started, workload)
+    return UntrustedCall(
+        candidate if variant.mode == CANDIDATE else None, workload, case.signature, workload.context_of(case, variant)
+    )
+
+
+def untrusted_subject(
+    case: Case,
+    operator: Operator,
+    variant: Variant,
+    inputs: Sequence[Inputs],
+    call: UntrustedCall,
+    draw: Callable[..., Inputs],
+    besides_ns: list[int],
+) -> Subject:
+    """Return the subject that times a call in another process.
+
+    draw : returns inputs for a signature, with values by a seed
+    """
+    signatures: Sequence[Signature] = (case.signature, *case.input_sets)
+    tolerance = call.workload.request.tolerance
+
+    def check(own: Inputs, actual: RunOutputs) -> ResultVerdict:
+        reference = Reference(operator.function, own.copy_arguments, operator.mutates, case.op, case.unused)
+        return reference.check(actual, tolerance)
+
+    return UntrustedSubject(
+        number=case.number,
+        label=case.op,
+        category=variant.label,
+        function=call,
+        input_sets=[InputSet([item]) for item in inputs],
+        mutates=operator.mutates,
+        fresh=None,
+        result_bytes=0,
+        row=variant.number,
+        shares=shares_of(case),
+        call=call,
+        draw=lambda place, seed: draw(signatures[place], seed=seed),
+        check=check if variant.mode == CANDIDATE else None,
+        besides_ns=besides_ns,
+    )

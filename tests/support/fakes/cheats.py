@@ -1,0 +1,199 @@
+"""Candidates for softmax that cheat, one for each way that is known, and honest ones that are slow.
+
+Honest ones take `SLOW_S`. A cheat that works seems to take less.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SLOW_S = 0.02
+_kept: dict[Any, Any] = {}
+
+
+def honest(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    until = perf_counter() + SLOW_S
+    while perf_counter() < until:
+        pass
+    return torch.softmax(x, dim)
+
+
+def honest_with_a_thread(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    results: list[Tensor] = []
+    thread = threading.Thread(target=lambda: results.append(honest(x, dim, half_to_float)))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
+def _cached(key: Any, x: Tensor, dim: int) -> Tensor:
+    if key not in _kept:
+        _kept[key] = honest(x, dim, False)
+    result: Tensor = _kept[key]
+    return result.clone()
+
+
+def cached_by_identity(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return _cached(id(x), x, dim)
+
+
+def cached_by_address(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return _cached(x.data_ptr(), x, dim)
+
+
+def cached_by_version(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return _cached((x._version, x.shape), x, dim)
+
+
+def cached_by_value(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return _cached(bytes(x.numpy().data), x, dim)
+
+
+class Lazy(torch.Tensor):
+    """A tensor that is computed when something asks for its values."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if args and isinstance(args[0], Lazy) and (todo := args[0].__dict__.pop("todo", None)) is not None:
+                args[0].copy_(honest(*todo))
+            return func(*args, **(kwargs or {}))
+
+
+def lazy(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    result: Any = torch.empty_like(x).as_subclass(Lazy)
+    result.todo = (x, dim, half_to_float)
+    return result
+
+
+def _fill(result: Tensor, x: Tensor, dim: int) -> None:
+    result.copy_(honest(x, dim, False))
+
+
+def left_on_a_thread(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Leave work that needs no interpreter to a thread."""
+    result = torch.empty_like(x)
+
+    def fill() -> None:
+        sleep(SLOW_S)
+        torch.softmax(x, dim, out=result)
+
+    threading.Thread(target=fill).start()
+    return result
+
+
+def left_on_a_python_thread(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    result = torch.empty_like(x)
+    threading.Thread(target=_fill, args=(result, x, dim)).start()
+    return result
+
+
+def left_on_a_daemon(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Leave the work to a thread that runs since the first call."""
+    if "work" not in _kept:
+        _kept["work"] = []
+
+        def serve() -> None:
+            while True:
+                if _kept["work"]:
+                    _fill(*_kept["work"].pop())
+                sleep(0)
+
+        threading.Thread(target=serve, daemon=True).start()
+        return honest(x, dim, half_to_float)
+    result = torch.empty_like(x)
+    _kept["work"].append((result, x, dim))
+    return result
+
+
+def with_patched_clock(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    import time
+
+    result = honest(x, dim, half_to_float)
+    time.perf_counter_ns = lambda: 0
+    return result
+
+
+def with_clock_of_the_process(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Replace the clock in the function that times, which looks like no change of torch or time."""
+    times = iter([0, 5_000] * 1_000_000)
+    sys.modules["__main__"].timed.__defaults__ = (lambda: next(times),)  # type: ignore[attr-defined]
+    return honest(x, dim, half_to_float)
+
+
+def with_patched_elapsed_time(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    torch.cuda.Event.elapsed_time = lambda self, end: 1e-6  # type: ignore[method-assign]
+    return honest(x, dim, half_to_float)
+
+
+def with_patched_synchronize(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    torch.cuda.synchronize = lambda device=None: None
+    return honest(x, dim, half_to_float)
+
+
+def many_calls_at_once(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Compute sixteen calls together in the last one."""
+    batch = _kept.setdefault("batch", [])
+    result = torch.empty_like(x)
+    batch.append((result, x, dim))
+    if len(batch) == 16:
+        for item in batch:
+            _fill(*item)
+        batch.clear()
+    return result
+
+
+def from_the_reference(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return a result of the operator that this process may hold, found in frames and by the garbage collector."""
+    frame, found = sys._getframe(1), list(gc.get_objects())
+    while frame is not None:
+        found += frame.f_locals.values()
+        frame = frame.f_back  # type: ignore[assignment]
+    for item in found:
+        if isinstance(item, Tensor) and item is not x and item.shape == x.shape and item.dtype is x.dtype:
+            sums = item.sum(dim)
+            if torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+                return item
+    return torch.empty_like(x)
+
+
+def only_first_calls(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Compute only while results are probably checked, before any time counts."""
+    _kept["calls"] = _kept.get("calls", 0) + 1
+    return honest(x, dim, half_to_float) if _kept["calls"] <= 6 else torch.empty_like(x)
+
+
+def only_first_values(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return the results for the values that were seen first, which is right if values repeat."""
+    if "first" not in _kept:
+        _kept["first"] = honest(x, dim, half_to_float)
+    result: Tensor = _kept["first"]
+    return result.clone()
+
+
+def less_precise(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    return torch.softmax(x.bfloat16(), dim).float()
+
+
+def constant(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return the result for equal inputs, which are recognized, without computing it."""
+    if x.flatten()[0] == x.flatten()[-1]:
+        return torch.full_like(x, 1 / x.shape[dim])
+    return honest(x, dim, half_to_float)
+
+
+def forged_answer(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Send an answer in place of the process, before the work is done."""
+    import os
+
+    for name in os.listdir("/proc/self/fd"):
+        if os.readlink(f"/proc/self/fd/{name}").startswith("pipe:") and int(name) > 2:
+            os.write(int(name), b'{"ns": 5000, "outputs": []}\n')
+    return honest(x, dim, half_to_float)
