@@ -27,10 +27,11 @@ def layer_norm(
         normal = normal * weight
     if bias is not None:
         normal = normal + bias
-    return normal.to(x.dtype), mean, scale
+    # as the operator, which returns contiguous results for inputs with other strides
+    return normal.to(x.dtype).contiguous(), mean, scale
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Return the exponentials of the input divided by their sum over a dimension."""
     exponentials = (x - x.amax(dim, keepdim=True)).exp()
-    return exponentials / exponentials.sum(dim, keepdim=True)
+    return (exponentials / exponentials.sum(dim, keepdim=True)).contiguous()
