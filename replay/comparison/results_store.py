@@ -145,7 +145,7 @@ class Store:
             place = int(match[1] or 0)
             if place < len(runs):
                 return runs[-1 - place].path
-            raise UserError(f"{self.folder} has no run {name}: it has {len(runs)}", "see opgrip results list")
+            raise UserError(f"{self.folder} has no run {name}, only {len(runs)} runs", "see opgrip results list")
         found = self._named(name)
         if len(found) == 1:
             return found[0].path

@@ -331,7 +331,7 @@ def test_opgrip_machine_prints_cached_measurements(tmp_path: Path, measured: dic
     shown = run_command("opgrip", "machine", "-o", output, env=measured)
     assert (shown.returncode, shown.stderr) == (0, f"opgrip machine: wrote the machine's peaks to {output}\n")
     assert "a processor" in shown.stdout
-    assert "1.00 us, a view 0.50 us" in shown.stdout
+    assert "1.00 us for an operator on one element, 0.50 us for a view" in shown.stdout
     assert from_json(json.loads(output.read_text())) == CEILINGS
     assert "--force" in refusal("opgrip", "machine", "-o", output, env=measured)
 

@@ -79,7 +79,7 @@ def test_run_is_found_by_a_unique_prefix_or_suffix(kept: Path) -> None:
     assert store.find(str(first.path)) == first.path
     with pytest.raises(UserError, match="names 2 runs"):
         store.find(first.name[:8])
-    for name, problem in {"latest~2": "2 runs, not", "nothing": "is neither a file nor a run in"}.items():
+    for name, problem in {"latest~2": "has no run latest~2", "nothing": "is neither a file nor a run in"}.items():
         with pytest.raises(UserError, match=problem):
             store.find(name)
 
