@@ -86,7 +86,7 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
     """
     before, after = (*spec.shape, *(spec.stride or ())), (*shape, *stride)
     if len(before) != len(after):
-        raise ValueError("its number of dimensions changes")
+        raise ValueError("a tensor has another number of dimensions at another batch size")
     moved = [place for place, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
     count = len(spec.shape)
     # operators choose the stride of a dimension of size one freely

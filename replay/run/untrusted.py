@@ -119,7 +119,7 @@ class UntrustedProcess:
         except (OSError, OverflowError):
             done = -1
         if done < size:
-            raise WrongResultError("its results are not in its memory")
+            raise WrongResultError("the addresses that it sent are not those of its results")
         return torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     def place(self, size: int) -> int:
@@ -177,7 +177,7 @@ class UntrustedProcess:
             if monotonic() > until:
                 raise UserError(f"it took longer than {self._timeout_s:g} s")
         if len(messages) > 1 or not isinstance(messages[0], dict | list):
-            raise WrongResultError("its process sends other messages")
+            raise WrongResultError("its process sent a message that is not an answer")
         if isinstance(messages[0], dict) and "error" in messages[0]:
             kind, words = map(str, messages[0]["error"])
             raise ERRORS[kind](words) if kind in ERRORS else RuntimeError(f"{kind}: {words}")
@@ -306,7 +306,7 @@ class UntrustedCall:
         took_ns = perf_counter_ns() - began
         process.stop()
         if not isinstance(answer, list) or not all(type(number) is int and number >= 0 for number in answer):
-            raise WrongResultError("its process sends other messages")
+            raise WrongResultError("its process sent a message that is not an answer")
         run_ns, *addresses = answer
         if run_ns > took_ns:
             raise WrongResultError("its process reports an impossible time")

@@ -346,7 +346,8 @@ class _Batch:
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:
-    """Return the mean duration in ns of the runs before `end_ns`; of a run that ends later, the part before counts.
+    """Return the time that runs took before `end_ns` divided by their number, in ns; a run that ends later counts as
+    the fraction of a run that lies before `end_ns`, in the time and in the number.
 
     spans : (start, end) of each run in ns
     """

@@ -23,7 +23,10 @@ def overlap_ratio(boxes: Tensor, others: Tensor, eps: float) -> Tensor:
 
 
 def enclosing_size(boxes: Tensor, others: Tensor, smallest: float = 0.0) -> Tensor:
-    """Return width and height, (N, 2) float, of the smallest boxes around pairs of boxes, both (N, 4) float."""
+    """Return width and height, (N, 2) float, of the boxes around pairs of boxes, both (N, 4) float x1 y1 x2 y2.
+
+    smallest : lower bound of the returned widths and heights
+    """
     corner = torch.min(boxes[:, :2], others[:, :2])
     return (torch.max(boxes[:, 2:], others[:, 2:]) - corner).clamp(min=smallest)
 

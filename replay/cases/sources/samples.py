@@ -170,7 +170,7 @@ def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, An
 
 
 class _Outline:
-    """Converts recorded arguments to descriptions like those that `function_case` makes of real arguments."""
+    """Converts recorded arguments to a sample case's: `TensorSpec`, `Opaque` (an object's class) or plain values."""
 
     def __init__(self) -> None:
         self._places = count()

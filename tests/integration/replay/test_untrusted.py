@@ -83,7 +83,7 @@ CHEATS = {
     "only_first_calls": "in a timed run: output 0",
     "only_first_values": "in a timed run: output 0",
     "less_precise": "elements differ",
-    "forged_answer": "sends other messages",
+    "forged_answer": "a message that is not an answer",
 }
 """cheats, with a part of the reason why they are wrong; empty if they are right and as slow as their twin, None if
 chance decides which of the two"""

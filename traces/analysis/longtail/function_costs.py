@@ -293,8 +293,9 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Add `size` bytes read from a tensor; other tensors in the same storage may include the same bytes.
+        """Add `size` bytes read from a tensor; reads of a storage count at most once up to its largest `extent`.
 
+        shape : shape and position of the tensor; a tensor that is read again with the same counts once
         extent : bytes from the start of the storage to the end of the tensor
         """
         self.reads.setdefault(storage, {})[shape] = size

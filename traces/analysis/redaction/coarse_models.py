@@ -40,8 +40,11 @@ class CallFacts:
 
 
 def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
-    """Return the facts of a call whose tensors have these sizes; replacements in `known` take precedence over
-    the sizes.
+    """Return the facts about a call's shapes that decide how its numbers are redacted.
+
+    sizes : sizes of the dimensions of the call's tensors
+    extent : largest position in memory, or number of elements, of these tensors
+    known : by integer, its replacement in this call; takes precedence over `sizes`, which replace themselves
     """
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
     return CallFacts(frozenset(sizes), extent, pinned | dict(known or {}))
