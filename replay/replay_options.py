@@ -81,7 +81,12 @@ class OutputOptions:
     list: bool = option(
         False, "list the selected cases without running them", only=("single cases",), role=OUTPUT, common=True
     )
-    strict: bool = option(False, "exit with status 1 if a case is neither ok nor contended", role=OUTPUT, common=True)
+    strict: bool = option(
+        False,
+        "exit with status 1 unless each case is ok or contended (other programs used the processors)",
+        role=OUTPUT,
+        common=True,
+    )
     gate: tuple[str, ...] = option(
         (),
         "with --candidate: largest allowed slowdown, slower<=5%% of each signature or total<=5%% of all; can be "

@@ -52,7 +52,10 @@ examples:
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", metavar="TRACE", help=TRACES_HELP)
     parser.add_argument(
-        "--by", choices=BY, default=BY[0], help="what one row of the table describes (default: %(default)s)"
+        "--by",
+        choices=BY,
+        default=BY[0],
+        help="what one row of the table describes; row: a signature of one trace (default: %(default)s)",
     )
     parser.add_argument(
         "--models",

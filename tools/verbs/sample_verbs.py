@@ -126,7 +126,7 @@ def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -
         with reporter.reading(path):
             trace = load(path, args.partial, args.unbounded)
         if not trace.distinct_calls["function"].notna().any():
-            raise UserError(f"{path} does not contain the functions of its calls", "capture it again")
+            raise UserError(f"{path} does not contain the functions of its calls", "capture the program with opcapture")
         yield trace
 
 

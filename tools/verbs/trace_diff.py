@@ -79,7 +79,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=percent,
         default=0.05,
         metavar="PERCENT",
-        help="ignore a signature or operator if its share of the time changed by at most this (default: 5%%)",
+        help="ignore a signature or operator whose share changed by at most this part of the whole time (default: 5%%)",
     )
     parser.add_argument(
         "--spread",

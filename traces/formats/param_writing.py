@@ -71,7 +71,7 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
         return None
     text = next(iter((*build.args, *build.kwargs.values())))
     if not isinstance(text, str):
-        raise ValueError("the entry is not that of a module, and its build section is not a schema")
+        raise ValueError("the entry names no module, and its build section contains no operator schema")
     schema = parse_schema(text)
     if schema is None:
         raise ValueError("the schema of the call cannot be read")

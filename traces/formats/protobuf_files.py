@@ -71,7 +71,7 @@ def message_from_json(message_class: Any, form: Any) -> Any:
     from google.protobuf import json_format
 
     if not isinstance(form, dict):
-        raise FormatError("a message is not an object")
+        raise FormatError("a message of the file is not a JSON object")
     try:
         # the names of types are those of an enumeration that is not declared here
         known = {name: value for name, value in form.items() if name != "type"}

@@ -109,7 +109,8 @@ def _variant_of(results: Results) -> str:
     if len(variants) > 1:
         ways = " and ".join(variant or "as in the program" for variant in variants[:2])
         raise UserError(
-            f"these results have several run configurations: {ways}", "replay with one of --threads and --cache"
+            f"these results have several run configurations: {ways}",
+            "replay with one value of --threads and one of --cache",
         )
     return variants[0] if variants else ""
 
