@@ -1,10 +1,9 @@
-"""Child processes that may crash, hang or use too much memory: functions to start them, watch them and report their
-end.
+"""Start and watch child processes that may crash, hang or use too much memory, and report their end.
 
 `run_program` runs a command to its end. A `Child` is a process that exchanges JSON lines with this one. It runs either
-a function in a fork, which starts within milliseconds but must not be used once torch has started threads, or a module
-in a new Python process. A child writes a `Heartbeat` to shared memory before each step, so that its supervisor knows
-which step crashed or hangs. A child leads a process group, so that its own children end with it.
+a function in a fork, which starts fast but must not be used once torch has started threads, or a module in a new
+Python process. A child writes a `Heartbeat` to shared memory before each step, so that its supervisor knows which step
+crashed or hangs. A child leads a process group, so that its own children end with it.
 
 A confined child runs in bubblewrap: without network, and with a file system that is read-only except for some folders.
 """
@@ -163,14 +162,9 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
-        """Wait for the result that the child sends by `answer`, and return it; if the child ends without one, return
-        how it ended.
+        """Wait for the result that the child sends by `answer`, and return it, or how the child ended without one.
 
-        report : called with each progress report of the child
-
-        Raises
-        ------
-        UserError : if the child sent a `UserError` instead of a result
+        A `UserError` that the child sent is raised. `report` is called with each progress report of the child.
         """
         answer: dict[str, Any] | None = None
         while not isinstance(received := self.receive(), Ended):
@@ -250,10 +244,8 @@ class Child:
 
 
 def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
-    """Return, in a module that a `Child` runs, its request, its heartbeat, and the descriptor on which it sends
-    messages.
-
-    The module reads further messages from descriptor 0.
+    """Return, in a module that a `Child` runs, its request, its heartbeat, and the descriptor on which it sends messages;
+    it reads further messages from descriptor 0.
     """
     # output of extensions must not come between messages
     output = os.dup(1)

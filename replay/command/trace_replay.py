@@ -349,8 +349,7 @@ def repeat(
 
     first : rows of the first replay, by case number
     repeats : number of replays of each case, including the first
-    base : another run; a case is repeated further until it is decided whether it differs from this run. None for no
-        such repeats
+    base : another run, from which each case is repeated until it is decided whether it differs; or None
     reference : mode with which other modes are compared
     """
     joined = {number: list(rows) for number, rows in first.items()}
@@ -386,9 +385,8 @@ def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    """Add results to the results store, and return the path of their file; None if nothing is stored.
-
-    Raises `UserError` if the store that the user named cannot be written.
+    """Add results to the results store, and return the path of their file; None if nothing is stored, `UserError` if
+    the store that the user named cannot be written.
     """
     folder = output.store or usual_folder()
     if folder is None or not results.rows:
