@@ -244,7 +244,7 @@ class Child:
 
 
 def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
-    """Return, in a module that a `Child` runs, its request, its heartbeat, and the descriptor on which it sends messages;
+    """Return, in a module that a `Child` runs, its request, heartbeat, and the descriptor on which it sends messages;
     it reads further messages from descriptor 0.
     """
     # output of extensions must not come between messages
