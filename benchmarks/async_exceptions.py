@@ -134,7 +134,7 @@ def by_quiet_handler(kind: type[BaseException], run: Callable[[], None], delay_s
 
 
 def by_decorator(kind: type[BaseException], run: Callable[[], None], delay_s: float) -> None:
-    """Raise through a decorator, as timeout libraries do."""
+    """Call `run` under a decorator that raises `kind` in it after `delay_s` seconds, as timeout libraries do."""
 
     def timeout(seconds: float) -> Callable[[Callable[[], None]], Callable[[], None]]:
         def decorate(function: Callable[[], None]) -> Callable[[], None]:
@@ -187,7 +187,12 @@ def with_contexts(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], delay_s: float) -> str:
-    """Run a loop until it is interrupted; return what came in place of the exception, or "" if it arrived."""
+    """Call `work` in a loop until an exception of class `kind`, raised after `delay_s` seconds, interrupts it.
+
+    Return a description of what happened instead, or "" if exactly this exception arrived.
+
+    source : name of the way to raise it, a key of `SOURCES`
+    """
     instead, unraisable = "nothing came", list[type[BaseException]]()
 
     def loop() -> None:
@@ -215,7 +220,10 @@ def interrupt(work: Callable[[], None], source: str, kind: type[BaseException], 
 
 
 def check(mode: str, exceptions: int, seed: int, folder: Path) -> list[str]:
-    """Interrupt loops under a capture; return the errors."""
+    """Interrupt loops under a capture `exceptions` times; return descriptions of the errors.
+
+    mode : settings of the capture, a key of `MODES`
+    """
     draw = random.Random(seed)
     path = folder / f"{mode.replace(' ', '-')}.jsonl"
     counting, arrived, lost = Counting(), 0, Counter[str]()

@@ -168,7 +168,7 @@ def main() -> int:
 
 
 def measure(name: str, workload: Workload, rounds: int, device: str = "cpu") -> Table:
-    """Return the table of all observers for one workload."""
+    """Return the table of all observers for one workload, each measured in `rounds` rounds."""
     calls = count_calls(workload)
     watches: Watches = {observer: [] for observer in OBSERVERS}
     sizes = {}
@@ -193,7 +193,7 @@ def count_calls(workload: Workload) -> int:
 
 
 def watch_steps(watch: Observer, workload: Workload, steps: int, path: Path) -> Watch:
-    """Run steps of a workload under an observer, which may write its file to `path`."""
+    """Run steps of a workload under the observer `watch`, which may write its file to `path`; return the cost."""
     path.unlink(missing_ok=True)
     restart(workload)
     # do not collect garbage of the previous observer in this one's time
@@ -209,7 +209,11 @@ def watch_steps(watch: Observer, workload: Workload, steps: int, path: Path) -> 
 
 
 def added_s(watches: Sequence[Watch], alone: Sequence[Watch], part: slice) -> list[float]:
-    """Return what an observer added to a step of one part, for each round, in s."""
+    """Return the mean time in s that an observer added to a step, for each round.
+
+    watches, alone : rounds with the observer, and without any
+    part : steps of a round to average over
+    """
     # per step: the steps of a program with a growing input differ
     return [
         statistics.fmean(one - other for one, other in zip(watch.step_s[part], native.step_s[part], strict=True))
@@ -254,7 +258,12 @@ def table(
     peaks: dict[str, float],
     calls: int,
 ) -> Table:
-    """Return a table of times, sizes and memory for each observer."""
+    """Return a table of times, sizes and memory for each observer.
+
+    sizes : plain and compressed size in bytes of the observer's file, by observer
+    peaks : peak memory in MB, by observer
+    calls : number of calls of a step
+    """
     reference = added_us(watches, EXECUTION_TRACE, NEXT, calls)
     empty = added_us(watches, EMPTY, LATER, calls)
     columns = ("first", "x", "2 to 6", "x", "12 to 20", "x", "x empty", "closing", "bytes", ".zst", "peak MB")
@@ -273,7 +282,11 @@ def table(
 
 
 def added_us(watches: Watches, observer: str, part: slice, calls: int) -> float | None:
-    """Return the median time in us that an observer added to a call, or None if most rounds are disturbed."""
+    """Return the median time in us that an observer added to a call, or None if most rounds are disturbed.
+
+    part : steps of a round that count
+    calls : number of calls of a step
+    """
     rounds = list(zip(watches[observer], watches[NATIVE], strict=True))
     quiet = [(watch, alone) for watch, alone in rounds if watch is not None and alone is not None]
     if are_too_few(quiet, len(rounds)):
@@ -283,7 +296,12 @@ def added_us(watches: Watches, observer: str, part: slice, calls: int) -> float 
 
 
 def closing_us(watches: Sequence[Watch | None], calls: int) -> float | None:
-    """Return the closing time per call, the median over the rounds in us; None if most are disturbed."""
+    """Return the time from the last step until an observer's file is written, in us per call.
+
+    It is the median over the rounds in `watches`, or None if other programs disturbed most of them.
+
+    calls : number of calls of a step
+    """
     quiet = [watch.closing_s for watch in watches if watch is not None]
     return None if are_too_few(quiet, len(watches)) else statistics.median(quiet) / (calls * STEPS) * 1e6
 
@@ -293,12 +311,12 @@ def in_us(figure: float | None) -> str:
 
 
 def ratio(figure: float | None, reference: float | None) -> str:
-    """Return a table cell with the ratio of two figures."""
+    """Return a table cell with `figure` divided by `reference`, or `-` if one of them is missing."""
     return "-" if figure is None or reference is None else f"{figure / reference:.2f}"
 
 
 def disturbances(watches: Watches) -> str | None:
-    """Return a note about disturbed rounds, or None."""
+    """Return a note on how many rounds other programs disturbed, or None if they disturbed none."""
     every = [watch for rounds in watches.values() for watch in rounds]
     count = every.count(None)
     return f"others took processors in {count} of {len(every)} watches, which are left out" if count else None

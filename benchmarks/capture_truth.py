@@ -80,7 +80,10 @@ def main() -> None:
 
 
 def measure_program(name: str, rounds: int, device: str) -> tuple[tuple[str, ...], list[str], list[str]] | None:
-    """Return a program's table cells, disturbed rounds and operators; None if its package is not installed."""
+    """Return a program's table cells, a line per round that other programs disturbed, and a line per operator.
+
+    Return None if the program's package is not installed.
+    """
     torch.set_num_threads(1)
     step = make_on(device, REPLAYED[name])
     if step is None:
@@ -92,11 +95,12 @@ def measure_program(name: str, rounds: int, device: str) -> tuple[tuple[str, ...
 
 
 def measure(step: Workload, rounds: int, is_recorded: bool = False) -> list[Part[tuple[Times, Times]]]:
-    """Return the operators' times by round, from a capture and from the profiler.
+    """Return the operators' times in each round, from a capture and from the profiler.
 
     Parameters
     ----------
-    is_recorded : True to compare the times of their kernels, which the device records
+    step : function that runs one step of the program
+    is_recorded : True to compare the times of the operators' kernels, which the device records
     """
     for _ in range(WARMUP):
         step()
@@ -104,13 +108,13 @@ def measure(step: Workload, rounds: int, is_recorded: bool = False) -> list[Part
 
 
 def measure_round(step: Workload, is_recorded: bool = False) -> tuple[Times, Times]:
-    """Return the times of a capture, and the profiler's times after it."""
+    """Return the operators' times from a capture, and from the profiler after it; parameters as for `measure`."""
     captured = captured_times(step, is_recorded)
     return captured, profiled_times(step, captured.keys(), is_recorded=is_recorded)
 
 
 def captured_times(step: Workload, is_recorded: bool = False) -> Times:
-    """Return times from a capture, after steps in which it learns."""
+    """Return the operators' times from a capture of steps, after steps in which it only examines new signatures."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         with Capture(path, schedule=Schedule(warmup=LEARNED, active=STEPS)) as capture:
@@ -128,7 +132,7 @@ def captured_times(step: Workload, is_recorded: bool = False) -> Times:
 
 
 def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS, is_recorded: bool = False) -> Times:
-    """Return the profiler's times of the operators that a capture sees, without composite operators."""
+    """Return the profiler's times of the operators in `captured`, without composite operators."""
     activities = [ProfilerActivity.CPU, *(recorded_activities().values() if is_recorded else ())]
     with profile(activities=activities) as session:
         for _ in range(steps):
@@ -156,7 +160,11 @@ def compare_quiet(
 def compare(
     captured: list[Times], profiled: list[Times], least_us: float = LEAST_US
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return the cells of a program's row, and a line per operator, largest error first."""
+    """Return the cells of a program's row, and a line per operator, largest error first.
+
+    captured, profiled : times of each round from captures and from the profiler
+    least_us : mean time of a call in us below which an operator is left out
+    """
     ours, theirs = medians(captured), medians(profiled)
     ops = [
         op
@@ -225,7 +233,7 @@ def medians(rounds: list[Times]) -> Medians:
 
 
 def _difference(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    """Return the sum of absolute differences over calls that both have."""
+    """Return the absolute difference of the sums of times over the calls whose time is known in both."""
     return float(abs(np.nansum(one - other)))
 
 

@@ -100,7 +100,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def capture(workload: str, trace: Path) -> None:
-    """Record steps of a program, as `opcapture` does."""
+    """Record three steps of a program, after one that is not recorded, to the file `trace`."""
     torch.set_num_threads(1)
     program = WORKLOADS[workload]()
     assert program is not None, f"{workload} lacks a package"
@@ -111,7 +111,11 @@ def capture(workload: str, trace: Path) -> None:
 
 
 def run(trace: Path, output: Path, args: argparse.Namespace, variables: Mapping[str, str]) -> None:
-    """Replay a trace with the command."""
+    """Replay a trace with the command `opreplay`, and write its results to `output`.
+
+    args : parsed options of this benchmark
+    variables : additional environment variables of the command
+    """
     command = [str(Path(sys.executable).with_name("opreplay")), str(trace), "--top", str(args.top)]
     command += ["--repeats", str(args.repeats), "--threads", "1", "-o", str(output)]
     environment = os.environ | {"OPGRIP_STORE": "", "OMP_NUM_THREADS": "1"} | variables

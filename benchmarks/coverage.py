@@ -136,7 +136,7 @@ def most_telling(failures: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def distinct_reasons(failures: list[dict[str, Any]]) -> dict[str, str]:
-    """Return each reason once, by the config and the images with which it first occurred."""
+    """Return each different reason of the failures, by the config and the image sizes with which it first occurred."""
     names_by_reason: dict[str, str] = {}
     for failure in failures:
         images = " x ".join(str(failure[name]) for name in ("batch_size", "size") if failure.get(name))
@@ -145,7 +145,11 @@ def distinct_reasons(failures: list[dict[str, Any]]) -> dict[str, str]:
 
 
 def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
-    """Run a trial in a process; return the results of its stages, including the one in which it ended early."""
+    """Run a trial in a process; return the results of its stages, and the stage that failed or did not end, if any.
+
+    about : description of the trial, as from `Subject.attempts`
+    timeout : time limit in s
+    """
     with tempfile.TemporaryDirectory() as folder:
         answers, questions = PROCESSES.Pipe(duplex=False)
         process = PROCESSES.Process(target=run_in_process, args=(about, folder, questions))
@@ -168,7 +172,11 @@ def run_trial(about: dict[str, Any], timeout: int) -> dict[str, Any]:
 
 
 def receive(answers: Connection, timeout: int) -> tuple[dict[str, Any], str]:
-    """Return the stages that a trial reported, and why the others are missing; empty if it reported all."""
+    """Return the stages that a trial reported, and why the others are missing; empty if it reported all.
+
+    answers : connection from the trial's process
+    timeout : time limit in s
+    """
     outcome: dict[str, Any] = {}
     deadline = monotonic() + timeout
     with suppress(EOFError, OSError):

@@ -40,7 +40,7 @@ class Draw:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, mean: float = 0.0, std: float = 1.0, grad: bool = False) -> Tensor:
-        """Return standard normal float32 values. In all methods, `grad` sets `requires_grad` of the result."""
+        """Return normally distributed float32 values. In all methods, `grad` sets `requires_grad` of the result."""
         return (torch.randn(shape, generator=self.generator) * std + mean).requires_grad_(grad)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0, grad: bool = False) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @torch.compile(dynamic=True)
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """Return the input multiplied by the normal distribution function of it.
+    """Return the input multiplied by its normal distribution function; `approximate` is `none` or `tanh`, as in aten.
 
     Source: Hendrycks and Gimpel 2016, section 2.
     """

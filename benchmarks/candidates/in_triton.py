@@ -16,7 +16,7 @@ BLOCK = 1 << 16
 
 @triton.jit
 def sigmoid_kernel(source, target, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the logistic function of each element."""
+    """Write the logistic function of the `count` elements of `source` to `target`, in blocks of `block` elements."""
     places = tl.program_id(0) * block + tl.arange(0, block)
     inside = places < count
     values = tl.load(source + places, mask=inside).to(tl.float32)

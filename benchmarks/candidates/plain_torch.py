@@ -15,6 +15,7 @@ def layer_norm(
 
     x : (..., *shape)
     weight, bias : (*shape), or None for one and zero
+    eps : added to the variance
 
     Source: Ba et al. 2016, equation 4.
     """
@@ -32,6 +33,9 @@ def layer_norm(
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return the exponentials of the input divided by their sum over a dimension."""
+    """Return the exponentials of the input divided by their sum over dimension `dim`.
+
+    half_to_float : ignored; the result has the input's dtype
+    """
     exponentials = (x - x.amax(dim, keepdim=True)).exp()
     return (exponentials / exponentials.sum(dim, keepdim=True)).contiguous()

@@ -62,7 +62,7 @@ class Trial:
         self._trace = folder / "trace.jsonl.zst"
 
     def run(self) -> Iterator[dict[str, Any]]:
-        """Yield the result of each stage by its name; if a stage fails, its reason, and no later stages."""
+        """Yield the result of each stage by its name; if a stage fails, yield its name and the reason, and stop."""
         outcome: dict[str, Any] = {}
         stages = (self._native, self._counted, self._captured, self._audited, self._replayed)
         for name, stage in zip(STAGES, stages, strict=True):
@@ -82,7 +82,7 @@ class Trial:
         return {"step_s": round(perf_counter() - began, 3), "digest": digest(results)}
 
     def _counted(self, outcome: dict[str, Any]) -> dict[str, Any]:
-        """Return the operators that an independent mode sees, and whether two native runs agree."""
+        """Return the number of operators that an independent mode sees, and True if two native runs agree."""
         step, digest = self._prepared()
         with Counting() as mode:
             results = step()
@@ -118,7 +118,10 @@ class Trial:
         return {"unexplained": dict(list(unexplained.items())[:REASONS]), "changed_by_modes": changed[:REASONS]}
 
     def _differing(self, watched: AbstractContextManager[object]) -> dict[str, list[int]]:
-        """Return the unexplained differences between the counts of torch and of the trace, by operator."""
+        """Return the unexplained differences between the counts of torch and of the trace, by operator.
+
+        watched : context in which the step runs, such as a dispatch mode
+        """
         step, _ = self._prepared()
 
         def run() -> None:

@@ -84,7 +84,7 @@ def measure_captures(workload: str, references: Sequence[str], rounds: int) -> S
 
 
 def steps_s(watches: Sequence[Watch], part: slice) -> list[float]:
-    """Return the mean step of a part for each watch, in s."""
+    """Return the mean duration of the steps in `part` in s, for each round in `watches`."""
     return [statistics.fmean(watch.step_s[part]) for watch in watches]
 
 

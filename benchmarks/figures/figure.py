@@ -29,26 +29,26 @@ class NotMeasuredError(Exception):
 def ratio_of_medians(rounds: Array) -> Array:
     """Return the median quantity divided by the median reference: for times, in which disturbed rounds must not count.
 
-    A reference at or below zero, a difference lost in noise, gives infinity.
+    The ratio is infinite if the reference is at or below zero, because noise is then larger than it.
 
     Parameters
     ----------
-    rounds : (..., N, 2)
+    rounds : (..., N, 2), quantity and reference of each of N rounds
     """
     quantity, reference = np.moveaxis(np.median(rounds, axis=-2), -1, 0)
     return _over(quantity, reference)
 
 
 def _over(quantity: Array, reference: Array) -> Array:
-    """Return the ratio, or infinity if the reference, a difference, is lost in noise."""
+    """Return `quantity` divided by `reference`, or infinity where the reference is not positive."""
     return np.where(reference > 0, quantity / np.where(reference > 0, reference, 1.0), np.inf)
 
 
 def ratio_of_added(rounds: Array) -> Array:
     """Return a quantity above its base, divided by a reference above its base, each by its lower quartile.
 
-    For times that add to others, on a machine that other programs slow for seconds. A reference at or below its base, a
-    difference lost in noise, gives infinity.
+    For times that add to others, on a machine that other programs slow for seconds. The ratio is infinite if the
+    reference is at or below its base, because noise is then larger than their difference.
 
     Parameters
     ----------
@@ -91,15 +91,15 @@ def offset_of_ratios(rounds: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with a threshold.
+    """A performance figure, a ratio of measured quantities that is compared with a threshold.
 
     Attributes
     ----------
-    name : in the table of thresholds
-    unit : empty for a plain ratio
-    meaning : what is divided by what
+    name : name in the table of thresholds
+    unit : unit of the ratio, such as `x`; may be empty
+    meaning : description of the quantity and of what it is divided by
     statistic : computes the figure from rounds `(..., N, 2)`, unless it documents another shape
-    larger_is_better : whether the threshold is a minimum instead of a maximum
+    larger_is_better : True if the threshold is a minimum, False if it is a maximum
     """
 
     name: str
@@ -109,7 +109,7 @@ class Figure:
     larger_is_better: bool = False
 
     def is_worse(self, value: float, bound: float) -> bool:
-        """Return True if a value is on the wrong side of a threshold."""
+        """Return True if a value is worse than `bound`: below it if larger is better, else above it."""
         return value < bound if self.larger_is_better else value > bound
 
     def worst(self, values: Sequence[float]) -> float:
@@ -123,8 +123,8 @@ class Experiment:
 
     Attributes
     ----------
-    measure : takes a number of rounds and returns the rounds of each figure, in order
-    rounds : in a full run; `quick_rounds` in a quick one, 0 if left out
+    measure : function that takes a number of rounds and returns the rounds of each figure, in order
+    rounds, quick_rounds : number of rounds in a full and in a quick run; 0 to leave the experiment out
     """
 
     name: str
@@ -136,18 +136,18 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A figure's value in a run, and its interval."""
+    """A figure's value in a run, and the ends of its bootstrap interval."""
 
     value: float
     low: float
     high: float
 
     def best(self, figure: Figure) -> float:
-        """Return the better end of the interval."""
+        """Return the better end of the interval: the upper one if a larger value of the figure is better."""
         return self.high if figure.larger_is_better else self.low
 
     def worst(self, figure: Figure) -> float:
-        """Return the worse end of the interval."""
+        """Return the worse end of the interval: the lower one if a larger value of the figure is better."""
         return self.low if figure.larger_is_better else self.high
 
 

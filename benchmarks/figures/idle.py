@@ -28,7 +28,7 @@ IDLE = Figure(
 
 
 def measure_idle(rounds: int) -> Sequence[Rounds]:
-    """Measure both, alternating in one process on one thread."""
+    """Measure operators with and without an idle agent, alternating in one process on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -39,7 +39,11 @@ def measure_idle(rounds: int) -> Sequence[Rounds]:
 
 
 def idle_pairs(pairs: int, operators: int, folder: Path) -> list[tuple[float, float]]:
-    """Return for each pair the processor seconds with an agent, including its own, and without."""
+    """Return for each pair the processor seconds of `operators` operators with an agent, including its own, and
+    without.
+
+    folder : folder for the agent's recordings
+    """
     x = torch.ones(4)
     net = nn.ReLU().eval()
 
@@ -71,7 +75,7 @@ def idle_pairs(pairs: int, operators: int, folder: Path) -> list[tuple[float, fl
 
 
 def _record(agent: Agent, net: nn.Module, x: torch.Tensor, path: Path) -> None:
-    """Let an agent record one step."""
+    """Let an agent record one step of `net` on the input `x` to the file `path`."""
     armed = threading.Event()
     request = RecordingRequest(str(path), steps=1, warmup=0)
     thread = threading.Thread(target=agent.record, args=(request, lambda fields: armed.set()))

@@ -32,11 +32,11 @@ class Threshold:
 
     Attributes
     ----------
-    figure : its name
-    threshold : the most that it may be, or the least if larger is better
-    when_set : its value then
-    set_on : day
-    note : the reason, if one is needed
+    figure : name of the figure
+    threshold : maximum of the figure, or its minimum if larger is better
+    when_set : value of the figure when the threshold was set
+    set_on : day on which the threshold was set
+    note : remark on the threshold, such as its reason; may be empty
     """
 
     figure: str
@@ -64,7 +64,7 @@ class Verdict(Enum):
 
 
 def judge(figure: Figure, reading: Reading, threshold: Threshold | None) -> Verdict:
-    """Compare a figure with its threshold: it is worse only if its whole interval is."""
+    """Compare a figure's value in a run with its threshold: it is worse only if its whole interval is."""
     if threshold is None:
         return Verdict.NO_THRESHOLD
     if figure.is_worse(reading.best(figure), threshold.threshold):
@@ -135,7 +135,7 @@ def lower_thresholds(figures: Iterable[Figure], new: Mapping[str, Threshold], pr
 
 
 def write_thresholds(thresholds: Mapping[str, Threshold], path: Path | None = None) -> None:
-    """Write a table, by default the common one, with the comments in `HEAD`."""
+    """Write thresholds to the table `path`, by default the one for all processors, with the comments in `HEAD`."""
     with (path or TABLE).open("w", encoding="utf-8", newline="") as file:
         file.write(HEAD)
         writer = csv.DictWriter(file, [field.name for field in fields(Threshold)], lineterminator="\n")

@@ -46,7 +46,7 @@ def import_seconds(python: str) -> float:
 
 
 def keep(name: str, seconds: float, import_torch_s: float) -> None:
-    """Add a time to the file."""
+    """Add the duration of a command, and that of importing torch, to the file of durations under a name."""
     times = read_times() | {name: {"seconds": seconds, "import_torch_s": import_torch_s}}
     TIMES_FILE.parent.mkdir(exist_ok=True)
     written = TIMES_FILE.with_suffix(f".{os.getpid()}")

@@ -99,7 +99,7 @@ class _Watched:
 
 
 def schedule_observation(node: CallPoint, mode: ThreadMode) -> None:
-    """Arrange that the tensor values in the next call at a call point are observed."""
+    """Wrap the operator of call point `node` so that the tensor values in its next call are recorded."""
     operator = node.op
     # wrap only once, even for several reasons: an observation inside another one would be part of the measured time
     if not isinstance(operator, _Watched):
@@ -109,7 +109,12 @@ def schedule_observation(node: CallPoint, mode: ThreadMode) -> None:
 def _look(
     node: CallPoint, mode: ThreadMode, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[Any], None] | None:
-    """Observe the arguments of a call, and return a function that records its result; return None if none is due."""
+    """Record the values in a call's arguments, and return a function that records those in its result.
+
+    Return None if no observation of the call was requested, or observations have used their share of the time.
+
+    node : call point of the call
+    """
     recorder, observations = mode.recorder, mode.recorder.observations
     began = perf_counter_ns()
     first_storage = lambda: next(iter(mode.storages_in(args, kwargs)), NO_STORAGE)  # noqa: E731

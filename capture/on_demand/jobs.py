@@ -118,7 +118,7 @@ def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int 
 
 
 def _positions(chosen: Sequence[RecordableProcess]) -> list[int] | None:
-    """Return the number of the current step of each process, or None if a process does not count steps."""
+    """Return the number of the current step of each process in `chosen`; None if one of them counts no steps."""
     positions = [next(iter(converse(item, TELL)), {}).get("position") for item in chosen]
     return None if None in positions else [int(position) for position in positions if position is not None]
 

@@ -108,7 +108,7 @@ class StepRecording:
             return None
 
     def end_step(self, step: ThreadStep) -> bool:
-        """Stop recording this thread; return False if that is not possible yet and the caller must try again later.
+        """Stop recording the thread of `step`; return False if that is not possible yet and must be tried again later.
 
         Never raises an error.
         """

@@ -49,8 +49,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 class _Table(Generic[Key]):
     """Durations of a signature's calls at each call site; of many call sites, only those with the shortest and longest
-    calls
-    are kept.
+    calls are kept.
 
     Each step's activations use different memory, and a model has many parameters of the same shape, of which the last
     ones may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
@@ -60,7 +59,7 @@ class _Table(Generic[Key]):
 
     Attributes
     ----------
-    least_ns : shortest duration in ns at each call site, which is that of its least disturbed call
+    least_ns : shortest duration in ns at each call site, which other processes and the capture delayed least
     first : for each call site with a single call so far, how many calls the signature had up to that call
     """
 
@@ -72,7 +71,7 @@ class _Table(Generic[Key]):
         self._forget_dull()
 
     def add(self, place: Key, duration_ns: int, call: int) -> bool:
-        """Add the duration of a call at a call site; return True if this may change a call site that has recurred.
+        """Add the duration of a call at call site `place`; return True if the result of `recurring_ns` may change.
 
         call : how many calls the signature had up to this one
         """
@@ -120,7 +119,7 @@ class _Table(Generic[Key]):
 
 
 def _extremes(ranked: list[Key], slowest: int) -> list[Key]:
-    """Return the first `FASTEST` and the last `slowest` entries of a list, or all if it has no more."""
+    """Return the first `FASTEST` and last `slowest` of call sites ranked by duration, or all if there are no more."""
     return ranked if len(ranked) <= FASTEST + slowest else [*ranked[:FASTEST], *ranked[-slowest:]]
 
 
@@ -144,7 +143,7 @@ class _CallSites:
         return len(self._by_scope.least_ns) + len(self._by_memory.least_ns)
 
     def add(self, place: PlaceKey, duration_ns: int) -> bool:
-        """Add the duration of a call at a call site; return True if this may change a call site that has recurred."""
+        """Add the duration of a call at a call site; return True if the result of `different` may change."""
         self._calls = call = self._calls + 1
         has_changed = self._by_scope.add(place[0], duration_ns, call)
         return self._by_memory.add(place, duration_ns, call) or has_changed
@@ -282,7 +281,8 @@ class Observations:
     def set_learning(self, learning: bool) -> None:
         """Begin (`learning` is True) or end the learning steps before the recorded ones.
 
-        During these, observations have no time limit; afterwards only late calls are observed.
+        During these, observations have no time limit. Afterwards, a signature's values are observed again only after
+        `LATE` of its calls, or at the call sites that `want_at` requested.
         """
         self._learning = learning
         # the time spent on learning must not reduce the time for observations in later steps
@@ -316,7 +316,10 @@ class Observations:
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Count a call of a signature that is looked up by its key; return True if the call should be observed."""
+        """Count a call that is looked up by its key instead of predicted; return True if it should be observed.
+
+        number : number of the call's signature
+        """
         if number in self._next:
             self._key_lookups[number] += 1
             if self._key_lookups[number] in self._early and self._looks[number] < MOST:
@@ -333,13 +336,16 @@ class Observations:
             mode.schedule_observation(number)
 
     def waits(self, number: int) -> bool:
-        """Return True if an observation of a signature's call at some call site is pending."""
+        """Return True if `want_at` requested an observation of signature `number` that was not made yet."""
         return number in self._places
 
     def take(self, number: int, here: Callable[[], PlaceKey]) -> Look:
-        """Return the reason to observe a call of a signature, and mark that observation as done.
+        """Return the reason to observe a call of a signature, and count that observation as done.
 
-        If several threads call this, only the first one gets the observation. `here` returns the call site.
+        If several threads call this, only the first one gets a reason other than `Look.NO`.
+
+        number : number of the signature
+        here : function that returns the call site of the call
         """
         if number in self._due and self.is_affordable():
             self._due.discard(number)
@@ -365,7 +371,7 @@ class Observations:
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Add the time of other work of the capture, which does not count as the program's time."""
+        """Add `own_ns`, the time of work of the capture other than observations, which is not the program's time."""
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 

@@ -100,7 +100,7 @@ class Deferred:
         return None
 
     def set_outputs(self, number: int, outputs: Any) -> None:
-        """Add the results of a call to the copy of the input whose value model has this number."""
+        """Add a call's results, nested `TensorSpec`, to the copy of that input whose value model has this number."""
         for item in reversed(self._waiting):
             if item.number == number:
                 item.outputs = outputs

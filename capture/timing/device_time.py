@@ -67,7 +67,10 @@ class DeviceTimer:
     def with_stream(
         self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
     ) -> Callable[..., Any]:
-        """Return a wrapper of an operator that notes the current stream of its device; see `timed`."""
+        """Return a wrapper of an operator that notes its device's current stream before each call.
+
+        device, started : as for `timed`
+        """
         queries = queries_of(device.type)
 
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -162,9 +162,11 @@ class KernelTimes:
         self._profile, self._ended_ns = None, perf_counter_ns()
 
     def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Set the device time of calls that use an accelerator but launched nothing to 0.
+        """Set the device time of calls that use an accelerator but launched nothing to 0; of calls before a window's
+        records are complete to -1, which means unknown.
 
-        spans : (start of a window, times from and until which its records are complete)
+        block : written calls of one thread
+        spans : for each window, its start, and times in ns from and until which its records are complete
         """
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             for started, first, last in spans:
@@ -231,6 +233,7 @@ class KernelTimes:
         ----------
         thread : number of the thread in the trace
         idents : numbers by which the accelerator's records may identify the thread
+        signatures, starts, ends : signature, start and end of each call; times in ns
         """
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)

@@ -142,6 +142,9 @@ class SlowMemory:
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
         """Return the index of each call of a block whose page faults were slow, and an estimate of its
         additional time in ns.
+
+        counted : measured page faults by index of the call
+        signatures : signature of each call of the block
         """
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:

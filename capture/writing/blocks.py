@@ -285,9 +285,11 @@ class Blocks:
     def _split(
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
     ) -> tuple[ThreadCalls, int]:
-        """Return the calls in the integers that a mode has collected, and the number of integers used.
+        """Return the calls in the integers that a thread's mode has collected, and the number of integers used.
 
+        values : the integers, as in `ThreadMode.rows`
         most : maximum number of calls, or None
+        open_since_ns : start of the thread's first call that has not ended
         """
         rows = np.array(values, dtype=np.int64)
         places = np.append(np.flatnonzero(rows >= FIRST_PAIR), len(rows))
@@ -374,7 +376,7 @@ class Blocks:
 
 
 def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
-    """Return runs of consecutive indices, as (first index, length), extended by single indices."""
+    """Return runs of consecutive indices, as (first index, length), with the single indices in `places` added."""
     if not places:
         return runs
     covered = {place for first, length in runs for place in range(first, first + length)}

@@ -117,7 +117,7 @@ class FlightRecorder(Flusher):
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Collect the calls that ended since the last flush. Errors do not reach the program."""
+        """Collect the calls that ended since the last flush. Errors do not reach the program; `pause_s` is unused."""
         if os.getpid() != self.recorder.pid or self._is_broken:
             return
         with self._turn():

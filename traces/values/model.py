@@ -157,11 +157,12 @@ def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
 def _offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """Return the memory offsets, (R, C), of the elements of some pieces of a tensor, and a number larger than every
-    offset.
+    """Return memory offsets in elements, (R, C), of rows or parts of rows spread over a tensor; and a larger number.
 
-    length, most : number of elements of a piece, and maximum number of all elements
-    whole_rows : True if pieces are complete rows
+    shape, stride : of the tensor
+    length : elements of a piece: a part of a row, or consecutive rows if these are shorter
+    most : maximum number of all elements, unless `FEWEST_ROWS` pieces have more
+    whole_rows : True if no piece is a part of a row
     """
     columns, rows = shape[-1], int(np.prod(shape[:-1], dtype=np.int64))
     height, width = max(1, length // columns), columns if whole_rows else min(columns, length)

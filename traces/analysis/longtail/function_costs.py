@@ -134,7 +134,8 @@ class _Gaps:
 
     Attributes
     ----------
-    clean : lengths in ns of gaps in which the capture only recorded a call of a known signature, by pair of calls
+    clean : lengths in ns of the clean gaps, in which the capture only recorded a call of a known signature, by pair of
+        calls
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
@@ -165,7 +166,10 @@ class _Gaps:
                 self._quiet.append(gap_ns)
 
     def typical(self) -> Gaps:
-        """Return the gaps in ns from which the typical gap is computed, for pairs of calls that have no clean gaps."""
+        """Return gaps in ns, whose `LOW` quantile is used for pairs of calls that have no clean gaps.
+
+        These are all clean gaps, or with fewer than `FEWEST` of them, the gaps before unperturbed calls, if any.
+        """
         if self._clean_count < FEWEST:
             return np.array(self._quiet or self._all)
         return np.concatenate([np.asarray(items) for items in self.clean.values()])
