@@ -160,7 +160,10 @@ def read_run(path: str | Path) -> Results:
 
 
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:
-    """Write rows in the format that the file's suffix names; raise the errors that `Results.save` raises."""
+    """Write rows in the format that the file's suffix names; raise the errors that `Results.save` raises.
+
+    force : True to replace an existing file
+    """
     report = report_for(path)
     content: io.BytesIO | io.StringIO = io.BytesIO() if report.binary else io.StringIO()
     report.write(rows, {**header, **judgement_in(rows)}, content)

@@ -64,6 +64,7 @@ def make_program(
     """Return the program that runs a call in the mode of a variant.
 
     examples : arguments of this call and of other calls of the signature; the mode may write into them
+    settings : device, store of compiled programs, and options of the modes
     key : key of the program in the store; None to keep nothing
     grad : True if gradients of the results are needed
     op : name of the operator, by which a user's implementation is found
@@ -175,7 +176,10 @@ def remove_partial(store: str | None) -> None:
 
 
 def differentiable_results(operator: Operator, arguments: Arguments) -> list[int]:
-    """Return the indices of a call's results that have a gradient; raise `Unsupported` if there are none."""
+    """Run a call, and return the indices of its results that have a gradient; raise `Unsupported` if there are none.
+
+    operator, arguments : the operator and the arguments of the call
+    """
     if operator.mutates:
         raise Unsupported("a call that writes into its arguments has no separate backward")
     args, kwargs = arguments
@@ -200,7 +204,10 @@ def _why_none_wants(arguments: Arguments) -> str:
 
 
 def with_backward(program: Program, places: Sequence[int]) -> Function:
-    """Return a function that runs a program forward and backward, and returns the gradients."""
+    """Return a function that runs a program forward and backward, and returns the gradients.
+
+    places : indices of the results from which the backward pass starts
+    """
     enter = graph_of(program, places)
 
     def call(*args: Any, **kwargs: Any) -> Any:

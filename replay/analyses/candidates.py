@@ -65,7 +65,10 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 
 def _without_impossible(rows: Sequence[Result], ceilings: Ceilings, workload: Workload) -> list[Result]:
-    """Return the rows; a candidate is wrong if its time is far below what moving and computing the data takes."""
+    """Return the rows; a candidate is wrong if its time is far below what moving and computing the data takes.
+
+    ceilings : peak rates and bandwidths measured on this machine
+    """
     limited = with_limits(rows, ceilings, threads_of(workload), dtype_of(workload), launches=False)
     limits = [LimitColumns.of(row).limit_us or 0.0 for row in limited]
     return [
@@ -144,7 +147,11 @@ def _print_without_gradients(rows: Sequence[Result], file: IO[str]) -> None:
 
 
 def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:
-    """Print the savings by phase, label and trace, then one line: of the trace, or of the mean of several."""
+    """Print a table of the savings by phase, label and trace, then the judgement: the mean over several models, or one
+    line for each step.
+
+    steps : judged step of each trace
+    """
     lines = saving_lines(steps)
     if lines:
         columns = [

@@ -80,8 +80,8 @@ Runs = dict[Key, list[NsysRun]]
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
-    """Return the timed runs of each row, and how many kernels, copies and other pieces of device work belong to none of
-    opgrip's ranges.
+    """Return the timed runs of each row in a report, and how many kernels, copies and other pieces of device work
+    belong to none of opgrip's ranges.
     """
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
@@ -334,7 +334,10 @@ def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[
     """Move the report files of a run to the user's path, numbered from the second file on; return the number of files
     moved.
 
+    folder : folder that contains the report files
+    output : path of the first file
     earlier_count : number of files that earlier runs have put there
+    say : function that prints a line for the user
     """
     reports = _reports_in(folder)
     for place, report in enumerate(reports, earlier_count):

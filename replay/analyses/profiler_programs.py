@@ -109,6 +109,7 @@ class Flags:
 def arguments_in(path: Path, flags: Flags) -> list[str]:
     """Return the words of a file of profiler arguments, split as a shell does, without `#` comments.
 
+    flags : options of the profiler that need special care
     Raises `UserError` if the file cannot be read, or sets the path of the report.
     """
     try:
@@ -125,8 +126,10 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return a profiler's arguments from opgrip (`own`) and from the user (`others`). If both set an option, lists are
-    joined; otherwise the user's value is used.
+    """Return a profiler's arguments from opgrip (`own`) and from the user (`others`).
+
+    If both set an option, the user's value is used. Lists are joined, and repeatable options are passed several times;
+    `flags` says which options these are.
     """
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
@@ -150,7 +153,10 @@ def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) ->
 
 
 def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a profiler to its end and return its output and exit status; raise `OSError` if it cannot be started."""
+    """Run a profiler to its end and return its output and exit status; raise `OSError` if it cannot be started.
+
+    words : command line
+    """
     return subprocess.run(
         words,
         stdin=subprocess.DEVNULL,
@@ -189,7 +195,9 @@ def profiled_rows(folder: Path) -> list[Result]:
 
 
 def main(request_path: str, output: str) -> int:
-    """Run the cases that a request file describes, and write each result row as a line of JSON to `output`."""
+    """Run the cases that the file `request_path` describes, and write each result row as a line of JSON to the file
+    `output`.
+    """
     from opgrip.replay.run.request import RunRequest
     from opgrip.replay.run.workload import load_workload
     from opgrip.replay.workers.scheduling import run_cases

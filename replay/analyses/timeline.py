@@ -85,7 +85,10 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Merge Chrome traces from one machine into one, with all event times relative to the start of the first trace."""
+    """Merge Chrome traces from one machine into one, with all event times relative to the start of the first trace.
+
+    timelines : the traces as JSON objects; the first one is modified
+    """
     whole: dict[str, Any] = {}
     for timeline in timelines:
         if not whole:

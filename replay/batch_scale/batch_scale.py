@@ -251,7 +251,9 @@ class BatchScale:
             going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
 
     def _is_parameter(self, going: _Pass, key: Key) -> bool:
-        """Return True if a tensor is a parameter itself, and False if it is expanded from one."""
+        """Return True if a tensor is a parameter itself, and False if the current traversal (`going`) found that it is
+        expanded from one.
+        """
         return key[0] in self._parameters and not going.origins.get(key)
 
     def _find_growth(self, going: _Pass, key: Key, spec: TensorSpec) -> Growth:
@@ -279,6 +281,9 @@ class BatchScale:
     ) -> tuple[tuple[int, Growth], ...]:
         """Return ((argument index, growth),) if the data argument of an operator in `ANCHORS` should grow with the
         batch but does not yet, else an empty tuple.
+
+        going : facts found in the current traversal
+        keys, growths : key and growth of each tensor argument
         """
         place = ANCHORS.get(signature.op)
         if place is None or phased.phase != "forward" or growths[place] != PLAIN:
@@ -296,10 +301,11 @@ class BatchScale:
         return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
-        """Mark a tensor as growing with the batch in this traversal, and the tensors from which it was computed from
-        the next traversal on.
+        """Mark a tensor as growing with the batch in this traversal (`going`), and the tensors from which it was
+        computed from the next traversal on.
 
         key, place : the tensor, and its index among the tensor arguments of the signature
+        growth : which sizes and strides of the tensor grow
         """
         origins = going.origins.get(key, ())
         going.begun = True

@@ -43,13 +43,14 @@ PLAIN = Growth()
 
 
 def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
-    """Return the growth of a tensor with its own memory in which the given dimensions are multiplied."""
+    """Return the growth of a tensor with its own memory whose dimensions `sizes` are multiplied with the batch."""
     return Growth(tuple(sorted(sizes)), grown_steps(spec.shape, spec.stride or (), sizes), (1,) * len(sizes))
 
 
 def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[int]) -> tuple[int, ...]:
     """Return the dimensions whose stride is multiplied because a dimension inside them grows.
 
+    shape, stride : sizes and strides of a tensor
     sizes : dimensions whose size is multiplied
     If a size of 1 makes it unclear which of two dimensions is the inner one, the later one counts as inner.
     """
@@ -67,6 +68,8 @@ def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[i
 def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
     """Return a tensor's spec for a batch `factor` times as large; raise `Unsupported` if the tensor grows and has no
     strides.
+
+    growth : what is multiplied by the factor
     """
     if not growth.any:
         return spec
@@ -81,8 +84,8 @@ def grown(spec: TensorSpec, growth: Growth, factor: int) -> TensorSpec:
 
 
 def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], offset: int, factor: int) -> Growth:
-    """Return which sizes, strides and offset of `spec` were multiplied by `factor` to get the given ones; raise
-    `ValueError` for any other change.
+    """Return which sizes, strides and offset of `spec` were multiplied by `factor` to get `shape`, `stride` and
+    `offset`; raise `ValueError` for any other change.
     """
     before, after = (*spec.shape, *(spec.stride or ())), (*shape, *stride)
     if len(before) != len(after):
@@ -198,6 +201,8 @@ def dimension_of(signature: Signature) -> int:
 def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
     """Return the bounds of a slice as growing arguments if the slice cuts the batch dimension; None for a slice of one
     element and for other calls.
+
+    growths : growth of each tensor argument
     """
     if signature.op != "aten.slice.Tensor" or len(signature.args) < 4 or not growths[0].sizes:
         return None
@@ -212,6 +217,7 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice |
 def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
     """Return the size of the whole tensor as growing argument, for the backward of a slice; None for other calls.
 
+    growths : growth of each tensor argument
     The meta device does not check this size.
     """
     if signature.op not in ("aten.select_backward.default", "aten.slice_backward.default") or not growths[0].sizes:
@@ -226,6 +232,10 @@ def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice
 def _likely(signature: Signature, growth: Growth, choice: ArgumentChoice, batch: int) -> tuple[bool, bool, int]:
     """Return a key that sorts the sizes of a view, the likely batch first: sizes equal to the batch, then the size at
     the same position.
+
+    growth : growth of the viewed tensor
+    choice : the size that might grow
+    batch : batch size of the trace
     """
     # the tensor is the first leaf
     place = min(choice.numbers, default=0) - 1

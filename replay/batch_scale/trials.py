@@ -141,7 +141,11 @@ def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) ->
 
 
 def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> int | None:
-    """Return the index of the batch element that a call selects or at which its slice starts; None for other calls."""
+    """Return the index of the batch element that a call selects or at which its slice starts; None for other calls.
+
+    growths : growth of each tensor argument
+    batch : batch size of the trace
+    """
     if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
         return None
     spec, dimension = next(tensors(signature.args)), dimension_of(signature)
@@ -152,7 +156,10 @@ def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> 
 
 
 def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
-    """Return True if a call reorders the batch by an index tensor that does not grow with it."""
+    """Return True if a call reorders the batch by an index tensor that does not grow with it.
+
+    growths : growth of each tensor argument
+    """
     if signature.op == "aten.index_select.default":
         dimension = dimension_of(signature)
     elif signature.op == "aten.index.Tensor" and isinstance(signature.args[1][0], TensorSpec):
@@ -288,7 +295,9 @@ class Judge:
         return own_choices
 
     def sizes(self, signature: Signature, choice: ArgumentChoice) -> list[tuple[int, ...]]:
-        """Return, for each result, the dimensions that grow if only the chosen arguments of a call grow."""
+        """Return, for each result, the dimensions that grow if the arguments in `choice` are the only ones of a call
+        that grow.
+        """
         plain = (PLAIN,) * len(tensors_of(signature))
         return [growth.sizes for growth in outcome(signature, plain, choice, self.batch)]
 
@@ -328,6 +337,9 @@ class Judge:
     ) -> tuple[tuple[int, Growth], ...]:
         """Return (argument index, growth) of the tensor arguments that must also grow for the call to be possible;
         empty if none are found.
+
+        growths : growth of each tensor argument known so far
+        candidates : other arguments of the call that might grow
         """
         specs = tensors_of(signature)
         open_to = [

@@ -82,6 +82,8 @@ def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
 
     Call sites with few calls are merged: first those in one module and phase, then, if that is not enough, whole
     modules of one phase.
+
+    totals : number of calls and time of each call site
     """
     if len(totals) <= MOST_SITES:
         return totals
@@ -148,7 +150,7 @@ def module_of(sites: Sequence[CallSite]) -> str:
 
 
 def _common(parts: Iterable[Sequence[str]]) -> list[str]:
-    """Return the longest prefix that all paths share; each path is a list of names."""
+    """Return the longest prefix that all paths share; each path in `parts` is a list of names."""
     common = []
     for names in zip(*parts, strict=False):
         if len(set(names)) > 1:

@@ -180,7 +180,9 @@ def _copied(arguments: Any) -> Any:
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:
-    """Return True if all elements of two tensors are equal (NaN equals NaN), or if the tensors cannot be compared."""
+    """Return True if all elements of `one` and `other` are equal (NaN equals NaN), or if the tensors cannot be
+    compared.
+    """
     try:
         different = one != other
         if one.is_floating_point() or one.is_complex():

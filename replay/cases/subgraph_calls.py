@@ -60,7 +60,7 @@ def facts_of(signature: Signature) -> Facts:
 
 
 def is_setting(leaf: object) -> bool:
-    """Return True if an argument depends on the device or dtype of the replay."""
+    """Return True if an argument (a leaf of nested ones) depends on the device or dtype of the replay."""
     return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
 
 
@@ -148,7 +148,7 @@ def make_runs(
 ) -> list[SubgraphRun]:
     """Return the runs of all subgraphs, thread by thread, in the order in which each thread made them.
 
-    places : the subgraph of each scope, by scope number
+    places, facts : the subgraph of each scope, by scope number, and facts by signature number
     selected : indices of the selected calls in the trace's call table
     """
     threads: dict[tuple[int, int], list[_Row]] = {}
@@ -187,7 +187,7 @@ def _rows(
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
     """Return, for each result that a call uses, the index of the last call that uses it. If a call takes a tensor whose
-    layout no result has, the last result in the same storage counts as used.
+    layout no result has, the last result in the same storage counts as used. `facts` : by signature number.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
@@ -285,7 +285,7 @@ class Links:
 def link(
     calls: Sequence[SubgraphCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]
 ) -> Links:
-    """Return the calls of a subgraph with the origin of each tensor that they take.
+    """Return the calls of a subgraph with the origin of each tensor that they take. `facts` are by signature number.
 
     escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
         outputs; if there are none, the last call's results are the outputs
@@ -372,8 +372,8 @@ class _Linker:
         return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        """Return an earlier result in this storage that differs from `spec` only in sizes, which vary by
-        call, or None.
+        """Return an earlier result in this storage (`memory` is its number) that differs from `spec` only in sizes,
+        which vary by call, or None.
         """
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):

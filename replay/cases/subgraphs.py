@@ -87,6 +87,9 @@ class SubgraphOperator(LazyOperator):
 def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
     """Return the calls of a subgraph as a graph module; raise `Unsupported` if they cannot run as one function or an
     operator is missing.
+
+    links : the calls, and the origin of each tensor that they take
+    extensions : modules or files that register operators
     """
     if links.reason is not None:
         raise Unsupported(links.reason)
@@ -149,7 +152,7 @@ class _Builder:
 
 
 def paths_of(tree: Any) -> list[tuple[Any, ...]]:
-    """Return, for each tensor in nested lists, tuples and dicts, the indices and keys that lead to it."""
+    """Return, for each tensor spec in a tree of lists, tuples and dicts, the indices and keys that lead to it."""
     if isinstance(tree, TensorSpec):
         return [()]
     items: Any = ()
@@ -183,6 +186,7 @@ def module_types(trace: Trace) -> dict[str, str]:
 def unit_name(place: TimelinePlace, types: Mapping[str, str]) -> str:
     """Return the name of a subgraph with its class and phase, such as `blocks.0 (Block) backward`.
 
+    place : name and phase of the subgraph
     types : class name of each module, by module path
     """
     kind, phase = types.get(place.name), "" if place.phase == FORWARD else place.phase

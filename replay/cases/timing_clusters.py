@@ -183,6 +183,8 @@ def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
     """Return a copy of a signature with the recorded values and results of one of its later calls, or None if their
     number of tensors differs.
+
+    observed : what was recorded about the later call
     """
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
@@ -305,6 +307,7 @@ def captured_times(
 def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, Signature]) -> dict[int, float]:
     """Return the total time of each case's calls, by case number; if no call has a time, the total estimated cost.
 
+    captured : number of calls and times of each case in the capture, by case number
     signatures : signatures whose cost is estimated, by case number; calls of all other cases have the cost 1
     """
     times = {number: item.count * item.median_us for number, item in captured.items()}

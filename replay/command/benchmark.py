@@ -108,8 +108,8 @@ def benchmark(
 
 
 def _check(functions: Sequence[object], inputs: object) -> None:
-    """Raise `UserError` unless there is at least one function and a list that has a list or dictionary of arguments for
-    each case.
+    """Raise `UserError` unless there is at least one function, and `inputs` is a list that has a list or dictionary of
+    arguments for each case.
     """
     if not functions:
         raise UserError("no function to time", "pass a function or a list of functions")
@@ -236,6 +236,9 @@ def _over(row: Result, base: Result | None) -> Result:
 def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments with which a function is called; the random values are the same for
     all functions.
+
+    inputs : arguments of a case, in which a tuple of sizes or a `meta` tensor represents a random tensor
+    args : parsed options, such as the device and the random seed
     """
     generator = torch.Generator().manual_seed(args.seed)
 
@@ -261,7 +264,7 @@ def _other_names(function: Callable[..., Any]) -> dict[str, str]:
 
 def _like(meta: Tensor, generator: torch.Generator) -> Tensor:
     """Return a tensor with the shape, strides and dtype of a `meta` tensor, with normal random numbers, random
-    booleans, or (for integers) zeros.
+    booleans, or (for integers) zeros, drawn from `generator`.
     """
     tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
     if meta.is_floating_point():

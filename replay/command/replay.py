@@ -139,7 +139,7 @@ def perform(
 def _replay_several(
     args: argparse.Namespace, targets: Sequence[TraceTarget], reporter: Reporter, executor: Executor
 ) -> ReplayOutcome:
-    """Replay several traces one after the other, and return their results."""
+    """Replay several traces (`targets`) one after the other, and return their results. `executor` runs the cases."""
     check_output(from_arguments(OutputOptions, args), args)
 
     def make(one: argparse.Namespace, origin: Origin) -> TraceReplay:
@@ -151,7 +151,7 @@ def _replay_several(
 def _list_several(
     args: argparse.Namespace, targets: Sequence[TraceTarget], reporter: Reporter, executor: Executor
 ) -> ReplayOutcome:
-    """Return the cases of several traces without running them (`--list`)."""
+    """Return the cases of several traces (`targets`) without running them (`--list`)."""
     unmatched, listed = Unmatched(len(targets)), []
     for target in targets:
         try:

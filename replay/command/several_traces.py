@@ -253,6 +253,7 @@ class SeveralReplays:
         of `_run_one`.
 
         part : file of the stored rows
+        replay : replay of the trace on the current machine
         """
         if self._runs_here:
             return
@@ -264,7 +265,7 @@ class SeveralReplays:
         check_kinds(part, rows, header)
 
     def _args_of(self, place: int, target: TraceTarget) -> argparse.Namespace:
-        """Return the command line that replays a single one of the traces."""
+        """Return the command line that replays a single one of the traces, which has the index `place`."""
         args = args_of_one(self._args, target)
         args.store, args.append, args.force, args.resume = None, False, False, False
         if args.shard is not None:
@@ -275,7 +276,7 @@ class SeveralReplays:
         return args
 
     def _part_of(self, folder: Path, place: int, target: TraceTarget) -> Path:
-        """Return the path of the file that keeps one trace's rows in `folder`."""
+        """Return the path of the file in `folder` that keeps the rows of the trace with the index `place`."""
         return folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
 
     def _finished_first(self) -> list[tuple[int, TraceTarget]]:
@@ -304,6 +305,9 @@ class SeveralReplays:
     def _check_new(self, name: str, replay: TraceReplay) -> None:
         """Raise `UserError` if new rows of a trace could be confused with rows that the output file already has
         (`--append`).
+
+        name : name of the trace
+        replay : replay that computes the new rows
         """
         earlier, output = self._earlier, self.output.output
         own = [row for row in earlier if row.trace == name]

@@ -1,8 +1,7 @@
 """Replay of one trace, of samples or of operators: runs the cases, adds the columns of analyses, and writes the output.
 
-`TraceReplay` loads the workload. `rows` yields the rows of each case as soon as they are measured, and `run` does
-everything that a command line requests. A journal next to the output keeps the rows of finished cases, so that an
-interrupted replay can resume.
+`TraceReplay` loads the workload, `rows` yields the rows of each case as soon as they are measured, and `run` does all
+that a command line requests. A journal next to the output keeps the rows of finished cases for `--resume`.
 """
 
 from __future__ import annotations
@@ -232,7 +231,7 @@ class TraceReplay:
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Run this rank's calls with the other ranks; the first rank writes and returns the results, others None."""
+        """Run this rank's calls with the others (see `control`); the first rank writes and returns the results."""
         from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
 
         workload = self.workload
@@ -347,7 +346,7 @@ def repeat(
 ) -> RowsByCase:
     """Repeat cases in new processes, and return the rows of all cases, each combined from all repeats.
 
-    first : rows of the first replay, by case number
+    first, run_once : rows of the first replay by case number, and function that replays some cases once more
     repeats : number of replays of each case, including the first
     base : another run, from which each case is repeated until it is decided whether it differs; or None
     reference : mode with which other modes are compared

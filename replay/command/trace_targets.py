@@ -123,7 +123,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget]:
-    """Yield the traces, with repeated names changed so that all names differ."""
+    """Yield the traces (`targets`), with repeated names changed so that all names differ."""
     names = told_apart([target.origin.trace for target in targets])
     for target, name in zip(targets, names, strict=True):
         yield replace(target, origin=replace(target.origin, trace=name))
@@ -148,6 +148,7 @@ def deal(
 
     Every shard reads all traces, so that all shards compute the same costs.
 
+    targets : all traces
     part : the shard
     advance : function called after each trace has been read
     """
@@ -214,7 +215,9 @@ def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed
 
 
 def hash_of(about: Any) -> str | None:
-    """Return a trace's hash from its entry in the header of results, which may be untrusted; None if it has none."""
+    """Return a trace's hash from `about`, its entry in the header of results, which may be untrusted; None if it has
+    none.
+    """
     return about.get("trace_hash") if isinstance(about, Mapping) else None
 
 
@@ -233,6 +236,11 @@ def about_parts(
 ) -> dict[str, Any]:
     """Return the facts that two replays of several traces must share if rows of both are to be in one table, as
     JSON-compatible values.
+
+    targets : all traces
+    options : options that must be the same, by name
+    shard : shard that is replayed; None for all cases
+    machine_kind : description of the machine on which cases run; empty if they run on other machines
     """
     names = [target.origin.trace for target in targets]
     hashes = {name: _trace_hash(target) for name, target in zip(names, targets, strict=True)}
@@ -280,6 +288,8 @@ def _kind_in_journal(part: Path) -> str | None:
     """Return the kind of machine that the first line of a journal states; None if the journal is missing or damaged.
 
     The replay reports a damaged journal later.
+
+    part : file of a trace's rows, whose journal is read
     """
     with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
         kind = json.loads(file.readline()).get(MACHINE_KIND)

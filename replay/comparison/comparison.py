@@ -114,7 +114,9 @@ def _values(side: Results, name: str) -> str:
 
 
 def _members(old: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, old value, new value) for each key of either mapping; `-` represents a missing value."""
+    """Yield (name, old value, current value) for each key of either mapping, `old` or `now`; `-` represents a missing
+    value.
+    """
     for name in sorted({*old, *now}):
         yield name, str(old.get(name, "-")), str(now.get(name, "-"))
 

@@ -65,8 +65,9 @@ def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
 
 
 def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return Markdown for a pull-request comment: for each comparison a summary and a table of the rows
-    that changed.
+    """Return Markdown for a pull-request comment: for each comparison a summary and a table of the rows that changed.
+
+    gates : conditions on the comparisons, whose outcomes are shown too
     """
     return "\n".join(_markdown(item, gates) for item in comparisons)
 
@@ -99,7 +100,7 @@ def _cell(text: str) -> str:
 
 
 def as_json(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return a JSON list with one object per comparison."""
+    """Return a JSON list with one object per comparison, which includes the outcomes of gates."""
     return json.dumps([_plain(item, gates) for item in comparisons], indent=1, ensure_ascii=False) + "\n"
 
 
@@ -130,7 +131,7 @@ def _judgement(judgement: object) -> dict[str, object]:
 
 
 def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return the rows of all comparisons as CSV."""
+    """Return the rows of all comparisons as CSV; `gates` has no effect."""
     names = ("comparison", *(item.name for item in fields(ComparisonColumns)))
     rows = ((number, *astuple(row)) for number, one in enumerate(comparisons) for row in rows_of(one))
     return csv_text(names, rows)

@@ -50,7 +50,7 @@ def summary(comparison: Comparison) -> str:
 
 
 def total_line(total: Total) -> str:
-    """Return one line with the summed times of all cases in both runs, and the verdict on them."""
+    """Return one line with the total times of all cases in both runs, and the verdict on them."""
     judgement = total.judgement
     interval = f"{judgement.ratio:.3f} times ({interval_text(judgement.low, judgement.high)})"
     times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
@@ -91,6 +91,8 @@ def advice(comparison: Comparison) -> Iterator[str]:
 def _differs_from_medians(pair: Pair) -> bool:
     """Return True if a case's ratio differs by more than 10 % from the ratio of its two medians, because its fastest
     runs were compared.
+
+    pair : the case's rows in both runs
     """
     if pair.judgement is None or not (pair.base.median_us and pair.new.median_us):
         return False

@@ -108,7 +108,7 @@ class Judgement:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return a ratio's interval as text; above `MOST_SHOWN`, its upper end is shown as open."""
+    """Return a ratio's interval from `low` to `high` as text; above `MOST_SHOWN`, its upper end is shown as open."""
     return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
 
 
@@ -227,7 +227,7 @@ class Compared:
 
 
 def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None]:
-    """Return the comparison of each pair of rows (base, new); None if a row was too short for the clock."""
+    """Return the comparison of each pair of timed rows (base, new); None if a row was too short for the clock."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
     for is_short, usual in USUAL.items():

@@ -188,7 +188,7 @@ def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
 
 
 def exit_status(held: Iterable[Held]) -> int:
-    """Return the exit status for the worst outcome among gates; 0 if there are none."""
+    """Return the exit status for the worst outcome among gates (`held`); 0 if there are none."""
     outcomes = {item.outcome for item in held}
     return next((item.exit_status for item in reversed(Outcome) if item in outcomes), 0)
 
@@ -201,7 +201,9 @@ def margin_for(gates: Iterable[Gate]) -> float:
 
 
 def _subjects(gate: Gate, comparison: Comparison) -> list[_Subject]:
-    """Return the rows or groups whose times a gate limits, and all rows whose time is not part of a total."""
+    """Return the rows or groups of a comparison whose times a gate limits, and all rows whose time is not part of a
+    total.
+    """
     whole_us = sum(total.base_us for total in comparison.totals())
     single = [
         pair for pair in comparison.pairs if pair.is_contended or (pair.judgement is None and _may_be_slower(pair))
@@ -237,13 +239,13 @@ def _lost_its_time(pair: Pair) -> bool:
 
 
 def _may_be_slower(pair: Pair) -> bool:
-    """Return True if the new time is longer than the base's, or if one of them is missing."""
+    """Return True if the new time of a pair of rows is longer than the base's, or if one of them is missing."""
     base_us, new_us = pair.base.median_us, pair.new.median_us
     return base_us is None or new_us is None or not new_us <= base_us
 
 
 def _remedy(pairs: Sequence[Pair]) -> str:
-    """Return advice to the user on how to decide a gate that is not decided."""
+    """Return advice to the user on how to decide a gate that these pairs of rows leave undecided."""
     made = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
     remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * made), MOST_REPEATS)}"]
     if made >= MOST_REPEATS:

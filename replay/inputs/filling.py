@@ -115,6 +115,7 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
 
     tensor : tensor of a dtype that `memory_dtype` returns
     model : source of the values; None for values that only depend on the dtype (see `draw`)
+    generator : source of random numbers, on the tensor's device
     drawn_as : dtype of the drawn values, which are rounded to the tensor's dtype
     """
     if 0 in tensor.shape:
@@ -144,8 +145,8 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a tensor of values drawn from a model. Without a model, these are normal random numbers for floating-point
-    dtypes, random bits for dtypes that are not numbers, and zeros for others.
+    """Return a tensor of values drawn from a model, on the device of `generator`. Without a model, these are normal
+    random numbers for floating-point dtypes, random bits for dtypes that are not numbers, and zeros for others.
     """
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
@@ -166,7 +167,7 @@ def memory_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Return normal random numbers in any floating-point or complex dtype, also in 8-bit dtypes in which torch cannot
-    draw.
+    draw, on the device of `generator`.
     """
     wide = torch.complex64 if dtype.is_complex else torch.float32
     return torch.randn(shape, dtype=wide, generator=generator, device=generator.device).to(dtype)

@@ -173,8 +173,9 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write the memory of some tensor arguments, given by index, so that it is in the cache; the values do
-        not change.
+        """Read and write the memory of some tensor arguments so that it is in the cache; the values do not change.
+
+        places : indices of the tensor arguments
         """
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
@@ -199,10 +200,10 @@ class Inputs:
         return bool(self._float_memory())
 
     def change(self, amount: float) -> None:
-        """Change floating-point values by at most this share, so that no two runs have the same ones.
+        """Change floating-point values by at most the relative `amount`, so that no two runs have the same ones.
 
-        All values in one storage change by the same factor, which keeps their order; values of a constant change one
-        by one, and zeros become small positive numbers. `restore` then restores the new values.
+        All values in one storage change by the same factor, which keeps their order; values of a constant change one by
+        one, and zeros become small positive numbers. `restore` then restores the new values.
         """
         for memory in self._float_memory():
             most = max(amount, 8 * torch.finfo(memory.dtype).eps)

@@ -133,6 +133,8 @@ def draw_indices(
 ) -> tuple[torch.Tensor, ...]:
     """Return valid indices for the parts of a sparse tensor that contain indices, in their order; an empty tuple for
     other tensors.
+
+    generator : source of random numbers
     """
     match spec.made_of:
         case Coo():

@@ -239,6 +239,7 @@ class ModeOptions:
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:
         """Raise `UserError` if a mode is unknown, lacks a package or does not support the options.
 
+        tuning : options of the search for faster code
         in_graph : True if runs are captured as CUDA graphs for timing (`--exec-mode graph`)
         """
         graphs = [name for name in self.all_names if runs_graphs(name)]

@@ -87,8 +87,8 @@ def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call on the stream of the capture. In the last run, torch raises an error if the call waits for the
-    device, because waiting would make this capture and later ones fail.
+    """Run the call with the arguments `example` on the stream of the capture. In the last run, torch raises an error if
+    the call waits for the device, because waiting would make this capture and later ones fail.
     """
     import torch
 

@@ -114,6 +114,9 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
 def _name(target: Any, tuning: Tuning) -> str:
     """Return the file name of a compiled library, which contains everything that affects its code except the call and
     the versions.
+
+    target : TVM's description of the device
+    tuning : how faster code was searched for
     """
     processor = target.attrs.get("mcpu") or target.attrs.get("arch")
     cores = target.attrs.get("num-cores", 0)
@@ -121,7 +124,7 @@ def _name(target: Any, tuning: Tuning) -> str:
 
 
 def _keep(executable: Any, path: Path) -> None:
-    """Write a compiled library to a file; do nothing if there is no C compiler to link it."""
+    """Write a compiled library (`executable`) to a file; do nothing if there is no C compiler to link it."""
     whole = path.with_name(f"{path.name}.{os.getpid()}.so")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

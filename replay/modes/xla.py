@@ -108,8 +108,8 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:
-    """Set the `dtype` argument of operators that rely on torch's default dtype, because jax has another default in
-    64-bit mode.
+    """Set the `dtype` argument of those operators in the graph that rely on torch's default dtype, because jax has
+    another default in 64-bit mode.
     """
     import torch
 

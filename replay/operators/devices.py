@@ -124,8 +124,8 @@ def current_stream(device: str) -> Any:
 
 
 def delay(device: str, duration_us: float) -> None:
-    """Keep the current stream of a device busy for a time, so that the host can enqueue work ahead; do nothing on
-    devices without such a kernel.
+    """Keep the current stream of a device busy for `duration_us`, so that the host can enqueue work ahead; do nothing
+    on devices without such a kernel.
     """
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:

@@ -173,7 +173,11 @@ class _LogSums:
 
 
 def _choice(call: Call, device: str, shares_heads: bool, wants_gradients: bool) -> SDPBackend:
-    """Return the kind of attention kernel that torch chooses for these arguments on a device."""
+    """Return the kind of attention kernel that torch chooses for these arguments on a device.
+
+    shares_heads : True if several query heads share a key head
+    wants_gradients : True if gradients are computed even if the recorded arguments require none
+    """
 
     def empty(spec: TensorSpec) -> torch.Tensor:
         made = torch.empty_strided(spec.shape, spec.stride or (), dtype=spec.dtype, device=device)
@@ -215,7 +219,9 @@ _NORMS = [f"native_{kind}_norm{ending}" for kind in ("layer", "group") for endin
 
 def _norm(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> _Conversion | None:
     """Convert a normalization of 16-bit floats whose mean and variance have another dtype on the device: 16 bits on the
-    CPU, 32 bits with CUDA.
+    CPU, 32 bits with CUDA. Return None if no conversion is needed.
+
+    outputs : recorded results
     """
     dtype, weight = call["input"].dtype, call["weight"]
     if dtype.itemsize != 2 or not outputs or torch.device(device).type not in ("cpu", "cuda"):

@@ -249,6 +249,8 @@ def _find_kernel(name: str, extensions: Collection[str]) -> Any:
 def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
     """Return (function, module name, function name) for a name such as `module:function`; the function is None if the
     trusted module lacks it.
+
+    extensions : trusted modules and files, the only ones that are imported
     """
     match = _FUNCTION.fullmatch(name)
     if match is None:

@@ -78,8 +78,8 @@ def release_memory(device: str) -> None:
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the number of bytes of all tensors in nested lists, tuples and dicts; a tensor that occurs twice counts
-    twice.
+    """Return the number of bytes of all tensors in `tree`, nested lists, tuples and dicts; a tensor that occurs twice
+    counts twice.
 
     Elements that an expanded tensor repeats count once.
     """

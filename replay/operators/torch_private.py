@@ -76,7 +76,7 @@ _key_of_device = _places.take(
 
 
 def has_kernel_on(function: Any, kind: str) -> bool:
-    """Return True if an operator has a kernel for a device type, such as `cuda`."""
+    """Return True if an operator has a kernel for a device type (`kind`), such as `cuda`."""
     name, key = function.name(), _key_of_device(kind)
     # this one has a kernel for all devices, which raises
     if "_overrideable" in name:

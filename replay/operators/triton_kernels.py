@@ -23,7 +23,9 @@ FindKernel = Callable[[str], Any]
 
 
 def kernel_in(thing: Any) -> Any:
-    """Return the Triton kernel that autotuners and heuristics wrap, or None if an object contains no kernel."""
+    """Return the Triton kernel in an object, from which wrappers such as autotuners and heuristics are removed; None if
+    the object contains no kernel.
+    """
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None

@@ -149,8 +149,9 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
-    """Return what a plot of these runs is to show.
+    """Return what a plot of the given kind, such as `modes`, is to show of these runs.
 
+    choices : the user's choice of rows, title and axes
     Raises `UserError` in the same cases as `check_choices`, or if no row is selected.
     """
     check_choices(kind, len(runs), choices)
@@ -165,14 +166,19 @@ def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices)
 
 
 def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of a plot, drawn in matplotlib's current style; raise `UserError` if there is
+    """Return the figure of a plot of the given kind, drawn in matplotlib's current style; raise `UserError` if there is
     nothing to draw.
+
+    choices : the user's choice of rows, title and axes
     """
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 
 
 def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of the first kind of plot that can show these runs: `modes`, `scaling`, or else `operators`."""
+    """Return the figure of the first kind of plot that can show these runs: `modes`, `scaling`, or else `operators`.
+
+    choices : the user's choice of rows, title and axes
+    """
     *special, usual = FITTING
     for kind in special:
         with suppress(UserError):
@@ -193,8 +199,8 @@ def _is_selected(row: Result, choices: PlotChoices) -> bool:
 
 
 def _title(kind: str, runs: Mapping[str, PlottedRun]) -> str:
-    """Return the default title with trace, machine and torch version; for a roofline only the trace, because the plot
-    itself names the machine.
+    """Return the default title with trace, machine and torch version; for the kind `roofline` only the trace, because
+    the plot itself names the machine.
     """
     headers = [run.header for run in runs.values()]
     traces = dict.fromkeys(str(header.get("trace", "")) for header in headers)

@@ -167,7 +167,7 @@ def _draw_series(axes: Axes, place: int, name: str, offset: float, groups: Seque
 
 
 def _scale(axes: Axes) -> None:
-    """Give an axis a logarithmic scale with plain numbers as labels, so that 2 and 1/2 are equally far from 1."""
+    """Give the x axis a logarithmic scale with plain numbers as labels, so that 2 and 1/2 are equally far from 1."""
     from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")
@@ -227,7 +227,7 @@ def _moment(name: str, run: PlottedRun) -> datetime:
 
 
 def _total(rows: list[Result], name: str, common: set[object]) -> float:
-    """Return the sum of a time column in us over all calls or, if there is a single case, the time of one call."""
+    """Return the sum of a time column in us over all calls or, with a single case in `common`, the time of one call."""
     if len(common) == 1:
         return float(getattr(rows[0], name) or rows[0].median_us or 0.0)
     return fsum(max(row.count, 1) * (getattr(row, name) or row.median_us or 0.0) for row in rows)
@@ -284,7 +284,7 @@ def _varied(rows: list[Result]) -> str:
 
 
 def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], column: str) -> list[int]:
-    """Draw the cases that were timed at all values of a column; return these values (none if no case was)."""
+    """Draw series number `place`: cases timed at all values of `column`; return these values (none if no case was)."""
     import numpy as np
 
     by_case: dict[Any, dict[int, float]] = {}
@@ -356,7 +356,7 @@ def draw_shapes(request: PlotRequest) -> Figure:
 
 
 def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], column: str) -> None:
-    """Draw the points of a series, even if it has none, because the first panel's legend lists all series."""
+    """Draw the medians of series number `place` over `column`, even if it has none: the legend lists all series."""
     style = marked(place) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
     medians = [row.median_us or 0.0 for row in rows]
     bands = [_band(row) for row in rows]

@@ -55,7 +55,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the header of a result file from the fields that the file contains.
+    """Return the header of a result file from the fields that the file contains (`facts`).
 
     Raises `UserError` if a field has the wrong type.
     """
@@ -80,6 +80,8 @@ def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
     """Return the values in a column of a result file, checked against the column's declaration; None for empty ones.
 
+    about : declaration of the column
+    cells : contents of the column
     Raises `UserError` if a value does not match the declaration.
     """
     plain = cells.astype(object)
@@ -171,7 +173,9 @@ def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
 
 
 def _as_unicode(cell: Any) -> Any:
-    """Return a value as valid Unicode: lone surrogates, which an untrusted name can contain, are escaped."""
+    """Return the value of a cell as valid Unicode: lone surrogates, which an untrusted name can contain,
+    are escaped.
+    """
     if not isinstance(cell, str) or cell.isascii():
         return cell
     return cell.encode(errors="backslashreplace").decode()

@@ -243,7 +243,10 @@ def _has(about: Column, result: Result) -> bool:
 
 
 def _added(about: Column, result: Result) -> str:
-    """Return the text that a table shows for a row in a column that an analysis added."""
+    """Return the text that a table shows for a row in a column that an analysis added.
+
+    about : declaration of the column
+    """
     cell = result.added.get(about.name)
     if about.unit == "us":
         return _number(cell)

@@ -1,4 +1,6 @@
-"""Ratios between rows, groups of rows, timing clusters of rows, and the combination of repeats."""
+"""Functions over result rows: their ratios to a reference row, their shares in groups such as modules, the times of
+their timing clusters (calls of one signature with similar times), and one row that combines the repeats of a case.
+"""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ class Result:
 
     @classmethod
     def from_plain(cls, cells: Mapping[str, Any]) -> Result:
-        """Return the row with these values by column name, which may include columns of analyses."""
+        """Return the row that has the values `cells`, by column name, which may include columns of analyses."""
         core = {name: cell for name, cell in cells.items() if name in CORE}
         added = {name: cell for name, cell in cells.items() if name not in CORE and cell is not None}
         return cls(**core, added=added)
@@ -300,7 +300,7 @@ class Result:
         return known or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
 
     def adding(self, part: Columns) -> Result:
-        """Return a copy of the row with the columns of an analysis added."""
+        """Return a copy of the row with the columns of an analysis (`part`) added."""
         return replace(self, added={**self.added, **asdict(part)})
 
 

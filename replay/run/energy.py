@@ -185,7 +185,10 @@ def open_meter(device: str) -> Meter:
 
 
 def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
-    """Return how many runs of a call take `BLOCK_S` seconds together."""
+    """Return how many runs of a call take `BLOCK_S` seconds together.
+
+    wait : function that waits until the device is idle
+    """
     count = 1
     while True:
         began = perf_counter()
@@ -199,7 +202,12 @@ def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
 
 
 def _total_mj(before: float | None, after: float | None, powers_mw: Sequence[float], elapsed_s: float) -> float | None:
-    """Return the energy in mJ between two counter values or, without a counter, from mean power and time."""
+    """Return the energy in mJ between two counter values or, without a counter, from mean power and time.
+
+    before, after : values of the counter in mJ; None without a counter
+    powers_mw : measured powers in mW
+    elapsed_s : time between the two values in s
+    """
     if before is not None and after is not None:
         return after - before
     return fmean(powers_mw) * elapsed_s if powers_mw else None

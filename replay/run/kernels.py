@@ -74,7 +74,7 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
 
 
 def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
-    """Return the name of the dtype in which a row's case computes: TF32 for float32 if its torch settings
+    """Return the name of the dtype in which a row's case computes: TF32 for float32 if its torch settings (`context`)
     allow this.
     """
     from opgrip.platform.precisions import is_tf32

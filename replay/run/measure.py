@@ -46,8 +46,8 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
 
     Failing subjects are left out; the result is empty if the counters cannot be read.
 
-    number : number of the case
-    groups : groups that contain the subjects
+    number, groups : number of the case, and groups that contain the subjects
+    announce : function called with the numbers of case and row before each measurement
     """
     wait = synchronizer(workload.device)
     energy_of_subject: dict[int, Energy] = {}
@@ -225,7 +225,7 @@ def _groups_with(
     announce: Announce,
     without: Collection[int],
 ) -> list[SubjectGroup]:
-    """Return the subjects (calls to time) of all rows with the cache state `cache`, grouped by torch settings."""
+    """Return the subjects of all rows with the cache state `cache`, by torch settings; parameters as in `_around`."""
     rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
     around = _around(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
     return _groups(rows, workload, surroundings, around)
@@ -262,6 +262,7 @@ def _around(
     """Return the subjects of the measured cases and of all calls that precede them in the program, by case number.
 
     rows : measured cases with their prepared rows
+    surroundings, announce : the preceding calls, and function called before each of them is prepared
     without : numbers of cases that do not run as preceding calls
     """
     subject_of_case = {
@@ -295,9 +296,7 @@ def _around(
 
 
 def _eviction(case: Case, flush: Function, workload: Workload) -> Subject:
-    """Return a subject that replaces a preceding call whose arguments do not fit into memory: it evicts the caches, as
-    the call would do.
-    """
+    """Return a subject that evicts the caches, instead of a preceding call whose arguments do not fit into memory."""
     return Subject(case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0)
 
 
@@ -334,8 +333,8 @@ def _fill_rows(
 ) -> Iterator[Result]:
     """Yield the rows of one case with their measured values.
 
-    concurrent_runs : times of subjects that ran concurrently, by `id(subject)`
-    energies : energy of one run, by `id(subject)`
+    concurrent_runs, energies : times of subjects that ran concurrently and energy of one run, by `id(subject)`
+    prepared, clocks : the rows with their subjects, and the GPU's clock and throttling during the runs
     """
     for variant, row, subject in prepared:
         clock_mhz, throttled = clocks.of_row(row.case, variant.number)
@@ -357,8 +356,9 @@ def _fill_rows(
 
 
 def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
-    """Return the rows of a case with their ratios to the reference mode: of the medians, and percentiles over paired
-    runs.
+    """Return a case's rows with their ratios to the reference mode: of medians, and percentiles over paired runs.
+
+    prepared : the same rows with their subjects, whose runs are paired
     """
     compared = []
     for place, row in enumerate(with_ratios(rows, reference)):

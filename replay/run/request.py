@@ -291,7 +291,7 @@ def _shards_of(count: int) -> str:
 
 
 def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
-    """Return the cases that belong to a shard, without changing their order."""
+    """Return the cases that belong to a shard (`part`), without changing their order."""
     # sort by number, which is the order of first calls: neighbours share their preceding calls
     in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
     selected = part.select([cost_us(cases[place], workload) for place in in_program])

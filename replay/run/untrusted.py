@@ -110,7 +110,7 @@ class UntrustedProcess:
         self._stopped = [*others, self._leaf]
 
     def read(self, address: int, size: int) -> Tensor:
-        """Return a copy of a part of the process's memory, (size,) uint8."""
+        """Return a copy of `size` bytes of the process's memory from `address` on, (size,) uint8."""
         data = bytearray(size)
         view, done = memoryview(data), 0
         try:
@@ -190,7 +190,7 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """Return the processes that a process and its children started, children first."""
+    """Return the ids of the processes that the process `pid` and its children started, children first."""
     found: list[int] = []
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -363,7 +363,8 @@ def _shared(process: UntrustedProcess, offset: int, size: int) -> Tensor:
 
 
 def _leaf(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
-    """Return arguments with specs in place of tensors, whose memory is added to `storages`.
+    """Return arguments, a tree of lists, tuples and dicts, with specs in place of tensors, whose memory is added to
+    `storages`.
 
     Raises `Unsupported` for arguments that cannot be passed to another process.
     """

@@ -72,7 +72,11 @@ class UntrustedSubject(Subject):
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run by the process's clock, bounded by this process's, and check the results of some runs."""
+        """Time one run by the other process's clock, and check the results of some runs. The parameters have no effect.
+
+        The time is increased if requests of this call take longer, outside the reported time, than those of the
+        operator.
+        """
         stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         began = perf_counter_ns()
         try:
@@ -97,7 +101,10 @@ class UntrustedSubject(Subject):
         return float(run.run_ns + max(outside_ns - inside_ns - (1 + MARGIN) * usual_ns, 0))
 
     def _compare(self, inputs: Inputs, run: UntrustedRun) -> None:
-        """Raise `WrongResultError` if the last run's results are wrong."""
+        """Raise `WrongResultError` if the results of `run`, the last run, are wrong.
+
+        inputs : arguments with which it ran; changes of their values are undone
+        """
         assert self.check is not None, "only candidates are compared"
         before = [storage.clone() for storage in inputs.storages]
         outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.call.results(run)]
@@ -123,7 +130,10 @@ class UntrustedSubject(Subject):
 
 
 def untrusted_call(case: Case, variant: Variant, workload: Workload) -> UntrustedCall:
-    """Return the call of a candidate, or of the operator that it is compared with, in another process."""
+    """Return the call of a candidate, or of the operator that it is compared with, in another process.
+
+    variant : mode and settings of the row; the mode decides which of the two is called
+    """
     if case.operator is not None:
         raise Unsupported("--untrusted judges candidates for operators, not for functions")
     candidate = workload.candidates.find(case.op)
@@ -146,7 +156,10 @@ def untrusted_subject(
 ) -> Subject:
     """Return the subject that times a call in another process.
 
-    draw : returns inputs for a signature, with values by a seed
+    operator : operator that returns the correct results
+    inputs : arguments of each input set
+    draw : function that returns inputs for a signature, with values drawn for a seed
+    besides_ns : times in ns of the operator's requests in addition to its runs
     """
     signatures: Sequence[Signature] = (case.signature, *case.input_sets)
     tolerance = call.workload.request.tolerance

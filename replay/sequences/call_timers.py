@@ -172,7 +172,11 @@ class Slowdown:
         self._reset()
 
     def check(self) -> None:
-        """Count a call, and check the processor if a check is due or if other processes were seen recently."""
+        """Count a call. If the last full check was `CHECK_NS` ago, check whether the processor was slowed down and
+        whether other processes used the cores; for a while after others used them, check the latter at every call.
+
+        The properties return what the checks found.
+        """
         self._calls += 1
         now = perf_counter_ns()
         if now - self._paced_ns >= CHECK_NS:

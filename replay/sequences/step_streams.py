@@ -99,7 +99,11 @@ def _actions(
 
 
 def _recorded(trace: Trace, numbers: Mapping[tuple[str, int], int]) -> list[tuple[int, Action]]:
-    """Return (time in ns, action) of the recorded waits, and of the marks for which they wait, in order of time."""
+    """Return (time in ns, action) of the recorded waits of one stream for another, and of the marks, the points in the
+    other stream for which they wait, in order of time.
+
+    numbers : number of each stream in the replay, by (device, stream in the trace); waits of other streams are left out
+    """
     actions: list[tuple[int, Action]] = []
     for mark, wait in enumerate(trace.waits):
         own, other = numbers.get((wait.device, wait.stream)), numbers.get((wait.on_device, wait.on_stream))

@@ -162,7 +162,9 @@ class Worker:
 
 
 def _show_printed(printed: Sequence[str]) -> None:
-    """Print the first of these lines, which candidates have printed, to stderr."""
+    """Print to stderr the first `MOST_LINES` of the lines that candidates have printed, and the number of further
+    lines.
+    """
     if printed:
         shown = [f"  {printable(shorten(line, LONGEST_LINE))}" for line in printed[:MOST_LINES]]
         more = [f"  and {len(printed) - MOST_LINES:,} more lines"] if len(printed) > MOST_LINES else []

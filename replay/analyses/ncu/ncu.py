@@ -181,7 +181,7 @@ def profile_rows(
 
 
 def json_of(ncu: Ncu) -> dict[str, object]:
-    """Return the settings that must be unchanged for a run to be resumed, as JSON."""
+    """Return the settings of ncu that must be unchanged for a run to be resumed, as JSON."""
     options = asdict(ncu)
     for place in ("binary", "report", "command"):
         del options[place]
@@ -205,7 +205,10 @@ def _batch_with_what_there_is(
     metrics.
 
     rows, number : rows and number of the batch
+    ncu : how to run ncu, and the metrics to measure
+    timeout_s : time limit of a case without ncu, in s
     everything : rows of all batches
+    say : function that prints a line for the user
     Raises `UserError` if the missing metric was requested by its name and not as part of a set.
     """
     try:
@@ -291,6 +294,8 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
 def _reason(said: str, status: int) -> str:
     """Return why an ncu process wrote no report: the errors in its output, the last lines of other output, or its exit
     status.
+
+    said : all that the process printed
     """
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):

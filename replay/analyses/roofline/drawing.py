@@ -53,7 +53,8 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """List the operators that take most time below the plots, numbered from 1; return the number of each operator.
+    """List the operators that take most time below the plots of a figure, numbered from 1; return the number of each
+    operator.
 
     total : time of all rows in us
     """
@@ -85,7 +86,7 @@ Dot = tuple[float, float, Result]
 
 
 def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
-    """Draw a dot for each case, large dots first, so that no dot hides a smaller one.
+    """Draw a dot for each case on the axes of a plot, large dots first, so that no dot hides a smaller one.
 
     dots : (x, y, row) of each dot
     total : time in us for which a dot has the largest area
@@ -205,8 +206,11 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
 
 
 def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
-    """Return the peak rate in Gflop/s of each dtype that the rows compute in, highest first; of float32 if none is
-    known.
+    """Return the machine's peak rate in Gflop/s of each dtype that the rows compute in, highest first; of float32 if
+    none is known.
+
+    ceilings : peak rates and bandwidths of the machine
+    threads : number of threads to which the rates apply
     """
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
     if "float32" in dtypes:
@@ -216,8 +220,11 @@ def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str
 
 
 def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
-    """Plot the time of calls over the bytes that they move; calls that move no bytes are in a separate lane on the
-    left.
+    """Plot the time of calls over the bytes that they move, and lines for the shortest times that launches and memory
+    allow; calls that move no bytes are in a separate lane on the left.
+
+    ceilings : peak bandwidths and launch times of the machine
+    threads : number of threads to which the bandwidths apply
     """
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)

@@ -95,7 +95,9 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
 
 
 def products_of(kind: str) -> dict[str, MatrixProduct]:
-    """Return the matrix products to measure on a device type, by the name of the dtype in which they compute."""
+    """Return the matrix products to measure on a device type such as `cuda`, by the name of the dtype in which they
+    compute.
+    """
     if kind == "cpu":
         return PRODUCTS
     return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS
@@ -167,7 +169,10 @@ def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor,
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:
-    """Return the mean time in us to launch an operator, over many launches in a row without waiting for each."""
+    """Return the mean time in us to launch an operator, over many launches in a row without waiting for each.
+
+    function, one : the operator and its argument
+    """
     wait = synchronizer(device)
 
     def run() -> None:

@@ -119,7 +119,7 @@ class TraceSource:
 
 
 def _add_content(digest: hashlib.blake2b, path: Path) -> None:
-    """Add the content of a file to a hash piece by piece, because a long trace may be larger than memory."""
+    """Add the content of a file to the hash `digest` piece by piece, because a long trace may be larger than memory."""
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)

@@ -57,7 +57,7 @@ def folders_in(target: Path) -> list[Path]:
 
 
 def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
-    """Return the samples in all given folders without loading their code; raise `UserError` if a folder
+    """Return the samples in all target folders without loading their code; raise `UserError` if a folder
     contains none.
     """
     samples = []

@@ -68,7 +68,7 @@ def platform_of(place: torch.device) -> str:
 
 
 def _set_platform(place: torch.device) -> None:
-    """Let jax use only this device's platform, without preallocating memory.
+    """Let jax use only the platform of the torch device `place`, without preallocating memory.
 
     By default, jax would take three quarters of the memory of every GPU.
     """
@@ -172,6 +172,7 @@ class TensorCall(nn.Module):
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:
     """Return the program that torch.export makes from a call, and the module that was exported.
 
+    in_place : True to write into the arguments, as the call does; False to write into copies
     Raises `Unsupported` if the call takes or returns no tensor, or writes into memory that its arguments share.
     """
     call = TensorCall(task, in_place)

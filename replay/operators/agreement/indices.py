@@ -74,7 +74,10 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    """Return regions of interest, (N, 5), whose image index in the first column is clamped to the batch."""
+    """Return regions of interest (`rois`), (N, 5), whose image index in the first column is clamped to the batch.
+
+    call : arguments of the call by name, from which the batch size is taken
+    """
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
