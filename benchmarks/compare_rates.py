@@ -135,7 +135,10 @@ def burners(count: int) -> Iterator[None]:
 
 
 def compared(runs: Mapping[str, Sequence[Results]]) -> Iterator[dict[str, Any]]:
-    """Yield the outcomes of the gate by load and slowdown."""
+    """Yield a row for each load and slowdown, with how often the gate failed, did not decide and passed.
+
+    runs : results of replays, by number of other busy processes; `REAL` for runs without vector instructions
+    """
     idle = runs["0"]
     for count, factor in product(BURNERS, SLOWDOWNS):
         loaded = runs[str(count)]

@@ -93,7 +93,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def texts_of(check: Mapping[str, object], folder: Path) -> dict[str, str]:
-    """Return the texts of the archive, by name, without names of the user and the host."""
+    """Return the texts of the archive, by file name, without names of the user and the host.
+
+    check : content of `check.json`
+    folder : folder with the output of each step, as `.txt`
+    """
     texts = {"check.json": without_names(json.dumps(check, indent=1, default=str))}
     for log in sorted(folder.glob("*.txt")):
         texts[f"logs/{log.name}"] = without_names(log.read_bytes()[-MOST_LOG_BYTES:].decode(errors="replace"))

@@ -59,7 +59,7 @@ class Reading:
 
     Attributes
     ----------
-    of : kind of file
+    of : kind of file that it reads
     code : Python that reads the file whose name is its first argument
     arguments : further arguments; `FILE` is replaced by the file
     """
@@ -152,7 +152,11 @@ def record(folder: Path) -> dict[str, Path]:
 
 
 def add_rows(table: Table, name: str, sources: dict[str, Path], args: Any) -> None:
-    """Measure one way to read at each length, up to the first that fails."""
+    """Add a row to a table for each length of file that the reading named `name` is measured on.
+
+    sources : short file of each kind, whose calls are repeated
+    args : parsed options of the benchmark
+    """
     reading = READINGS[name]
     source = sources[reading.of]
     idle = min((measure(reading, source, args.most_mb) for _ in range(2)), key=lambda cost: cost.seconds if cost else 0)

@@ -117,7 +117,10 @@ def transformer() -> nn.Module:
 
 
 def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]:
-    """Return the relative processor time of steps under a budget, the number of recorded steps, and of all steps.
+    """Return the processor time of steps under a budget, divided by that of unobserved steps; the number of recorded
+    steps, and of all observed steps.
+
+    share, seconds : value of `max_overhead`, and approximate duration of the measurement
 
     Steps that the capture sees alternate with the same number that it does not see and whose time does not
     count towards the budget, so that both run on the same machine state.
@@ -157,7 +160,10 @@ def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]
 
 
 def trigger(path: Path, **extent: Any) -> dict[str, Any]:
-    """Return the answer of a finished recording."""
+    """Record to `path`, wait for the end, and return the facts about the recording.
+
+    extent : how much to record, as arguments of `opgrip.capture.trigger`
+    """
     asked = opgrip.capture.trigger(path, **extent)
     asked.wait()
     if asked.result is None or asked.problem is not None:

@@ -26,7 +26,9 @@ Arguments = ParamSpec("Arguments")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Processor time so far in s: available, used by anything, and used by this process."""
+    """Processor time in s since the machine started: `whole_s` in all, `busy_s` used by any process, and `own_s` used
+    by this process.
+    """
 
     whole_s: float
     busy_s: float
@@ -34,11 +36,11 @@ class Usage:
 
     @classmethod
     def now(cls, more_s: float = 0.0) -> Usage:
-        """Return the kernel's counters; time taken by a hypervisor counts as used.
+        """Return the current values of the kernel's counters; time taken by a hypervisor counts as used.
 
         Parameters
         ----------
-        more_s : time of processes that belong to this one but are not its ended children
+        more_s : time in s to add to `own_s`, of processes that belong to this one but are not its ended children
         """
         first = STAT.read_text(encoding="ascii").splitlines()[0]
         user, nice, system, idle, waiting, *rest = (int(word) / os.sysconf("SC_CLK_TCK") for word in first.split()[1:9])
@@ -66,11 +68,11 @@ class Part(Generic[Value]):
 
     @property
     def is_disturbed(self) -> bool:
-        """Return True if other processes took too much for times to be meaningful."""
+        """Return True if other processes used so much processor time that the part's times are not meaningful."""
         return self.others >= MOST_BY_OTHERS
 
     def figure(self, text: str) -> str:
-        """Return `text`, a figure from this part's times, or a replacement if the part was disturbed."""
+        """Return `text`, a figure computed from this part's times, or `DISTURBED` if the part was disturbed."""
         return DISTURBED if self.is_disturbed else text
 
     def __str__(self) -> str:
@@ -80,10 +82,11 @@ class Part(Generic[Value]):
 def measure_part(
     part: Callable[[], Value], tries: int = TRIES, usage_now: Callable[[], Usage] = Usage.now
 ) -> Part[Value]:
-    """Measure a part of a benchmark, repeating it if it is disturbed; return the quietest try.
+    """Measure a part of a benchmark, again if other programs disturb it; return the least disturbed try.
 
     Parameters
     ----------
+    part : function that runs the part and returns its result
     tries : maximum number of tries
     usage_now : function that reads the processors' counters
     """
@@ -107,7 +110,7 @@ def in_a_process(function: Callable[Arguments, Value], *args: Arguments.args, **
 
 
 def are_too_few(rounds: Sequence[object], requested: int) -> bool:
-    """Return True if so many rounds are disturbed that the others are not representative."""
+    """Return True if `rounds`, the undisturbed ones, are less than half of the `requested` number of rounds."""
     return 2 * len(rounds) < requested
 
 

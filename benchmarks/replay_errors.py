@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def named_rows(paths: list[Path]) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Yield the rows of results, by name: of the given files, or of the kept replays."""
+    """Yield the name and the rows of each results file in `paths`, or of the replays in the archive `KEPT` if empty."""
     for path in paths:
         yield path.name, _frame(json.loads(path.read_text(encoding="utf-8")))
     if not paths:

@@ -81,7 +81,12 @@ def main() -> None:
 
 
 def measure(name: str, steps: int, threads: int, device: str) -> tuple[list[Row], pd.DataFrame | None] | None:
-    """Return a program's rows and, if certain, its signatures with the largest errors; None if not installed."""
+    """Return the table rows of a program, and its signatures in order of decreasing error.
+
+    The signatures are None if other programs disturbed the replay. Return None if the program is not installed.
+
+    steps, threads : number of recorded steps, and number of torch's threads
+    """
     torch.set_num_threads(threads)
     make = partial(make_on, device, REPLAYED[name])
     if make() is None:
@@ -108,14 +113,21 @@ def measure(name: str, steps: int, threads: int, device: str) -> tuple[list[Row]
 
 
 def _load_program(make: Callable[[], Workload | None], path: Path, steps: int) -> Trace:
-    """Return the trace of an installed program."""
+    """Return a trace of `steps` steps of an installed program, which is written to `path`.
+
+    make : returns a new instance of the program
+    """
     path.unlink(missing_ok=True)
     capture_program(make, path, steps)
     return load(path)
 
 
 def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:
-    """Return a cell with the step replay's total divided by the program's."""
+    """Return a cell with the total time of a step replay divided by that of the same operators in the program.
+
+    sequence : results of the step replay
+    alone_ms : time of the operators in the program without a capture
+    """
     replayed_ms = sequence.value.header["sequence"]["replayed_ms"]
     if replayed_ms is None:
         return "contended"
@@ -180,12 +192,18 @@ def _without_values(form: object) -> object:
 
 
 def replay_trace(path: Path, kinds: Sequence[str], **options: Any) -> pd.DataFrame:
-    """Return the results of a trace with each kind of values, in terms of `opreplay`'s options."""
+    """Return the results of replays of a trace, one with each value of `--values` in `kinds`.
+
+    options : other options of `opreplay`
+    """
     return pd.concat([replay(path, values=kind, **options).frame for kind in kinds], ignore_index=True)
 
 
 def _row_of_floor(name: str, trace: Trace, captured: pd.DataFrame, second: Part[Trace]) -> tuple[Row, Part[float]]:
-    """Return the row of a second capture, and the noise floor."""
+    """Return the table row of a second capture, and the noise floor, which is the error of its times.
+
+    trace, captured : first capture, and its median times by signature
+    """
     floor, missing = noise_floor(captured, times_by_first(trace, second.value))
     what = "second capture" + (f" ({missing} not met again)" if missing else "")
     numbers = f"{len(trace.own_calls):,}", f"{len(captured):,}"
@@ -209,19 +227,30 @@ def count_faithful(rows: pd.DataFrame) -> tuple[int, int]:
 
 
 def noise_floor(captured: pd.DataFrame, again: pd.Series) -> tuple[float, int]:
-    """Return the weighted error of a second capture's times, and the number of signatures that it lacks."""
+    """Return the weighted error of a second capture's times, and the number of signatures that it lacks.
+
+    captured : number of calls and median time of the first capture, by signature
+    again : median times of the second capture in us, by signature of the first
+    """
     common = captured[captured.index.isin(again.index)]
     return time_error(common, again)[0], len(captured) - len(common)
 
 
 def time_error(captured: pd.DataFrame, times: pd.Series) -> tuple[float, int]:
-    """Return the weighted error of times in us, and the number of signatures without one."""
+    """Return the error of times in us, weighted by calls, and the number of signatures that have no time.
+
+    captured : number of calls and median captured time of each signature
+    times : times to compare, by signature
+    """
     off = (times.reindex(captured.index).fillna(0.0) - captured["us"]).abs() * captured["count"]
     return float(off.sum() / (captured["us"] * captured["count"]).sum()), len(captured.index.difference(times.index))
 
 
 def _worst(captured: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the signatures in order of decreasing error."""
+    """Return the rows of a replay in order of decreasing error, in us over all calls.
+
+    captured : number of calls and median captured time of each signature
+    """
     recorded = rows.set_index("case")
     recorded["off"] = (recorded["median_us"] - captured["us"]) * captured["count"]
     worst = recorded.reindex(recorded["off"].abs().sort_values(ascending=False).index)

@@ -62,7 +62,11 @@ def configured() -> list[tuple[Sample, str]]:
 def measured(
     modes: tuple[str, ...], without: Collection[int], jobs: int, compile_only: bool
 ) -> Iterator[dict[str, Any]]:
-    """Return the rows of the cases that are not left out."""
+    """Yield the rows of the cases that are not left out; none with `compile_only`.
+
+    without : numbers of the cases to leave out
+    jobs : number of processes that compile
+    """
     request = request_with(SHIPPED, mode=modes, threads=1, cache=WARM, budget=1.0, timeout=TIMEOUT_S)
     workload = load_workload(request)
     ready_results = make_ahead(workload, rows_ahead(workload, without), jobs)

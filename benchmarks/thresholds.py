@@ -60,7 +60,8 @@ class Outcome:
 
     Attributes
     ----------
-    rounds : empty if it was not measured, for the reason `why`
+    rounds : measured quantities of each round; empty if the figure was not measured
+    why : reason why the figure was not measured, or empty
     """
 
     figure: Figure

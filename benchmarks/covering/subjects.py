@@ -30,10 +30,10 @@ class Subject:
 
     Attributes
     ----------
-    name : the folder of its config, or its architecture
+    name : folder of the model's config, or its architecture
     models : values of `opcapture --model`, tried in turn
-    cfg_options : as for `opcapture`
-    settings : of inputs, tried in turn
+    cfg_options : settings of `opcapture --cfg-options`
+    settings : sizes and batch sizes of the inputs, tried in turn
     """
 
     library: str

@@ -69,7 +69,10 @@ def print_summary(outcomes: Sequence[Outcome]) -> None:
 
 
 def summary(outcomes: Sequence[Outcome], models: Mapping[str, int] | None = None) -> Iterator[tuple[object, ...]]:
-    """Yield for each library the number of models that run, are captured completely, and replay."""
+    """Yield for each library and run the number of models that run, are captured completely, and replay.
+
+    models : number of available models by library; None to leave it out
+    """
     for library, run in dict.fromkeys((item["library"], item["run"]) for item in outcomes):
         items = [item for item in outcomes if (item["library"], item["run"]) == (library, run)]
         replayed = [item["replayed"] for item in items if "replayed" in item]
@@ -82,10 +85,11 @@ def summary(outcomes: Sequence[Outcome], models: Mapping[str, int] | None = None
 
 
 def page(outcomes: Sequence[Outcome], available: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the page of the docs.
+    """Return the text of docs/coverage.md.
 
     Parameters
     ----------
+    outcomes : outcome of each model and run
     available : for each library its `version`, and the number of its `models`
     """
     versions = ", ".join(f"{library} {about['version']}" for library, about in available.items())

@@ -86,7 +86,7 @@ def new_threshold(figure: Figure, values: Sequence[float], day: str) -> Threshol
 def lower(
     figures: Iterable[Figure], thresholds: Mapping[str, Threshold], new: Mapping[str, Threshold]
 ) -> dict[str, Threshold]:
-    """Return the thresholds in the figures' order, with new or tighter ones replaced."""
+    """Return the thresholds in the figures' order, replaced by those in `new` that are tighter or did not exist."""
     lowered = {}
     for figure in figures:
         old, other = thresholds.get(figure.name), new.get(figure.name)

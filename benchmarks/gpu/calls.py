@@ -121,7 +121,10 @@ def calls_of_many_sizes(place: Place) -> dict[str, Callable[[], object]]:
 
 
 def _times_by_clock(place: Place, device: str, name: str, run: Callable[[], object]) -> Facts:
-    """Return the times of a call, by clock."""
+    """Return the times of the call `run`, by method of measurement.
+
+    name : name of the call, which decides if it can run in a CUDA graph
+    """
     runs = SMALL_TIMED if place.is_small else TIMED
     row: Facts = {"kineto": _kernel_times(run) if place.kind == "cuda" else None}
     is_in_graph = place.kind == "cuda" and name not in NOT_IN_GRAPHS
@@ -167,7 +170,7 @@ def _kernel_times(run: Callable[[], object]) -> Facts:
 
 
 def _note_marks(place: Place) -> None:
-    """Note what two marks around a call cost a capture by events, and what reading them costs."""
+    """Note the time that a capture spends on the two events around a call, and on reading them."""
     timer, number = DeviceTimer(), count()
     timed = timer.timed(lambda: None, torch.device(with_index(place.device)), lambda: next(number))
     us = _host_us(place, timed)

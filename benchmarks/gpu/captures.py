@@ -79,7 +79,7 @@ def check_start(place: Place) -> None:
 
 
 def check_forks(place: Place) -> None:
-    """Check that a fork can initialize the device, because its parent has not."""
+    """Check that a fork of a captured program can initialize the device, because the program has not."""
     _, said = _captured_script(place, FORKING.format(device=place.device))
     expect("the child has used the device" in said, "a fork of a captured program cannot start the device")
 
@@ -111,8 +111,10 @@ def check_first_calls(place: Place) -> None:
 
 
 def check_graph(place: Place, device_time: str) -> None:
-    """Check a program that captures a graph, longer than the recording thread sleeps, and launches it: the trace has
-    the graph's calls once, each launch, and device times of both.
+    """Check the trace of a program that captures a CUDA graph, for longer than the writing thread sleeps, and launches
+    it: it has the graph's calls once, each launch, and device times of both.
+
+    device_time : option of the capture: `events` or `kernels`
     """
     module, trace = place.module, place.folder / "graph.jsonl"
     kind = graph_class(place.device)
@@ -157,7 +159,7 @@ def check_graph(place: Place, device_time: str) -> None:
 
 
 def _note_graph_records(place: Place, trace: Path) -> None:
-    """Note what the trace has of graphs: templates, launches, kernels."""
+    """Note the records of graphs in the file `trace`: calls of graphs, launches and kernels."""
     records = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
     ops = {record["id"]: record["op"] for record in records if record["type"] == "signature"}
     graphs = [record for record in records if record["type"] == "graph"]

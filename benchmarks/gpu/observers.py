@@ -60,7 +60,7 @@ def capture_program(place: Place, name: str) -> None:
 
 
 def trace_of(place: Place, name: str) -> Path:
-    """Return the path of a model's trace, by the device's own records on CUDA."""
+    """Return the path of the trace of the model `name`; on CUDA, its device times are from records of kernels."""
     return place.kept / f"{name}.jsonl"
 
 
@@ -83,8 +83,9 @@ def note_cost(
 
     Parameters
     ----------
+    observer : name of the observer in the facts
     make : returns the observer as a context manager
-    use : receives the closed observer and the number of steps
+    use : function called with the closed observer and the number of steps
     """
     place.module.reset_peak_memory_stats()
     times_ms: list[float] = []
@@ -122,7 +123,10 @@ def note_cost(
 
 
 def _capture(place: Place, step: Callable[[], object], name: str, way: str) -> None:
-    """Note the cost of a capture, and describe its trace."""
+    """Note what a capture costs the steps of the model `name`, and facts about its trace.
+
+    way : how the capture measures device times: `events` or `kernels`
+    """
     is_replayed = way == "kernels" or place.kind != "cuda"
     path = trace_of(place, name) if is_replayed else place.folder / f"{name}-{way}.jsonl"
     path.unlink(missing_ok=True)

@@ -96,9 +96,10 @@ def run_steps(
 
     Parameters
     ----------
-    place : its folder receives a folder and the output, a `.txt`, of each step
+    place : device and files; each step gets a folder in its folder, with the output in a `.txt` next to it
     most_s : time limit of all steps together, after which the others are not started
-    imports_ahead : whether the next step's process imports while a step runs; None decides by the number of cores
+    imports_ahead : True if the next step's process imports modules while a step runs; None to let the number of cores
+        decide
     """
     end = monotonic() + most_s
     if imports_ahead is None:
@@ -160,7 +161,10 @@ def run_step(step: Step, place: Place) -> Outcome:
 
 
 def main(steps: Mapping[str, Step], name: str, words: str) -> None:
-    """Run a step once a line comes from stdin, and write its outcome into its folder."""
+    """Run the step `name` when a line arrives on stdin, and write its outcome into its folder.
+
+    words : the `Place` as JSON
+    """
     end_with_parent()
     plain = json.loads(words)
     place = Place(**{**plain, "folder": Path(plain["folder"]), "facts": Path(plain["facts"])})

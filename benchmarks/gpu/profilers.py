@@ -135,7 +135,12 @@ def _need(profiler: str) -> None:
 
 
 def _expect_kernels(seen: str | None, names: dict[str, int], row: Result | None = None) -> None:
-    """Check that each kernel that a profiler names in short form is one that torch's profiler names in full."""
+    """Check that each kernel that a profiler names in short form is one that torch's profiler names in full.
+
+    seen : text with the short names; None if the profiler saw no kernels
+    names : number of runs by full name
+    row : row of the replay, for the message
+    """
     of_row = "" if row is None else f" of {row.op} {row.shapes}"
     expect(seen, f"no kernels{of_row} are seen")
     short = _short_names(seen or "")

@@ -29,7 +29,7 @@ def measure_replay(place: Place, name: str, top: int = MOST_CASES, **options: An
 
 
 def measure_mode(place: Place, name: str, mode: str, top: int) -> None:
-    """Note how a mode does on the calls with most time."""
+    """Note statuses and speed-ups of a mode on the `top` calls with the most time in the trace of the model `name`."""
     results, seconds = _replay(place, name, top=top, mode=[mode], timeout=TIMEOUT_S + 10)
     frame = results.frame
     place.note(
@@ -117,7 +117,10 @@ def _replay(place: Place, name: str, **options: Any) -> tuple[Any, float]:
 
 
 def _note_errors(place: Place, results: Any, seconds: float) -> None:
-    """Note the error of the replayed times: the mean absolute difference, weighted by captured time."""
+    """Note the error of the replayed times: the sum of absolute differences over the sum of captured times.
+
+    seconds : duration of the replay
+    """
     frame = results.frame
     ok = frame[(frame["status"] == "ok") & frame["median_us"].notna() & (frame["captured_us"] > 0)]
     captured_us = (ok["count"] * ok["captured_us"]).sum()

@@ -39,9 +39,9 @@ class Outcome:
 
     Attributes
     ----------
-    reason : one line, for a verdict that is not ok
-    facts : noted by the step, whatever its verdict
-    seconds : duration, with the imports of its process unless these ran ahead
+    reason : reason of a verdict other than ok, in one line
+    facts : numbers and texts that the step noted, whatever its verdict
+    seconds : duration of the step, with the imports of its process unless these ran before
     """
 
     name: str
@@ -57,12 +57,12 @@ class Place:
 
     Attributes
     ----------
-    device : as a user writes it, with or without an index
-    folder : that it may write into
+    device : name of the device, with or without an index
+    folder : folder that the step may write into
     top : number of cases of the shipped trace to replay
-    facts : file that receives the facts of all steps
+    facts : file to which `note` adds the facts of all steps
     step : name of the step
-    is_small : whether a measurement takes small models and few cases, as in tests
+    is_small : True if a measurement uses small models and few cases, as in tests
     """
 
     device: str
@@ -84,7 +84,7 @@ class Place:
 
     @property
     def kept(self) -> Path:
-        """Return the folder of files that other steps read and the archive receives."""
+        """Return the folder of files that later steps read and that are added to the archive."""
         return self.folder.parent / "kept"
 
     def synchronize(self) -> None:
@@ -92,7 +92,7 @@ class Place:
         self.module.synchronize()
 
     def note(self, **facts: Any) -> None:
-        """Write a line of facts to the disk at once, because the step or the machine may be ended at any time."""
+        """Add a line with these fields to the file of facts, on the disk at once, because the step may be killed."""
         note_facts(self.facts, self.step, facts)
 
 
@@ -102,11 +102,11 @@ class Step:
 
     Attributes
     ----------
-    run : notes its facts; raises `WrongError`, `NotHereError`, or any other error
-    timeout_s : time limit, after which it is wrong
-    needs_cuda : why it needs CUDA; empty if it works on any accelerator
-    least_s : remaining time with which it is still worth starting
-    modules : modules that its process imports while the step before it runs
+    run : function of the step; it notes facts, and raises `WrongError`, `NotHereError` or any other error
+    timeout_s : time limit, after which the verdict is wrong
+    needs_cuda : reason why the step needs CUDA; empty if it works on any accelerator
+    least_s : remaining time below which the step is not started
+    modules : modules that the step's process imports while the step before it runs
     """
 
     name: str
@@ -123,7 +123,7 @@ class Step:
 
 
 def note_facts(path: Path, step: str, facts: Facts) -> None:
-    """Append a line of facts to a file, and wait until it is on the disk."""
+    """Append a JSON line with the facts of the step named `step` to a file, and wait until it is on the disk."""
     line = json.dumps({"stage": step, "at": round(time.time(), 1), **facts}, default=str) + "\n"
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
@@ -135,7 +135,7 @@ def note_facts(path: Path, step: str, facts: Facts) -> None:
 
 
 def read_facts(path: Path, step: str) -> Facts:
-    """Return the facts that a step has noted; of a fact noted twice, the last."""
+    """Return the facts that the step named `step` has noted in a file; of a fact noted twice, the last."""
     facts: Facts = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         fact = json.loads(line)
@@ -152,5 +152,5 @@ def expect(condition: object, message: str) -> None:
 
 
 def expect_between(value: float, least: float, most: float, meaning: str) -> None:
-    """Raise `WrongError` if a number is missing or outside its limits."""
+    """Raise `WrongError`, which calls the number `meaning`, unless `value` is from `least` to `most`."""
     expect(least <= value <= most, f"{meaning} is {value:.4g}, not between {least:.4g} and {most:.4g}")

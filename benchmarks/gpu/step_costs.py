@@ -68,12 +68,14 @@ def _both(*makers: Callable[[], Any]) -> Iterator[None]:
 
 @contextmanager
 def _capture(place: Place, way: str, held: bool = False, values: bool = True, timed: bool = True) -> Iterator[Capture]:
-    """Capture, and note the writing thread's processor time and the parts of the capture's end.
+    """Capture the block, and note the writing thread's processor time and how long each part of the end takes.
 
     Parameters
     ----------
-    held : True to keep the thread that writes the trace from working before the end
-    values, timed : False to read no values of tensors; to measure no device time
+    way : how the capture measures device times: `events` or `kernels`
+    held : True to let the thread that writes the trace work only at the end
+    values : False to read no values of tensors
+    timed : False to measure no device times
     """
     spent: Counter[str] = Counter()
     with ExitStack() as stack:
@@ -131,7 +133,11 @@ def _note_calls(place: Place, path: Path, steps: int) -> None:
 
 
 def _note_waits(place: Place, step: Callable[[], object], observer: str, make: Callable[[], Any]) -> None:
-    """Count the waits for the device in later steps: warnings of torch about them, and calls of `synchronize`."""
+    """Count the waits for the device in steps under an observer: torch's warnings, and calls of `synchronize`.
+
+    observer : name of the observer in the facts
+    make : returns the observer as a context manager
+    """
     waits: list[int] = []
     calls: Counter[str] = Counter()
 
