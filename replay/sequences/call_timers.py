@@ -250,7 +250,9 @@ class CallProgram:
     max_rel: float | None = None
 
     def run(self, arguments: Arguments, watch: CallTimer) -> Any:
-        """Run a call and return its results; only the program is timed, not the conversion of arguments and results."""
+        """Run a call and return its results; `watch` times only the program, not the conversion of arguments and
+        results.
+        """
         assert self.program is not None, "else it runs in eager"
         args, kwargs = arguments
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
@@ -320,7 +322,9 @@ def check_mode(name: str) -> None:
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: SequenceSettings) -> CallProgram:
     """Return the program for the calls of a signature, after comparing its results with those of eager.
 
+    call : first call of the signature
     inputs : arguments with drawn values
+    settings : mode in which the program runs, device and tolerance
     An error becomes the program's status and reason; only a lost device is raised.
     """
     began = perf_counter_ns()

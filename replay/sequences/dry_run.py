@@ -156,13 +156,13 @@ class DryRun:
         return list(numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """If another pass is to be timed (`more`), restore the state before the first call and return True."""
+        """Return `more`; if it is True, restore the state before the first call, for the next pass, with `begin`."""
         if more:
             begin()
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a call that needs the other ranks together with them and return True; return False for other calls."""
+        """Run a planned call that needs other ranks with them and return True; return False for other calls."""
         return False
 
     def finish(self) -> None:
@@ -175,13 +175,13 @@ class DryRun:
             prepared.begin()
 
     def redraw(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Overwrite those arguments of a call whose values it cannot use with drawn values."""
+        """Overwrite the arguments of a call that the plan marks as `redrawn` with drawn values."""
         specs = self._interface(call).takes
         for index in plan.redrawn:
             self._drawn.write(call.takes[index], specs[index])
 
     def hand_on(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
-        """Store the results of a call for later calls; if the call is not `replayed`, store drawn values instead.
+        """Store the result of a call for later calls; if its plan is not `replayed`, store drawn values instead.
 
         Results for which no memory can be allocated raise no error, but are added to `memory.unmade`.
         """
@@ -243,9 +243,9 @@ class DryRun:
         return before != (plan.status, len(plan.redrawn))
 
     def _run_with_recorded_shapes(self, call: FlowingCall, plan: CallPlan, prepared: PreparedCall) -> Any:
-        """Run a call and return its results. While these lack the recorded shapes, draw more of its arguments.
+        """Run a prepared call and return its results. While these lack the recorded shapes, draw more of its arguments.
 
-        Masks are drawn first, then all integers, because these can determine the shapes of results.
+        Masks are drawn first, then all integers, because these can determine shapes; the plan's `redrawn` grows.
         """
         flowing = [index for index, number in enumerate(call.takes) if number != NO_STORAGE]
         specs = self._interface(call).takes

@@ -100,6 +100,7 @@ class PreparedCall:
     def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
         """Return positional and keyword arguments; indices that the operator does not check are clamped to valid ones.
 
+        memory : storages of the step, which contain the argument tensors
         takes : for each argument tensor, the number of the storage that it uses
         Raises `Unsupported` if indices cannot be clamped.
         """

@@ -76,7 +76,12 @@ class StepGraphs:
     _stream: Any = None
 
     def run(self, dry_run: DryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-        """Run and time the step once. Return the pass, and why it failed (empty if it did not)."""
+        """Run and time the step once. Return the pass, and why it failed (empty if it did not).
+
+        dry_run : the step, whose calls are ready to run
+        watch : not used, because graphs do not show the times of calls
+        slowdown : detects whether the pass was disturbed
+        """
         module, synchronize = module_of(device), synchronizer(device)
         self._stream = self._stream or module.Stream(device)
         failure, wall_ns, elapsed_ns = "", 0, 0
@@ -115,6 +120,8 @@ class StepGraphs:
     def described(self, dry_run: DryRun, result: SequenceResult) -> SequenceResult:
         """Return the result of these passes without times of single calls, which graphs do not show, and with the
         number of graphs.
+
+        dry_run : the step that was run
         """
         if result.failure:
             return result
@@ -128,8 +135,9 @@ class StepGraphs:
         )
 
     def _rows(self, dry_run: DryRun, rows: tuple[SignatureTimes, ...]) -> Iterator[SignatureTimes]:
-        """Yield the rows without times, each with a note that says whether its calls ran in a graph or
-        between graphs.
+        """Yield the rows without times, each with a note that says whether its calls ran in a graph or between graphs.
+
+        dry_run : the step, by which the calls between graphs are found
         """
         between: dict[int, int] = {}
         for place in self.breaks:
@@ -144,7 +152,7 @@ class StepGraphs:
             )
 
     def _capture(self, dry_run: DryRun, device: str) -> None:
-        """Run all calls of the step once, and capture them in graphs."""
+        """Run all calls of the step (`dry_run`) once, and capture them in graphs."""
         module, synchronize = module_of(device), synchronizer(device)
         kind = graph_class(device)
         if kind is None:
@@ -183,7 +191,10 @@ class StepGraphs:
         self._peak_bytes = module.max_memory_allocated(device) - at_start
 
     def _end(self, graph: Any, synchronize: Callable[[], None]) -> None:
-        """End the capture of a graph, run the graph once, and add it to `parts`; do nothing if `graph` is None."""
+        """End the capture of a graph, run the graph once, and add it to `parts`; do nothing if `graph` is None.
+
+        synchronize : function that waits for the device
+        """
         if graph is not None:
             graph.capture_end()
             graph.replay()
@@ -201,7 +212,9 @@ class StepGraphs:
         self.parts.append(Between(function, args, kwargs, tensors_of(result) if plan.status == REPLAYED else []))
 
     def _find_breaks(self, dry_run: DryRun, device: str) -> None:
-        """Find the calls that a graph cannot contain, by a pass on the stream on which graphs are captured."""
+        """Find the calls of the step (`dry_run`) that a graph cannot contain, by a pass on the stream on which graphs
+        are captured.
+        """
         kind = torch.device(device).type
         self.breaks.clear()
         self.begin()
@@ -229,6 +242,9 @@ class StepGraphs:
 def _uses_host(dry_run: DryRun, call: FlowingCall, plan: CallPlan, kind: str) -> bool:
     """Return True if the operator of a call always waits for the device, or if the call takes a tensor on another
     device.
+
+    dry_run, plan : the step, and how it runs the call
+    kind : type of the device, such as `cuda`
     """
     assert plan.prepared is not None
     function = plan.prepared.function

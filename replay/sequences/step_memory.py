@@ -177,8 +177,8 @@ class StepMemory:
             self.unmade[number] = reason_of(error)
 
     def _reserve_on_host(self, size: int) -> bool:
-        """Reserve host memory in which initial values of an accelerator's storage are kept; return False if there is
-        not enough.
+        """Reserve `size` bytes of host memory, in which initial values of an accelerator's storage are kept; return
+        False if there is not enough.
         """
         if self._host_bytes is None:
             # processes on its other accelerators may want as much
@@ -226,7 +226,9 @@ def _copied(storage: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
 
 
 def _are_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return True if two storages, given as bytes, are equal; they may be on different devices."""
+    """Return True if two storages, given as bytes in `left` and `right`, are equal; they may be on
+    different devices.
+    """
     if left.device == right.device or left.numel() != right.numel():
         return left.numel() == right.numel() and torch.equal(left, right)
     pieces = zip(left.split(COMPARED_BYTES), right.split(COMPARED_BYTES), strict=True)

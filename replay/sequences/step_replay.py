@@ -121,7 +121,7 @@ def measure_passes(
     """Complete the dry run, and time passes with the host's clock until the times are precise enough.
 
     memory : newly mapped memory that results of calls should get, by index of the call
-    run_pass : runs one pass; see `run_timed`
+    tell, run_pass : function called with the progress, and one that runs a pass (see `run_timed`)
     """
     if memory:
         pages.keep_freed_memory()
@@ -154,7 +154,7 @@ def measure_passes(
 def _wait_until_quiet(
     dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    """Wait until other processes leave enough cores free, at most as long as the budget and earlier passes allow."""
+    """Wait until other processes leave enough cores free, as long as the budget and `timed` (passes so far) allow."""
     while not slowdown.has_room:
         spent_ns = perf_counter_ns() - started_ns
         if not _may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
@@ -205,7 +205,7 @@ def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequ
 
 
 def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None]:
-    """Return a function that restores the memory and the random seed to their state before the first call."""
+    """Return a function that restores the step's memory and the random seed to their state before the first call."""
 
     def begin() -> None:
         dry_run.begin()
@@ -269,7 +269,7 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
 
 
 def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
-    """Run a call as planned, if it can run, and store its results for later calls."""
+    """Run a call as planned, if it can run, timed by `watch`, and store its results for later calls."""
     if plan.prepared is None:
         dry_run.hand_on(call, plan, None)
         watch.skip()
@@ -287,7 +287,7 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
 
 
 def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if another pass should be timed, because there are too few or their times vary too much."""
+    """Return True if another pass should be timed: there are too few in `timed`, or their times vary too much."""
     passes = timed.kept
     if settings.repeats is not None or len(passes) < FEWEST:
         return _lacks_passes(timed, settings.repeats or FEWEST, spent_ns, settings)
@@ -371,7 +371,7 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
 
 
 def _answer(workload: Workload, excluded: Excluded, heartbeat: Heartbeat, output: int) -> None:
-    """Replay a step in this process, and send the result to the parent process."""
+    """Replay a step in this process, and send the result to the parent process by the descriptor `output`."""
     settings = sequence_settings(workload)
     if not is_accelerator(settings.device):
         limit_memory(settings.room_bytes, settings.device)

@@ -219,7 +219,9 @@ class Passes:
     failure: str = ""
 
     def add(self, one: Pass, may_drop: bool) -> None:
-        """Add a pass to `contended` or `kept`, or count it as dropped if it was slowed and may be repeated."""
+        """Add the pass `one` to `contended` or `kept`, or count it as dropped if it was slowed and may be repeated
+        (`may_drop`).
+        """
         if one.is_contended:
             self.contended.append(one)
         elif one.slowed and may_drop:
@@ -246,7 +248,7 @@ def make_result(
 ) -> SequenceResult:
     """Return the result of a step from its plans and timed passes.
 
-    plans : plan of each call
+    flow, plans : the calls of the trace, and the plan of each
     on_host, on_device : passes timed with the host's clock, and with the device's; none of the latter on the CPU
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host

@@ -42,6 +42,8 @@ class StreamPlan:
 def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | None:
     """Return the streams of a trace's calls; None if all calls used one stream, or if the device of the replay has no
     streams.
+
+    flow : the calls, with the storages that they take and return
     """
     recorded = trace.own_calls["stream"].fillna(0).to_numpy()
     if not is_accelerator(device) or not recorded.any():
@@ -170,7 +172,7 @@ class Lanes:
         self._kept: list[torch.UntypedStorage] = []
 
     def before(self, place: int) -> None:
-        """Execute the waits before the call with this index, and make the call's stream the current one."""
+        """Execute the waits before the call with the index `place`, and make the call's stream the current one."""
         for is_wait, stream, mark in self._plan.before.get(place, ()):
             if is_wait:
                 if mark in self._marks:

@@ -221,6 +221,8 @@ class _Batch:
         running.
 
         The first repeat is a warm-up and determines how many runs are timed together as a block.
+
+        contention : detects whether other processes used the cores during the repeat
         """
         began, since = perf_counter_ns(), contention.read()
         alone = [self._guarded(times.subject, self._alone) for times in self._list_running()]
@@ -290,6 +292,8 @@ class _Batch:
 
         A subject keeps running until the slowest one has run once, and the part of its last run before that moment
         counts. The time between runs counts too, because a thread waits for the interpreter lock then.
+
+        load : state that all subjects share, which says whether all have run once
         """
 
         def run(finish: Callable[[], None]) -> float:

@@ -67,7 +67,10 @@ class Range:
 
 
 def row_name(case: int, op: str, category: str) -> str:
-    """Return the message of a row's range for profilers, such as ncu, that show only messages."""
+    """Return the message of a row's range for profilers, such as ncu, that show only messages.
+
+    case, op, category : number of the case, name of its operator, and mode and settings of the row
+    """
     return f"case {case} {op} {category}"
 
 

@@ -111,7 +111,8 @@ class Measurer:
         self._is_throttled = is_throttled
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
-        """Run the subjects of one case in turn until enough times are known, then those of the next case.
+        """Run the subjects (calls to time) of one case in turn until enough times are known, then those of the next
+        case.
 
         Yields the subjects of each finished case. Cases whose runs other processes disturbed run again and are yielded
         last.

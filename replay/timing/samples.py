@@ -92,7 +92,9 @@ class Samples:
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """Use the times of contended runs if there are too few others; call this after the last run."""
+        """Use the times of contended runs if there are fewer others than `effort` requires; call this after the last
+        run.
+        """
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
             for stratum, time_ns in self.contended[-MOST_CONTENDED:]:
@@ -169,6 +171,8 @@ class Samples:
         The reason is `iterations` (the requested number is reached), `precision` (the spread is small enough),
         `settled` (the spread no longer changes), `budget` (the time is spent) or `contended` (other processes disturb
         the runs).
+
+        effort : options for the number of runs, the spread and the time
         """
         is_spent = self.spent_ns >= effort.budget_s * 1e9
         if effort.iterations is not None:
@@ -235,7 +239,7 @@ def quantile(times: Sequence[float], weights: Sequence[float] | None, share: flo
 
 
 def effective_runs(weights: Sequence[float]) -> int:
-    """Return Kish's effective number of runs: (sum w)^2 / sum w^2, rounded down.
+    """Return Kish's effective number of runs with these weights w: (sum w)^2 / sum w^2, rounded down.
 
     Source: Kish 1965, Survey Sampling, section 11.7.
     """

@@ -39,7 +39,11 @@ MEMORY_EVERY_NS = 500_000_000
 
 
 def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
-    """Return the time in ns that reading the clock twice and waiting for an idle device add to a timed run."""
+    """Return the time in ns that reading the clock twice and waiting for an idle device add to a timed run.
+
+    wait : function that waits for the device
+    count : number of measurements, of which the median is returned
+    """
     times = []
     for _ in range(count):
         start = perf_counter_ns()
@@ -134,7 +138,9 @@ class LaunchTime:
     _least_ns: float = float("inf")
 
     def add(self, launch_ns: float, outlasts: bool) -> None:
-        """Record the time of a launch, and whether it took longer than the device was kept busy."""
+        """Record the time of a launch, and whether it outlasts (takes longer than) the time for which the device was
+        kept busy.
+        """
         self.last_ns = launch_ns
         self.count += 1
         self.outlasting += outlasts

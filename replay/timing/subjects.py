@@ -127,8 +127,8 @@ class Subject:
             self._before.end()
 
     def run_untimed(self, stopwatch: Stopwatch) -> None:
-        """Run twice as in timed runs: the first run gets memory from the device, the second one measures the launch
-        time.
+        """Run twice as in timed runs with `stopwatch`: the first run gets memory from the device, the second one
+        measures the launch time.
         """
         graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
         for _ in range(2):
@@ -149,6 +149,7 @@ class Subject:
     ) -> tuple[Stratum, float]:
         """Time one run, or a block of runs; return its stratum and the time of one run in ns.
 
+        stopwatch : measures the time with the clock that the user chose
         flush : function that empties the caches before the run; None to leave them unchanged
         recent : indices of argument tensors to read first, so that they are in the cache
         """
@@ -189,6 +190,8 @@ class Subject:
     ) -> tuple[int, int]:
         """Run once as in a timed run, and return the system's time in ns before and after; the run is not added to the
         times.
+
+        The parameters are those of `time`.
         """
         kept = self._size, self._launch, self.samples.spent_ns
         # launches take longer while a profiler records them
@@ -205,7 +208,10 @@ class Subject:
         self.runs.append((stratum, time_ns))
 
     def keep_contended(self, stratum: Stratum, time_ns: float) -> None:
-        """Add the time of a run that other processes disturbed, and mark its NVTX range as dropped."""
+        """Add the time of a run that other processes disturbed, and mark its NVTX range as dropped.
+
+        stratum : input set of the run, and True if its results were in new pages
+        """
         self.samples.add_contended(stratum, time_ns)
         self._dropped.begin()
         self._dropped.end()
@@ -228,8 +234,8 @@ class Subject:
         return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
-        """Return a CUDA graph of the runs with one input set, given by its index; the graph uses the memory of that
-        input set.
+        """Return a CUDA graph, captured with `stopwatch`, of the runs with one input set, given by its index; the graph
+        uses the memory of that input set.
         """
         if index not in self._graphs:
             self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.input_sets[index], self._size))

@@ -158,6 +158,8 @@ def _decoded(record: Any) -> list[Result]:
 def unlike(stored: Any, asked: Mapping[str, Any]) -> str | None:
     """Return in which single respect stored rows differ from the current replay: torch version or kind of machine. None
     if they differ in other respects.
+
+    stored, asked : facts that identify the replay of the stored rows, and the current replay
     """
     for key, difference in ((TORCH, "of another version of torch"), (MACHINE_KIND, "of another kind of machine")):
         if isinstance(stored, dict) and {**stored, key: None} == {**asked, key: None}:

@@ -168,6 +168,9 @@ class Pool:
     ) -> Iterator[tuple[Machine, str, RayTask, None]]:
         """Handle the error of a worker: put its unfinished cases back into the queue, and yield tasks that ended too
         many workers.
+
+        slot, task : the worker and its unfinished task
+        queue : tasks that no worker has begun
         """
         assert slot.machine is not None, "it has reported its properties"
         tasks = [task] if task.cases else []
@@ -201,7 +204,10 @@ class Pool:
         return ready
 
     def _hear(self, ready: Collection[Any]) -> None:
-        """Receive the machine descriptions of workers that have started, and end those that cannot be used."""
+        """Receive the machine descriptions of workers that have started, and end those that cannot be used.
+
+        ready : references of Ray to the descriptions
+        """
         for item in ready:
             slot = self._starting.pop(item)
             try:
@@ -334,7 +340,7 @@ class Pool:
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
     def _lose(self, slot: RaySlot) -> None:
-        """Remove a worker that has ended from the lists of workers."""
+        """Remove a worker that has ended (`slot`) from the lists of workers."""
         if slot in self._slots:
             self._slots.remove(slot)
         if slot in self._idle:
@@ -350,8 +356,8 @@ class Pool:
         self.ray.kill(slot.actor)
 
     def _turn_down(self, slot: RaySlot) -> None:
-        """End a worker on a machine of another kind. Its node gets one worker less, until a worker of the chosen kind
-        ends there.
+        """End a worker (`slot`) on a machine of another kind. Its node gets one worker less, until a worker of the
+        chosen kind ends there.
         """
         self._turned_down[slot.node] += 1
         self._drop(slot)

@@ -233,7 +233,11 @@ class RayWorker:
             self._worker = None
 
     def _load(self, number: int, bundle: Sequence[Any]) -> Workload:
-        """Return the workload of a replay, loaded on this machine with this machine's memory limits."""
+        """Return the workload of a replay, loaded on this machine with this machine's memory limits.
+
+        number : number of the replay; a replay that is already loaded is returned
+        bundle : reference of Ray to the request and the files that it needs
+        """
         if self._replay is not None and self._replay[0] == number:
             return self._replay[1]
         import ray

@@ -145,6 +145,7 @@ class Worker:
         running none.
 
         remaining : unfinished cases by number
+        without : numbers of cases that no longer run as preceding calls; the case is added if it ran as one
         cached : rows known so far, by case and row number; the failed rows are added
         """
         workload, case = self._workload, remaining.get(ended.item)
@@ -187,6 +188,7 @@ def start_child(
     that runs `module`.
 
     A GPU cannot be used in a fork of a process that has used it, and forks hang if code of cases has started threads.
+    may_fork : True if this process has not used torch yet
     others : values for the module in addition to the request
     """
     request = workload.request
@@ -202,6 +204,7 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
     """Run the requested cases until the input ends, in the worker process.
 
     source, output : file descriptors from which requests are read, and to which messages are written
+    heartbeat : announces each call to the parent process, which ends this process if a call hangs
     """
     heartbeat.rest()
     # the last line of a dying process must be the reason

@@ -88,7 +88,7 @@ class Control:
         return [int(number) for number in tensor]
 
     def share(self, plain: Any) -> list[Any]:
-        """Send a JSON-compatible value to all ranks, and return a list with the value of each rank."""
+        """Send the JSON-compatible value `plain` to all ranks, and return a list with the value of each rank."""
         text = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
         return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
 
@@ -175,6 +175,8 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
     """Return (message, hint) for an error about ranks that have ended or did not reach a collective in time.
 
     silent : ranks that sent no heartbeats
+    timeout_s : time in seconds for which this rank waited
+    error : message of the error that ended the wait
     """
     if silent:
         which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
@@ -253,7 +255,7 @@ class _Life(threading.Thread):
                 here = self._store.add(key, 0)
 
     def silent_ranks(self, seconds: float) -> list[int]:
-        """Wait for a time, and return the ranks that sent no heartbeat during it."""
+        """Wait for this number of seconds, and return the ranks that sent no heartbeat in this time."""
         try:
             return self._listen(seconds, waits=True)
         except RuntimeError:

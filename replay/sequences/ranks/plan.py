@@ -43,7 +43,10 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Return the path of the trace that one rank recorded; raise `UserError` if none of the paths is one."""
+    """Return the path of the trace that one rank recorded; raise `UserError` if none of the paths is one.
+
+    unbounded : True to read the traces without limits on memory and nesting
+    """
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
@@ -107,6 +110,7 @@ def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | 
     A trace does not record where a program waited for an asynchronous collective, but it must have waited before the
     first call that uses the collective's memory.
 
+    flow : calls of the program, with the storages that they take and return
     places : indices of the collectives
     kept : indices of the calls that run, which are renumbered from 0; a wait before another call moves to the next one
         that runs. None if all calls run
@@ -280,6 +284,9 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
 def _members(line: _Line, world_size: int) -> tuple[int, ...]:
     """Return the started ranks that take part in the collectives of a group, or in the messages between two of its
     members.
+
+    line : key of the group, and positions of sender and receiver in it, which are negative for collectives
+    world_size : number of started ranks
     """
     (ranks, _), sender, receiver = line
     both = ranks if sender < 0 else (ranks[sender], ranks[receiver])
@@ -299,13 +306,20 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
 
 
 def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:
-    """Yield, for each collective in order, the index of the matching call in each rank."""
+    """Yield, for each collective in order, the index of the matching call in each rank.
+
+    places : indices of each rank's calls of the same collectives, by rank
+    """
     for turn in range(max(map(len, places.values()))):
         yield {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
 
 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
-    """Return the reason why the calls of different ranks do not match, or an empty string if they do."""
+    """Return the reason why the calls of different ranks do not match, or an empty string if they do.
+
+    offers : description of each rank's call, by rank
+    members : ranks that have to take part
+    """
     absent = sorted(set(members) - set(offers))
     if absent:
         return f"rank {absent[0]} has recorded fewer of its group"
@@ -329,6 +343,8 @@ def _terms(offer: Offer) -> tuple[Any, ...]:
 def _uneven(offers: Mapping[int, Offer]) -> str:
     """Return the reason why an all-to-all with uneven splits does not match; empty if each rank receives what the
     others send to it.
+
+    offers : description of each rank's call, by rank
     """
     for offer in offers.values():
         for other in offers.values():

@@ -139,7 +139,10 @@ def _reduction(signature: Signature) -> str:
 
 
 def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (rows sent to each member, rows received from each) of an all-to-all, or None if all are equal."""
+    """Return (rows sent to each member, rows received from each) of an all-to-all, or None if all are equal.
+
+    exchange : what collective the operator runs, and the positions of its arguments
+    """
     if exchange.kind != ALL_TO_ALL or exchange.form != FLAT:
         return None
     lists = [leaf for leaf in signature.args[exchange.count :] if isinstance(leaf, list)]
@@ -183,13 +186,19 @@ def _disagree() -> Unsupported:
 
 
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Return the number of bytes of tensors that are exchanged completely; their sizes need no check."""
+    """Return the number of bytes of tensors that are exchanged completely; their sizes need no check.
+
+    trees : for each argument of the collective that holds tensors, its items
+    """
     return 0 if collective.kind == BARRIER else _bytes(trees[0])
 
 
 def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
     """Check the sizes of an all-gather or reduce-scatter on single tensors, and return the number of bytes of one
     member's part.
+
+    trees : for each argument of the collective that holds tensors, its items
+    members : number of ranks in the group
     """
     is_gather = collective.kind == ALL_GATHER
     if collective.makes_result:
@@ -208,7 +217,11 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
 
 
 def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check the sizes of lists with one tensor for each member, and return the number of bytes of one member's part."""
+    """Check the sizes of lists with one tensor for each member, and return the number of bytes of one member's part.
+
+    trees : for each argument of the collective that holds tensors, its items: tensors, or lists of them
+    members : number of ranks in the group
+    """
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
     # only the root passes a list to gather or scatter
     lists = [item for item in lists if item]
@@ -222,7 +235,11 @@ def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members
 
 
 def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check the sizes of an all-to-all, and return the number of bytes that this rank sends."""
+    """Check the sizes of an all-to-all, and return the number of bytes that this rank sends.
+
+    trees : for each argument of the collective that holds tensors, its items
+    members : number of ranks in the group
+    """
     if collective.form == LISTS:
         received, sent = trees
         if len(received) != members or len(sent) != members:

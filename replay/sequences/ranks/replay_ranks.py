@@ -215,7 +215,9 @@ class RankTotals:
 
 
 def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
-    """Exchange the times of collectives between all ranks; return, for each rank, those of each pass."""
+    """Exchange the times of collectives in each pass (`stamps`) with all ranks; return, for each rank, those of each
+    pass.
+    """
     numbers = [
         number
         for one in stamps
@@ -336,7 +338,8 @@ def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Time
     """Return, by index of a collective, three arrays with one element per pass: arrival, end, and time of blocking in
     ns.
 
-    offset_ns : by how much the rank's clock is ahead of rank 0's
+    stamps : a rank's times of all collectives in each pass
+    offset_ns : by how much the rank's clock is ahead of rank 0's, which is subtracted
     """
     places = set(stamps[0].places).intersection(*(one.places for one in stamps)) if stamps else set()
     passes = [
@@ -378,7 +381,10 @@ def _collective_times(samples: _Samples) -> CollectiveTimes:
 
 
 def _bandwidths(meeting: Meeting, exchange_us: float) -> tuple[float | None, float | None]:
-    """Return the algorithm bandwidth and the bus bandwidth of a collective in GB/s; None if no data is moved."""
+    """Return the algorithm bandwidth and the bus bandwidth of a collective in GB/s; None if no data is moved.
+
+    exchange_us : time from the arrival of the last rank until all have finished
+    """
     if not meeting.bytes or exchange_us <= 0:
         return None, None
     algorithm = meeting.bytes / exchange_us / 1e3

@@ -66,7 +66,7 @@ class GroupMembers:
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the rank in this replay of a recorded member, given by its position; if it does not take part, that of
+        """Return the rank in this replay of the recorded member at position `place`; if it does not take part, that of
         the first member that does.
         """
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
@@ -107,6 +107,8 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
     """Return a function that starts a collective on the tensors that it is called with; `why_not` must have returned an
     empty string.
+
+    members : members of the collective's group that take part
     """
     start = _STARTS[collective.kind, collective.form]
     reduction = None
@@ -139,8 +141,8 @@ class _Call:
         return [parts[place] for place in self.members.present]
 
     def flat(self, whole: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of a flat tensor that the members that take part fill, and one member's part with the same
-        number of dimensions.
+        """Return the part of the flat tensor `whole` that the members that take part fill, and one member's `part` with
+        the same number of dimensions.
         """
         if self.members.is_whole:
             return whole, part
@@ -148,7 +150,10 @@ class _Call:
 
 
 def _word_of(reduction: str, on_gloo: bool) -> str:
-    """Return the name of the reduction that replaces a recorded one that cannot be replayed, else the recorded name."""
+    """Return the name of the reduction that replaces a recorded one that cannot be replayed, else the recorded name.
+
+    on_gloo : True if the group uses the backend gloo
+    """
     return SUM if reduction == PREMUL_SUM or (on_gloo and reduction == AVG) else reduction
 
 
@@ -309,7 +314,7 @@ class RankExchange:
         self.arrived_ns, self.done_ns, self.held_ns = {}, {}, {}
 
     def before(self, place: int) -> None:
-        """Wait for the collectives that must have ended before the call with this index."""
+        """Wait for the collectives that must have ended before the call with the index `place`."""
         for other in self._waits.get(place, ()):
             self._wait(other)
 
@@ -346,7 +351,7 @@ class RankExchange:
             self._wait(place)
 
     def _note_ends(self, place: int) -> None:
-        """Record the time at which a collective ends, because the program may wait for it only later."""
+        """Record when the collective with the index `place` ends, because the program may wait for it only later."""
         notes: list[int] = []
         # works of gloo's messages have no future: they are done when waited for
         with suppress(RuntimeError):

@@ -95,6 +95,8 @@ def replay_step(
     """Run the calls of this rank together with the other ranks, and return its results.
 
     part : trace with the calls of this rank
+    control : connection to the other ranks
+    tell : function called with the progress, outside timed regions
     Raises `UserError` if a rank ends, or if a collective for which others wait cannot run.
     """
     exchanges = _read(part)
@@ -141,7 +143,10 @@ def replay_step(
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    """Return, by signature number, each collective of the rank, or the reason why it cannot run."""
+    """Return, by signature number, each collective of the rank, or the reason why it cannot run.
+
+    part : trace with the calls of this rank
+    """
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
@@ -176,9 +181,11 @@ def _agree(
 
     All ranks exchange the descriptions of their collectives, and compute the same plan from them.
 
+    flow : calls of this rank
     places : indices of the rank's collectives among its calls
     exchanges : each collective, or the reason why it cannot run, by signature number
     reasons : why a group's backend cannot run a collective, by signature number
+    control : connection to the other ranks
     """
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
@@ -192,6 +199,8 @@ def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey
     """Create the process groups of the plan, and return those that contain this rank.
 
     Every rank has to create all groups, in the same order.
+
+    control : connection to the other ranks
     """
     backend = backend_for(device)
     groups: dict[GroupKey, GroupMembers] = {}
@@ -278,8 +287,8 @@ class RankDryRun(DryRun):
         super().begin()
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Wait for the collectives that must have ended before a call. If the call is a collective, run it with the
-        other ranks and return True, else return False.
+        """Wait for the collectives that must have ended before a call. If the call is a collective, run it as planned
+        with the other ranks and return True, else return False.
         """
         self.exchange.before(self.place_of(call))
         if not self.runs_with_others(call):
@@ -305,8 +314,8 @@ class RankDryRun(DryRun):
         return self._place_of_call[id(call)]
 
     def meet(self, call: FlowingCall, plan: CallPlan) -> Any:
-        """Start a collective with the other ranks and return its results; raise `Unsupported` if the group's backend
-        cannot run it.
+        """Start a planned collective with the other ranks and return its results; raise `Unsupported` if the group's
+        backend cannot run it.
         """
         assert plan.prepared is not None, "prepared in the dry run"
         args, _ = plan.prepared.arguments(self.memory, call.takes)
@@ -336,7 +345,7 @@ class RankDryRun(DryRun):
 
     def _make_ready(self, call: FlowingCall, plan: CallPlan) -> None:
         """Prepare a collective on the results of earlier calls or, if that fails, on drawn values; if that fails too,
-        end all ranks.
+        end all ranks. The outcome is kept in `plan`.
         """
         reason = plan.reason
         if plan.status != SUBSTITUTED:

@@ -99,7 +99,11 @@ class RayExecutor:
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile rows on all workers, before any of them measures."""
+        """Compile rows on all workers, before any of them measures; return the rows of cases that could be compiled.
+
+        done : numbers of finished cases, which are left out
+        may_fork : not used, because workers decide whether they fork
+        """
         from opgrip.replay.results.results import Result
         from opgrip.replay.workers.ray_worker import RayTask
         from opgrip.replay.workers.scheduling import rows_ahead
@@ -173,6 +177,8 @@ class RayExecutor:
         """Return one task for each window: a group of unfinished cases that one worker measures in the same rounds.
 
         Cases are assigned to the node that has their compiled programs.
+
+        done : numbers of finished cases
         """
         from opgrip.replay.run.measure import CASES, windows
         from opgrip.replay.workers.ray_worker import RayTask
