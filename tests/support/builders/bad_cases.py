@@ -21,7 +21,7 @@ EXTENSIONS = ("faulthandler", "posix", "time")
 
 
 def bad_trace(path: Path, goods: int = 3) -> Path:
-    """Write a trace with one case of each kind of failure, each after `goods` good cases."""
+    """Write a trace with one case of each kind of failure, each after `goods` cases that succeed."""
     vector = TensorSpec((1000,), (1,), torch.float32, "cpu")
     # read as one element, written out as 4 TB
     huge = TensorSpec((1 << 40,), (0,), torch.float32, "cpu")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def with_required_column(content: bytes, name: str) -> bytes:
-    """Return a Parquet file whose footer declares a column without nulls while its statistics count some."""
+    """Return the Parquet file `content` with column `name` declared without nulls, while its statistics count some."""
     # of the schema element: the column's repetition type and its name
     element = b"\x25\x02\x18" + bytes([len(name)]) + name.encode()
     assert content.count(element) == 1

@@ -15,7 +15,10 @@ HERE = device_map("cpu", None)
 
 
 def described(*args: Any) -> tuple[tuple[Any, ...], dict[int, ValueModel]]:
-    """Return a call's arguments in the form of a trace, and their value models."""
+    """Return a call's arguments as a trace holds them, with `TensorSpec` for tensors; and the value models by number.
+
+    args : positional arguments of the call
+    """
     models: dict[int, ValueModel] = {}
 
     def fit(tensor: torch.Tensor) -> int | None:

@@ -68,7 +68,7 @@ def capture(program: Callable[[], None], path: Path) -> None:
 
 
 def calls_of(trace: Trace) -> list[tuple[str, str, str]]:
-    """Return the operator, arguments and phase of each call, as far as an execution trace has them."""
+    """Return the operator, the arguments as text, and the phase of each call, as far as an execution trace has them."""
     signatures = {item.number: item for item in trace.signatures}
     rows = zip(trace.calls["signature"], trace.calls["phase"], strict=True)
     calls = [(signatures[number], phase) for number, phase in rows]
@@ -90,9 +90,9 @@ def dependencies_of(trace: Trace) -> list[tuple[int, int]]:
 
 
 def _told(leaf: Any) -> Any:
-    """Return the properties of an argument that an execution trace has.
+    """Return those properties of an argument that an execution trace records.
 
-    A number and a tensor without dimensions look the same.
+    An execution trace records a number like a tensor without dimensions, so both become `number`.
     """
     if isinstance(leaf, TensorSpec):
         return (leaf.shape, leaf.stride, leaf.dtype, leaf.device, leaf.offset) if leaf.shape else "number"
@@ -111,7 +111,11 @@ def node(number: int, parent: int, name: str, schema: str = "", **fields: Any) -
 
 
 def tensor(number: int, storage: int, shape: list[int], stride: list[int], kind: str = "float") -> tuple[Any, ...]:
-    """Return a tensor value of a port."""
+    """Return the value, shape, type and stride of a tensor, as `node` takes them.
+
+    number, storage : numbers of the tensor and of its storage in the file
+    kind : type of the elements, such as `float`
+    """
     return [number, storage, 0, 4, 4, "cpu"], shape, f"Tensor({kind})", stride
 
 

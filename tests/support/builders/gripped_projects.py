@@ -17,7 +17,7 @@ _projects = count()
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
-    """Yield a function that makes a package of modules from their text, and returns the first module."""
+    """Yield a function that makes a package of modules from their texts, and returns the imported module `main`."""
     made: list[str] = []
 
     def make(main: str, **others: str) -> ModuleType:

@@ -30,15 +30,16 @@ def make_rank(
     slowness: float = 1.5,
     jitter_ns: int = 0,
 ) -> Path:
-    """Write the trace of a rank: additions of 10 us each, and each `every`-th call an all-reduce that is waited for.
+    """Write the trace of a rank, in which every `every`-th call is an all-reduce and the others are additions of 10 us.
 
-    Rounds last as long as on the slowest rank, where an addition takes `slowness` times as long, and the collective 2
-    us more. All ranks continue at the same true time, except for the jitter.
+    The additions before an all-reduce last as long as on the slowest rank, where each takes `slowness` times as long,
+    and the all-reduce 2 us more. All ranks continue at the same true time, except for the jitter.
 
     Parameters
     ----------
     slow : rank that the others wait for, or None if all are equally fast
-    clock_ns : difference of this rank's clock from the true time
+    clock_ns : difference of this rank's clock from the true time in ns
+    jitter_ns : maximum random delay after an all-reduce in ns
     """
     noise = np.random.default_rng(rank)
     rounds = calls // every

@@ -22,7 +22,7 @@ HEADER: dict[str, Any] = {
 
 
 def make_row(number: int, times: Sequence[float], **cells: Any) -> Result:
-    """Return a row of a case with these times, run by run."""
+    """Return the row of the case with this number; `times` has the time of each run in us, `cells` other columns."""
     about: dict[str, Any] = {
         "op": f"aten.op{number}.default",
         "shapes": f"float32[{number}]",
@@ -56,14 +56,18 @@ def make_run(
     longer_than_us: float = 50.0,
     **cells: Any,
 ) -> Results:
-    """Return a run of a program whose cases take 1 us to 1 ms.
+    """Return generated results of a replay whose cases take 1 us to 1 ms.
+
+    Standard deviations are those of the logarithm of a time.
 
     Parameters
     ----------
-    slower : factor on cases that take longer than `longer_than_us`
-    drift : standard deviation of the speed of a whole run
+    cases, repeats : number of cases, and of repeats of each case
+    slower : factor on the times of cases that take longer than `longer_than_us`
+    drift : standard deviation of a factor that all times of the replay have in common
     between : standard deviation of a case's median from repeat to repeat
-    runs : number of runs of a case, with a standard deviation of 0.1
+    runs : number of runs of a case in a repeat, with a standard deviation of 0.1
+    cells : values of other columns
     """
     generator = np.random.default_rng(seed)
     pace = float(np.exp(generator.normal(0, drift)))

@@ -125,19 +125,23 @@ def write_report(
 
 
 def add_table(database: sqlite3.Connection, kind: str) -> None:
-    """Create a CUPTI table by the last word of its name."""
+    """Create the CUPTI table whose name ends in `kind`, such as `KERNEL`."""
     name = f"CUPTI_ACTIVITY_KIND_{kind}"
     database.execute(f"CREATE TABLE {name} ({TABLES[name]})")
 
 
 def insert(database: sqlite3.Connection, table: str, **cells: Any) -> None:
-    """Insert a row."""
+    """Insert a row with the cells, by column, into a table."""
     columns, places = ", ".join(cells), ", ".join("?" * len(cells))
     database.execute(f"INSERT INTO {table} ({columns}) VALUES ({places})", list(cells.values()))
 
 
 def _whole(kind: str, item: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return work on the device with the columns that each of its kind has."""
+    """Return the cells of a row for work on the device, with the columns that its kind of work always has.
+
+    kind : last word of the table's name, such as `KERNEL`
+    item : cells that differ from the defaults; `name` is a kernel's name, which becomes its index in `names`
+    """
     usual: dict[str, dict[str, Any]] = {
         "KERNEL": {},
         "MEMCPY": {"bytes": 0, "copyKind": 8},

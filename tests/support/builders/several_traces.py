@@ -12,9 +12,7 @@ from opgrip.traces.schema.records import EXTENSION, OPERATOR, Calls, End, Record
 
 
 def small_trace(path: Path, sizes: tuple[int, ...] = (10, 1000), extension: str | None = None) -> Path:
-    """Write a trace of vector additions, each called twice, and of a call of an extension's function if one is
-    named.
-    """
+    """Write a trace of additions of vectors of these sizes, and of the function `extension`; each is called twice."""
     signatures: list[Record] = []
     for size in sizes:
         vector = TensorSpec((size,), (1,), torch.float32, "cpu")

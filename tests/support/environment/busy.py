@@ -15,7 +15,7 @@ class TimesDisagree(AssertionError):
 
 @contextmanager
 def compared_times() -> Iterator[None]:
-    """Raise `TimesDisagree` for assertions in the block, which may only compare times."""
+    """Raise `TimesDisagree` in place of each `AssertionError` of the block, whose assertions may only compare times."""
     try:
         yield
     except AssertionError as error:

@@ -55,7 +55,10 @@ def installed() -> dict[str, str]:
 
 
 def find_passed_tests(items: list[pytest.Item], cache: pytest.Cache, of_all_folders: bool = False) -> list[pytest.Item]:
-    """Return quick tests that passed in the last run; none if a package was removed or changed since."""
+    """Return those of `items` that are not slow and passed in the last run; none if a package was removed or changed.
+
+    of_all_folders : False to return only tests of the folders in `INDEPENDENT_FOLDERS`
+    """
     kept: dict[str, Any] = cache.get(KEPT, {})
     if not kept or not kept["installed"].items() <= installed().items():
         return []
@@ -78,7 +81,10 @@ def part(text: str) -> tuple[int, int]:
 
 
 def find_tests_of_other_parts(items: list[pytest.Item], number: int, parts: int) -> list[pytest.Item]:
-    """Return the slow tests of all parts but one; a hash of its name decides a test's part, unless it runs in each."""
+    """Return the slow tests of all of the `parts` parts except part `number`; a hash of its name decides a test's part.
+
+    Tests that run in every part are left out.
+    """
     return [
         item
         for item in items

@@ -11,12 +11,12 @@ from pathlib import Path
 
 @contextmanager
 def turn(path: Path, gate: Path, alone: bool) -> Iterator[None]:
-    """Hold the lock of a file or folder, exclusively or shared. A process that waits for it blocks later ones.
+    """Hold the lock of the file or folder `path` during the block. Processes get it in the order of their requests.
 
     Parameters
     ----------
-    gate : another file, which is locked while waiting
-    alone : True to lock exclusively
+    gate : another file, which a process locks while it waits, so that later ones wait behind it
+    alone : True to lock exclusively, False to share the lock
     """
     with ExitStack() as stack:
         with _locked(gate, fcntl.LOCK_EX):

@@ -25,7 +25,7 @@ class _Counter(TorchDispatchMode):
 
 
 def has_detached_views() -> bool:
-    """Return True if an inner mode makes the outer one see a `detach` after a view as another dtype.
+    """Return True if a view as another dtype shows an additional `detach` to the outer of two nested dispatch modes.
 
     This happens with torch 2.6.
     """

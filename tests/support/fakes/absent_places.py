@@ -41,5 +41,5 @@ def private_names(module: ModuleType) -> Iterator[str]:
 
 
 def is_declared(name: str, places: dict[str, str]) -> bool:
-    """Return True if a name is a declared private API, a prefix of one, or begins with one."""
+    """Return True if a dotted name is a key of `places`, the declared private APIs, a parent or an attribute of one."""
     return any(place == name or place.startswith(f"{name}.") or name.startswith(f"{place}.") for place in places)

@@ -78,7 +78,7 @@ def _fill(result: Tensor, x: Tensor, dim: int) -> None:
 
 
 def left_on_a_thread(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Leave work that needs no interpreter to a thread."""
+    """Return at once, and let a new thread compute the result later, in work that needs no interpreter."""
     result = torch.empty_like(x)
 
     def fill() -> None:
@@ -96,7 +96,7 @@ def left_on_a_python_thread(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def left_on_a_daemon(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Leave the work to a thread that runs since the first call."""
+    """Return at once, and let a thread that the first call started compute the result later."""
     if "work" not in _kept:
         _kept["work"] = []
 
@@ -122,7 +122,7 @@ def with_patched_clock(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def with_clock_of_the_process(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Replace the clock in the function that times, which looks like no change of torch or time."""
+    """Replace the clock in the default argument of the function that measures, so that each call takes 5 us."""
     times = iter([0, 5_000] * 1_000_000)
     sys.modules["__main__"].timed.__defaults__ = (lambda: next(times),)  # type: ignore[attr-defined]
     return honest(x, dim, half_to_float)
@@ -139,7 +139,7 @@ def with_patched_synchronize(x: Tensor, dim: int, half_to_float: bool) -> Tensor
 
 
 def many_calls_at_once(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Compute sixteen calls together in the last one."""
+    """Return at once in fifteen of sixteen calls; the sixteenth call computes the results of all."""
     batch = _kept.setdefault("batch", [])
     result = torch.empty_like(x)
     batch.append((result, x, dim))
@@ -151,7 +151,9 @@ def many_calls_at_once(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def from_the_reference(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return a result of the operator that this process may hold, found in frames and by the garbage collector."""
+    """Return a tensor that looks like the operator's result, if frames or the garbage collector of this process have
+    one.
+    """
     frame, found = sys._getframe(1), list(gc.get_objects())
     while frame is not None:
         found += frame.f_locals.values()
@@ -165,13 +167,13 @@ def from_the_reference(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def only_first_calls(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Compute only while results are probably checked, before any time counts."""
+    """Compute only in the first six calls, whose results are probably checked before times are measured."""
     _kept["calls"] = _kept.get("calls", 0) + 1
     return honest(x, dim, half_to_float) if _kept["calls"] <= 6 else torch.empty_like(x)
 
 
 def only_first_values(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return the results for the values that were seen first, which is right if values repeat."""
+    """Return the results for the values of the first call, which is right if later calls have the same values."""
     if "first" not in _kept:
         _kept["first"] = honest(x, dim, half_to_float)
     result: Tensor = _kept["first"]
@@ -183,14 +185,14 @@ def less_precise(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 
 
 def constant(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Return the result for equal inputs, which are recognized, without computing it."""
+    """Return the result without computing it if the first and the last element are equal, as in a constant input."""
     if x.flatten()[0] == x.flatten()[-1]:
         return torch.full_like(x, 1 / x.shape[dim])
     return honest(x, dim, half_to_float)
 
 
 def forged_answer(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Send an answer in place of the process, before the work is done."""
+    """Write a forged answer with a time of 5 us to the process's pipes, then compute honestly."""
     import os
 
     for name in os.listdir("/proc/self/fd"):

@@ -30,12 +30,11 @@ class Node:
 
     Attributes
     ----------
-    kinds : kinds of its devices; a worker gets the first free device
+    kinds : kind of each of its devices; a worker gets the first free device
     resource : Ray's resource name of the devices
-    joins_s : time when it joins the cluster
-    leaves_s : time when it leaves
-    free_s : time when another user releases its devices
-    problem : why its workers cannot run cases, and what to do
+    joins_s, leaves_s : times in s when it joins and leaves the cluster
+    free_s : time in s when another user releases its devices
+    problem : reason why its workers cannot run cases, and what to do
     """
 
     name: str
@@ -49,11 +48,11 @@ class Node:
 
 @dataclass(eq=False)
 class Worker:
-    """Actor, which describes itself as soon as it has a device.
+    """Simulated actor of Ray, whose method `describe` has a result as soon as the worker has a device.
 
     Attributes
     ----------
-    place : index of its device in its node
+    place : index of its device in its node; None until it has one
     """
 
     node: Node
@@ -72,7 +71,7 @@ class Worker:
 
 @dataclass(eq=False)
 class FakeRay:
-    """Cluster of nodes, and a head without free resources."""
+    """Simulated cluster with the functions of the module `ray`: its nodes, and a head node without free resources."""
 
     all_nodes: Sequence[Node]
     now_s: float = 0.0
@@ -112,7 +111,7 @@ class FakeRay:
         return ready, [item for item in items if item not in ready]
 
     def get(self, item: Any) -> Any:
-        """Return a worker's description, or a message of a task."""
+        """Replace `ray.get`: return a worker's description for the worker, and any other item itself."""
         if isinstance(item, RayError):
             raise item
         if not isinstance(item, Worker):

@@ -63,7 +63,7 @@ class Event:
 
 
 class ProfileOnCpu:
-    """Profile in which each innermost operator of `DURATIONS` launched a kernel at its begin."""
+    """Profile of the CPU with records as if each innermost operator in `DURATIONS` had launched a kernel."""
 
     def __init__(self) -> None:
         self._profile: Any = torch.autograd.profiler.profile(use_cpu=True, use_kineto=True)
@@ -78,7 +78,7 @@ class ProfileOnCpu:
 
 
 def innermost(events: Iterable[Any]) -> Iterator[Any]:
-    """Yield the events without an inner event of the same name: outer ones begin before the capture sees the call."""
+    """Yield the events that contain no other event of their thread; outer ones begin before the capture's call does."""
     ordered = sorted(events, key=lambda event: event.start_ns())
     for event in ordered:
         inside = (other for other in ordered if event.start_ns() < other.start_ns() < event.end_ns())
@@ -87,7 +87,11 @@ def innermost(events: Iterable[Any]) -> Iterator[Any]:
 
 
 def launch(number: int, operator: Any) -> tuple[Event, Event]:
-    """Return a GPU's events for an operator's kernel."""
+    """Return the events of a kernel launch and of the kernel, as a GPU records them for an operator.
+
+    number : correlation number of both
+    operator : profiler event of the operator on the CPU
+    """
     name, thread = operator.name(), operator.device_resource_id()
     return (
         Event("cuda_runtime", number, "cudaLaunchKernel", operator.start_ns(), 10, thread),
@@ -109,7 +113,7 @@ class ProfileWithoutRecords:
 
 
 def record_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Treat large tensors as tensors on a GPU whose kernels `ProfileOnCpu` records."""
+    """Make captures treat tensors of at least `LARGE` elements as tensors on a GPU, with kernels by `ProfileOnCpu`."""
 
     def device_of(tensors: Any, values: Any) -> torch.device | None:
         return torch.device("cuda:0") if any(tensor.numel() >= LARGE for tensor in tensors) else None

@@ -86,7 +86,7 @@ def _load(path: Path) -> None:
 
 
 def _records(path: Path) -> None:
-    """Read a file as its original format, whatever it looks like after the mutation."""
+    """Read the records of a file as its original format, even if the mutation made it look like another format."""
     name = format_name_of(path)
     for record in islice(TraceReader(path, format_name=name), MOST_RECORDS):
         to_json(record)

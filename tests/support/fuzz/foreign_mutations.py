@@ -65,7 +65,7 @@ def _changed_json(content: bytes, random: Random) -> bytes:
 
 
 def _twice(content: bytes, random: Random) -> bytes:
-    """Return an object that has one of its names twice."""
+    """Return JSON text in which an object has one of its names twice."""
     place = content.find(b'": ', random.randrange(len(content) + 1))
     begin = content.rfind(b'"', 0, place) if place > 0 else -1
     return content if begin < 0 else content[:begin] + content[begin : place + 3] + b"0, " + content[begin:]

@@ -50,7 +50,7 @@ MOST_BYTES = 1 << 20
 
 
 def mutant(seed_lines: list[Line], random: Random) -> tuple[bytes, str]:
-    """Return the content of a mutated file and the suffix of its name."""
+    """Return the content of a file with changed lines of a trace, and the suffix of its name, such as `.gz`."""
     lines = copy.deepcopy(seed_lines)
     change_lines(lines, random)
     content = b""
@@ -65,7 +65,7 @@ def mutant(seed_lines: list[Line], random: Random) -> tuple[bytes, str]:
 
 
 def change_lines(lines: list[Line], random: Random) -> None:
-    """Change some lines, once or several times."""
+    """Change, remove or add lines at random, one to eight times, in the list `lines` itself."""
     for _ in range(random.choice((1, 1, 1, 2, 3, 8))):
         random.choice(_OF_LINES)(lines, random)
 
@@ -89,7 +89,7 @@ def _packed(content: bytes, suffix: str, random: Random) -> bytes:
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """Return every list and object in a tree with its keys."""
+    """Return (list or object, key) for every element of the nested lists and objects in `tree`."""
     places: list[tuple[Any, Any]] = []
     level = [tree]
     while level and len(places) < 5_000:
@@ -102,7 +102,7 @@ def _places(tree: Any) -> list[tuple[Any, Any]]:
 
 
 def _place(lines: list[Line], random: Random) -> tuple[Any, Any]:
-    """Choose a place in a line, with equal probability for each type of record."""
+    """Return a random list or object in the lines, with a key in it; each type of record has equal probability."""
     kinds = sorted({str(line.get("type")) for line in lines if isinstance(line, dict)})
     kind = random.choice(kinds or ["none"])
     chosen = [line for line in lines if isinstance(line, dict) and str(line.get("type")) == kind]

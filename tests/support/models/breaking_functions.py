@@ -185,7 +185,7 @@ def scattered_into_a_transposed_argument(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Anchors:
-    """Boxes, and the number of boxes on each level."""
+    """Anchor boxes of a detector, and the number of boxes on each level of its feature pyramid."""
 
     boxes: Tensor
     levels: tuple[int, ...]

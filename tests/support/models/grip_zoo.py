@@ -17,7 +17,14 @@ from opgrip.capture.grip.gripped import Gripped, GrippedCall
 
 @dataclass(frozen=True)
 class Specimen:
-    """Path `module:qualname` of a function, and a function that makes its arguments."""
+    """A function to grip.
+
+    Attributes
+    ----------
+    path : the function, as `module:qualname`
+    arguments : returns the positional arguments of its call; `keywords` are the named ones
+    suffix : end of the sample's name, which distinguishes specimens of one function
+    """
 
     path: str
     arguments: Callable[[], tuple[Any, ...]]
@@ -41,14 +48,18 @@ def specimen(path: str, arguments: Callable[[], tuple[Any, ...]], **keywords: An
 def method(
     path: str, fields: tuple[Any, ...] | dict[str, Any], arguments: Callable[[], tuple[Any, ...]], **keywords: Any
 ) -> None:
-    """Add a method of an object that is made with `fields`."""
+    """Add the method at `path`, of an object that its class makes from `fields`, to the specimens.
+
+    fields : positional or named arguments of the constructor
+    arguments : returns the positional arguments of the call; `keywords` are the named ones
+    """
     args, named = ((), fields) if isinstance(fields, dict) else (fields, {})
     owner = path.rpartition(".")[0]
     specimen(path, lambda: (made(owner, *args, **named), *arguments()), **keywords)
 
 
 def found(path: str) -> tuple[Callable[..., Any], type | None, str]:
-    """Return the function at a path, its class and its name."""
+    """Return the function at a path `module:qualname`, the class whose method it is or None, and its qualname."""
     module, _, entry = path.partition(":")
     owner, thing = None, import_module(module)
     for name in entry.split("."):
@@ -58,7 +69,7 @@ def found(path: str) -> tuple[Callable[..., Any], type | None, str]:
 
 
 def gripped(one: Specimen) -> Gripped:
-    """Return a specimen gripped during one call."""
+    """Return the gripped function of a specimen, with one recorded call."""
     function, owner, entry = found(one.path)
     torch.manual_seed(0)
     state = torch.get_rng_state()
@@ -77,7 +88,7 @@ def boxes(count: int, size: float = 100.0) -> Tensor:
 
 
 def made(path: str, *args: Any, **keywords: Any) -> Any:
-    """Return an object of the class at a path."""
+    """Return an object of the class at a path `module:name`, made with these arguments."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)(*args, **keywords)
 

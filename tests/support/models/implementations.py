@@ -24,11 +24,11 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def compare(met: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-5, dtypes: bool = False) -> None:
-    """Assert that two results are equal within tolerances; arrays count as tensors.
+    """Assert that two nested results are equal within the tolerances `rtol` and `atol`; arrays count as tensors.
 
     Parameters
     ----------
-    dtypes : True to compare dtypes, False to compare only their kinds
+    dtypes : True to compare dtypes, False to compare only whether they are floating-point, boolean or other
     """
     left, right = list(leaves(met)), list(leaves(expected))
     assert len(left) == len(right)
@@ -61,11 +61,11 @@ def compare_with(
     rtol: float,
     atol: float,
 ) -> None:
-    """Assert that two torch functions have equal results and gradients.
+    """Assert that two torch functions have equal results and gradients, within the tolerances `rtol` and `atol`.
 
     Parameters
     ----------
-    make : returns new arguments, since a function may write into them
+    make : returns equal new arguments at each call, since a function may write into them
     """
     arguments = make(), make()
     torch.manual_seed(0)

@@ -24,7 +24,7 @@ def resized(maps: Array, like: Array, align_corners: bool = False) -> Array:
 
 
 def pixels(labels: Array, counted: bool = True) -> list[tuple[int, ...]]:
-    """Return indices of an image's pixels: all, or the pixels that are not ignored."""
+    """Return the indices of an image's pixels; with `counted`, without those whose label 255 means ignored."""
     return [index for index in np.ndindex(*labels.shape) if not counted or labels[index] != 255]
 
 
@@ -225,7 +225,11 @@ def sce_loss(
 
 
 def get_softgauss_loss_weight(logit: Array, target: Array, sigma: float = 7.0) -> Array:
-    """Compute the weights with OpenCV's edges and distances."""
+    """Return the weights of pixels, (B, H, W), which decrease with the distance from edges, found by OpenCV.
+
+    logit, target : scores (B, C, H, W), and labels (B, H, W)
+    sigma : standard deviation of the Gaussian of the distance, in pixels
+    """
     import cv2
 
     weights = []

@@ -38,7 +38,12 @@ ROWS = 3
 
 
 def run(members: GroupMembers, kind: str, form: str, *arguments: Any, **others: Any) -> list[Tensor]:
-    """Return the results of a collective after waiting for it."""
+    """Return the results of a collective after waiting for it.
+
+    kind, form : as in `ExchangeOp`, such as `all_reduce` and `FLAT`
+    arguments : arguments of the collective
+    others : fields of `ReplayedCollective` that differ from the defaults
+    """
     rank = distributed.get_rank()
     fields = {"reduction": "", "peer": None, "makes_result": False, **others}
     group = GroupSpec("g", "gloo", tuple(range(members.size)), rank)
@@ -119,7 +124,7 @@ def check(members: GroupMembers) -> None:
 
 
 def check_clocks(control: Control) -> None:
-    """Check that the clock offset of another process of this machine is smaller than the time of a query."""
+    """Check that the measured clock offset of another process of this machine is smaller than a query takes."""
     assert clock_offsets_ns(control) == [0, 0]
     began = perf_counter_ns()
     offset = ask_clock(control, 1)

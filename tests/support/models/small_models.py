@@ -23,11 +23,11 @@ ADAM = partial(Adam, lr=0.01)
 
 @dataclass(frozen=True, slots=True)
 class SmallProgram:
-    """Model with its program.
+    """Model with its optimizers and the functions that run its steps.
 
     Attributes
     ----------
-    train, predict : steps, which return the outputs that the program sees
+    train, predict : functions that run a step of training or of inference, and return its outputs
     """
 
     model: nn.Module
@@ -42,7 +42,11 @@ def usual(
     predict: Callable[[], Any],
     optimizer: Callable[..., Optimizer] = ADAM,
 ) -> SmallProgram:
-    """Return a program with the usual training step: zero the gradients, loss, backward, step."""
+    """Return a program whose training step zeroes the gradients, computes the loss and runs backward and optimizer.
+
+    loss, predict : functions that return the loss, and the outputs of inference
+    optimizer : makes the optimizer of the model's parameters
+    """
     updater = optimizer(model.parameters())
 
     def train() -> Tensor:

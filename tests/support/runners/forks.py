@@ -104,7 +104,10 @@ def run_forked(
 
 
 def _end_of_fork(reply: socket.socket) -> int:
-    """Return the exit status of a fork, and add its processor time to the total."""
+    """Wait for the end of a fork, return its exit status, and add its processor time to the total.
+
+    reply : socket on which the server sends both
+    """
     global _ended_s
     status, used_us = map(int, reply.recv(40).split())
     _ended_s += used_us / 1e6
@@ -112,15 +115,15 @@ def _end_of_fork(reply: socket.socket) -> int:
 
 
 def run_proof(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a sample's import check, as `proof.check_import` does, in a fork."""
+    """Replace `subprocess.run` for a sample's import check (`check_import`): run it in a fork."""
     return run_forked(command[1:], options["cwd"], options["env"], options["timeout"])
 
 
 def start_worker(command: Sequence[str], **options: Any) -> Any:
-    """Start a worker of a replay, as `sandbox.Child` does, in a fork.
+    """Replace `subprocess.Popen` for the worker of a replay (`sandbox.Child`): start it in a fork.
 
-    This process becomes the parent of the fork, whose own parent ends at once. In bubblewrap, and from a process
-    that does not own the server, a worker is a fresh interpreter.
+    This process becomes the parent of the fork, whose own parent ends at once. In bubblewrap, and in a process that
+    did not start the server, the worker is a new interpreter.
     """
     if "pass_fds" not in options or command[0] != sys.executable or (_server is not None and _server[0] != os.getpid()):
         return subprocess.Popen(command, **options)
@@ -143,7 +146,7 @@ def start_worker(command: Sequence[str], **options: Any) -> Any:
 
 
 def _adopt_orphans(on: bool) -> None:
-    """Become the parent of descendants whose parents end, or leave them to the system."""
+    """Make this process the parent of descendants whose parents end, if `on` is True; else leave them to the system."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on))
 
 
@@ -155,7 +158,7 @@ PROVING = SimpleNamespace(run=run_proof, TimeoutExpired=subprocess.TimeoutExpire
 
 
 def can_fork(env: Mapping[str, str] | None) -> bool:
-    """Return True if a fork takes over an environment as a fresh process does."""
+    """Return True if a fork can take the environment `env`: no variable differs that is only read at Python's start."""
     if env is None:
         return True
     changed = {name for name in {*env, *os.environ} if env.get(name) != os.environ.get(name)} - {"PYTHONPATH"}
@@ -216,7 +219,10 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
 
 
 def _report_end(ended: int, child: int, reply: int) -> None:
-    """Send the exit status and processor time of a fork that has ended."""
+    """Send the exit status and processor time in us of the fork `child` that has ended.
+
+    ended, reply : descriptors that are closed then; `reply` is the client's socket
+    """
     _, status, usage = os.wait4(child, 0)
     used_us = 1e6 * (usage.ru_utime + usage.ru_stime)
     # its client may have given up
@@ -227,7 +233,10 @@ def _report_end(ended: int, child: int, reply: int) -> None:
 
 
 def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
-    """Replace this fork's standard streams by the request's; a worker of a replay leaves its parent first."""
+    """Replace this fork's standard streams by those of the request; in a worker of a replay, fork again first.
+
+    files : descriptors received with the request: reply, standard streams, and files passed to a worker
+    """
     reply, *streams = files
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "passed" in request:
@@ -322,7 +331,7 @@ def end(status: int) -> NoReturn:
 
 
 def main(number: int) -> None:
-    """Import the modules that the commands use, and fork on request."""
+    """Import the modules that the commands use, and fork for each request on the socket with descriptor `number`."""
     for name in IMPORTED:
         importlib.import_module(name)
     for name in PACKAGES:

@@ -31,7 +31,10 @@ class Named:
 
 
 def packed(value: Any, seen: dict[int, Named] | None = None) -> Any:
-    """Return a value without any object of its project, so that it unpickles anywhere."""
+    """Return a value with `Named` in place of each class and object of a project, so that it unpickles anywhere.
+
+    seen : replacements so far, by id of the object
+    """
     seen = {} if seen is None else seen
     if id(value) in seen:
         return seen[id(value)]
@@ -118,7 +121,7 @@ def write(folder: Path, gripped: Gripped, made: ModuleText) -> None:
 
 
 def run_all(folders: Iterable[Path], blocked: Iterable[str]) -> dict[str, list[str]]:
-    """Return the errors of each sample, run in one Python that cannot import blocked packages."""
+    """Return the errors of the sample in each folder, run in one Python that cannot import the `blocked` packages."""
     done = run_python(__file__, ",".join(blocked), *folders, status=0)
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -202,7 +202,7 @@ def prepare_folder(folder: Path, name: str, text: str, detector_trace: Path) -> 
 
 
 def why_not(name: str, pasted: Pasted) -> str | None:
-    """Return the reason why a command of a document cannot run here, or None if it can."""
+    """Return the reason why a command of the document `name` cannot run here, or None if it can."""
     words = shlex.split(pasted.command, comments=True)
     options = dict(zip(words, [*words[1:], ""], strict=True))
     if words[:3] == ["opgrip", "zoo", "make"]:
@@ -232,9 +232,9 @@ def lacking_modes() -> set[str]:
 
 
 def quick_command(pasted: Pasted) -> str:
-    """Return the command to run: a quick version if no output is shown, and without packages that are not installed.
+    """Return the command line to run: fewer calls if the document shows no output, and no packages that are missing.
 
-    The built-in detector replaces configurations of mmdet.
+    The built-in detector replaces configurations of mmdet if mmdet is not installed.
     """
     command = re.sub(r"\bTRACE\b", SHIPPED, pasted.command)
     if not is_installed("mmdet"):
@@ -286,7 +286,10 @@ def with_small_images(command: str) -> str:
 
 
 def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
-    """Run a command, and return a description of its failure, or an empty text."""
+    """Run a command in `folder`, and return a description of its failure, or an empty text.
+
+    cache : folder for compiled code and measurements (`OPGRIP_CACHE`)
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
     # the commands keep their runs in the user's folder, which is empty before a page
@@ -306,7 +309,7 @@ def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
 
 
 def run_line(line: str, folder: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a line as a shell does, or in a fork without imports if it only starts one of our commands.
+    """Run a command line in a shell, or in a fork with all imports done if it only starts one of our commands.
 
     The result's output includes its standard error.
     """

@@ -92,7 +92,7 @@ def receive_ctrl_c() -> None:
 
 
 def wait_for(event: Callable[[], bool], process: subprocess.Popen[Any], seconds: float = 300) -> None:
-    """Wait for an event that a running process causes; raise an error if the process ends first or takes too long."""
+    """Wait until `event` returns True while a process runs; raise an error if it ends first or takes too long."""
     for _ in range(int(seconds / 0.05)):
         if event():
             return

@@ -15,7 +15,7 @@ MEASURING = (
 
 
 class QuietMachine(Contention):
-    """Contention of an idle machine."""
+    """Replacement of `Contention` that reports that no other process uses the processors."""
 
     def is_contended(self, *_: Any, **__: Any) -> bool:
         return False

@@ -19,7 +19,7 @@ LOOPBACK = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER":
 
 @contextmanager
 def cluster(*nodes: tuple[str, str]) -> Iterator[tuple[str, list[int]]]:
-    """Yield the address of a cluster with nodes of these names and kinds, and the processes of the nodes."""
+    """Yield the address of a cluster with nodes of these names and kinds, and the process ids of the nodes."""
     process = subprocess.Popen(
         [sys.executable, __file__],
         stdin=subprocess.PIPE,
@@ -62,7 +62,7 @@ def serve() -> None:
 
 
 def processes_below(pid: int) -> set[int]:
-    """Return the processes that a process started, directly or indirectly."""
+    """Return the ids of the processes that the process `pid` started, directly or indirectly."""
     parents = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
@@ -74,7 +74,7 @@ def processes_below(pid: int) -> set[int]:
 
 
 def workers_below(pid: int) -> list[int]:
-    """Return the processes below a process that are replay workers."""
+    """Return the ids of the replay workers that the process `pid` started, directly or indirectly."""
     workers = []
     for child in processes_below(pid):
         with suppress(OSError):

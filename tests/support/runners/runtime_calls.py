@@ -48,7 +48,7 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 def run(name: str, function: Callable[..., Any], *args: Any, **about: Any) -> RunOutputs:
-    """Return the results of a call under a mode."""
+    """Return the results of the call `function(*args)` under the mode `name`; `about` has further fields of `Task`."""
     mode, argument = find_mode(name)
     example = tuple(arg.clone() if about.get("mutates") else arg for arg in args)
     program = mode.make(Task(function, example, {}, argument=argument, **about))

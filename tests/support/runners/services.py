@@ -22,9 +22,9 @@ NO_RANK = {
 
 @contextmanager
 def running(folder: Path, *command: object, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
-    """Run a command in a folder during the block, after it has printed the line `ready`.
+    """Run a command in a folder during the block, which begins when the command has printed the line `ready`.
 
-    The folder has its sockets, and its output in `said.txt` and `errors.txt`.
+    The command's sockets are in the folder, as is its output, in `said.txt` and `errors.txt`.
     """
     with (folder / "said.txt").open("w") as said, (folder / "errors.txt").open("w") as errors:
         process = subprocess.Popen(
@@ -69,12 +69,18 @@ def environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str,
 
 
 def on_demand(*options: object) -> tuple[object, ...]:
-    """Return a command line of a script with an agent, from its options and the words after `--`."""
+    """Return the command line of a script with an agent: `opcapture --on-demand` and these words.
+
+    options : options of `opcapture`, `--`, and the script with its arguments
+    """
     return (program_path("opcapture"), "--on-demand", *options)
 
 
 def ask(folder: Path, *words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a verb of `opcapture` in a folder where programs run."""
+    """Run a subcommand of `opcapture` on the programs whose sockets are in a folder.
+
+    words : the subcommand and its arguments
+    """
     return subprocess.run(
         [program_path("opcapture"), *map(str, words)],
         capture_output=True,

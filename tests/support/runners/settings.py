@@ -16,7 +16,10 @@ from opgrip.replay.run.workload import Workload, workload_for
 
 
 def settings_of(*, store: Path | None = None, memory: bool = False, detail: bool = False, **options: Any) -> Workload:
-    """Return settings from command-line options; compiled programs are not cached."""
+    """Return the settings of a replay with these command-line options; compiled programs are cached only in `store`.
+
+    memory, detail : fields of the settings that no option sets
+    """
     plan = replace(request_with("trace.jsonl", **options), store=None if store is None else str(store), detail=detail)
     return replace(workload_for(plan), memory=memory)
 
@@ -27,6 +30,9 @@ def rows_of(
     surroundings: PrecedingCalls | None = None,
     announce: Callable[[int, int], None] = lambda number, row: None,
 ) -> list[Result]:
-    """Return all rows of cases, in the order of the cases."""
+    """Measure cases, and return all their rows in the order of the cases.
+
+    surroundings, announce : as for `measure_cases`
+    """
     rows = {rows[0].case: rows for rows in measure_cases(cases, settings, surroundings, announce)}
     return [row for case in cases for row in rows[case.number]]
