@@ -73,13 +73,13 @@ class CandidateTemplate:
     extensions: Sequence[str] = ()
 
     def command(self, path: Path, implementation: Implementation) -> str:
-        """Return the command that judges the file."""
+        """Return the command that judges the implementation in the file `path`."""
         candidate = f"{self.op}={path}:{implementation.function}"
         extensions = [word for name in self.extensions for word in ("--extension", name)]
         return shlex.join(["opreplay", self.target, "--candidate", candidate, *extensions])
 
     def text(self, path: Path, implementation: Implementation) -> str:
-        """Return the contents of the file."""
+        """Return the contents of the file `path`, with the implementation as the candidate to start from."""
         made_by = f"Made by opgrip {metadata.version('opgrip')} with torch {torch.__version__}."
         about = [f"Candidate for {self.op}. Judge it with:", "", f"    {self.command(path, implementation)}", ""]
         about += [*self.facts, "", implementation.origin, made_by]
@@ -160,7 +160,10 @@ def _documentation(operator: Any) -> Iterator[str]:
 
 
 def _table(own: Sequence[Case], cases: Iterable[Case]) -> Iterator[str]:
-    """Yield lines about the recorded calls of an operator, largest share of the step first."""
+    """Yield lines about the recorded calls of an operator, largest share of the step first.
+
+    own, cases : cases of the operator, and of the whole step
+    """
     step_us = fsum(case.captured_total_us for case in cases) or 1.0
     share = fsum(case.captured_total_us for case in own) / step_us
     yield f"{counted(sum(case.count for case in own), 'recorded call')}, {share:.2%} of the step:"
@@ -202,6 +205,8 @@ def copied(function: Callable[..., Any], origin: str) -> Implementation | None:
     """Return the source of a function of a module, with imports of the names that it uses from there.
 
     None if the source is unknown, or refers to variables of a surrounding function.
+
+    origin : sentence about where the source comes from
     """
     own = inspect.unwrap(function)
     try:
@@ -264,7 +269,10 @@ def _default(value: Any) -> str:
 
 
 def is_right(template: CandidateTemplate, implementation: Implementation) -> bool:
-    """Return True if a candidate is right on all recorded calls, each of which runs once in another process."""
+    """Return True if a candidate is right on all recorded calls, each of which runs once in another process.
+
+    template : operator, trace and extensions with which the candidate is judged
+    """
     from opgrip.replay.command.judge import judge
 
     with tempfile.TemporaryDirectory() as folder:

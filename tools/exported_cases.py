@@ -124,6 +124,8 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 def _function_of(links: Links) -> ScriptFunction:
     """Return the recorded calls of a subgraph as one function, whose arguments are the tensors from outside and the
     settings.
+
+    links : the calls, and the origin of each tensor that they take
     """
     if links.reason is not None:
         raise UserError("these calls cannot run as one function", links.reason)
@@ -144,6 +146,7 @@ def _function_of(links: Links) -> ScriptFunction:
 def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
     """Yield the source of one statement for each call of a subgraph.
 
+    links : the calls, and the origin of each tensor that they take
     settings : name of the script's variable for each device, dtype and generator
     """
     for index, (call, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
@@ -290,7 +293,11 @@ class _SampleLiterals(Literals):
         return super().of(value)
 
     def _fields(self, fields: Mapping[str, Any]) -> str:
-        """Return a dictionary of attributes as source text, without attributes that the script cannot create."""
+        """Return the attributes of an object as the source text of a dictionary, without those that the script cannot
+        create.
+
+        fields : attribute values by name
+        """
         parts = []
         for name, value in fields.items():
             if self._is_possible(value):

@@ -83,7 +83,10 @@ class RedactionCheck:
 
 
 def check_replays(original: Path, redacted: Path) -> RedactionCheck:
-    """Replay the `CASES` cases that take most time from both traces, and return their comparison."""
+    """Replay the `CASES` cases that take most time from both traces, and return their comparison.
+
+    original, redacted : files of the two traces
+    """
     trace = load(original, partial=True)
     numbers = _longest(trace)
     both = [_shapes(path, numbers) for path in (original, redacted)]
@@ -129,7 +132,7 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
 
 
 def _kind(given: Any) -> Any:
-    """Return the part of a result that is compared: the output sizes, or the class of the error."""
+    """Return the part of a result (`given`) that is compared: the output sizes, or the class of the error."""
     if not given or "shapes" in given:
         return given and given["shapes"]
     # compare only the class of an error, since its text may contain what was redacted

@@ -192,7 +192,10 @@ def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
 
 
 def _with_method(owner: type, entry: str, grips: Grips) -> type:
-    """Grip one method of a class and return the class; an inherited method is gripped for this class only."""
+    """Grip one method of a class and return the class; an inherited method is gripped for this class only.
+
+    owner, entry : the class, and the name of the method
+    """
     holder = next((cls for cls in owner.__mro__ if entry in vars(cls)), None)
     if holder is None:
         raise UserError(f"{owner.__qualname__} has no method {entry}", "name one with entry=")

@@ -37,8 +37,8 @@ class Unpaired(Exception):
 
 
 def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-    """Return the results of a mode with their positions in the reference's results; raise `Unpaired` if the numbers of
-    results differ.
+    """Return the results of a mode (`actual`) with their positions in the reference's results; raise `Unpaired` if the
+    numbers of results differ.
 
     If a mode returns only tensors, outputs of the reference that are not tensors are ignored.
     """
@@ -108,7 +108,7 @@ class Plain:
 
 
 def plain(leaf: Any) -> Plain | None:
-    """Return the values of a result, or None if it is neither a tensor nor a number.
+    """Return the values of a result (`leaf`), or None if it is neither a tensor nor a number.
 
     Raises RuntimeError or NotImplementedError for a tensor that torch cannot convert to a dense one.
     """
@@ -250,6 +250,9 @@ def _relative(between: Gap, wrong: Tensor) -> Tensor:
 
     If the reference is zero, the value is inf for a wrong element and 0 for others. If the distance is inf, so is the
     value.
+
+    between : distances between a result and the reference
+    wrong : (elements,) bool, True for wrong elements
     """
     no_number = between.distance.isinf() | ((between.size == 0) & wrong)
     sized = (between.size > 0) & between.size.isfinite()
@@ -339,6 +342,7 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
 
     An element depends on rounding if the runs disagree on it; any value in the range of the runs is then correct.
 
+    actual : the result
     runs : the reference's result, and results computed in float64 from exact and from slightly changed arguments
     """
     values = torch.stack([run.values.long() for run in runs])
@@ -347,7 +351,9 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
 
 
 def _overflown(truth: Plain, actual: Plain) -> Tensor:
-    """Return the true values in float64, with infinities where they overflow the dtype of the result."""
+    """Return the values of `truth`, a result computed in float64, with infinities for elements that overflow the dtype
+    of the result `actual` and are infinite in it.
+    """
     if actual.dtype.is_complex or not actual.dtype.is_floating_point:
         return truth.values
     most = torch.finfo(actual.dtype).max
@@ -360,7 +366,9 @@ def _finite(errors: Tensor) -> Tensor:
 
 
 def _sample(errors: Tensor) -> Tensor:
-    """Return about 2**20 evenly spaced elements of a larger tensor, because torch.quantile takes at most 2**24."""
+    """Return about 2**20 evenly spaced elements of the (elements,) errors, because torch.quantile takes at
+    most 2**24.
+    """
     return errors[:: max(1, len(errors) >> 20)] if len(errors) else errors.new_zeros(1)
 
 

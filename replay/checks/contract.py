@@ -120,12 +120,15 @@ def _memory(tensor: Any) -> int | None:
 
 
 def _is_repeatable(operator: Function, first: _Run, inputs: Inputs) -> bool:
-    """Return True if the operator returns the same results with another random seed as in the run `first`."""
+    """Return True if the operator returns the same results with another random seed as in the run `first`.
+
+    inputs : arguments of both runs
+    """
     return not _differing(first, _run(operator, inputs, OTHER_SEED))
 
 
 def _differing(one: _Run, other: _Run) -> list[int]:
-    """Return the indices of the tensor outputs that differ between two runs."""
+    """Return the indices of the tensor outputs that differ between the runs `one` and `other`."""
     return [
         place
         for place, (ours, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False))

@@ -132,8 +132,8 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with indices along a dimension (or into the flattened input), or None if they
-    are correct.
+    """Return what is wrong with the indices `ours` along a dimension (or into the flattened input), or None. They may
+    differ from the reference's, `theirs`; `bound` are the call's arguments by name.
     """
     return _pointing(*_source(bound, ours, theirs))
 
@@ -146,7 +146,7 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices of topk, or None; with `sorted` False they may be in any order."""
+    """Return what is wrong with topk's indices `ours`, or None; they may be in any order if `sorted` is False."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -156,7 +156,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices of cummax or cummin, or None; an index must not exceed its position."""
+    """Return what is wrong with the indices `ours` of cummax or cummin, or None; none may exceed its position."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
@@ -165,9 +165,9 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices of max pooling, or None; each must lie in its pooling window.
+    """Return what is wrong with the indices `ours` of max pooling, or None; each must lie in its pooling window.
 
-    planes : number of pooled dimensions
+    planes, bound : number of pooled dimensions, and the call's arguments by name
     """
     source = bound["self"].detach().cpu()
     reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
@@ -185,7 +185,7 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
 def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
     """Return True if each pooling window contains its index along the dimension `-place`.
 
-    planes : number of pooled dimensions
+    planes, bound : number of pooled dimensions, and the call's arguments by name
     """
 
     def read_setting(name: str) -> int:
@@ -256,8 +256,8 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return why a result is not a dropout of the input, or None if it is: each element is then 0 or input
-    / (1 - p).
+    """Return why `actual`, the results of a dropout, are not its input with some elements dropped, or None if they are:
+    each element is then 0 or input / (1 - p), within tolerance.
     """
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
@@ -289,7 +289,7 @@ DEPENDENT = 2.0
 
 
 def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
-    """Return why a random result does not have the distribution of the reference's runs, or None if all tests pass.
+    """Return why the random result `actual` is not distributed like the reference's runs, or None if all tests pass.
 
     Three tests, each with a false alarm rate of one in ten million:
     - a permutation contains the same numbers in every run,
@@ -338,8 +338,8 @@ def _same_numbers(runs: Sequence[Plain]) -> bool:
 
 
 def _constant(ours: Tensor, theirs: Tensor) -> bool:
-    """Return True if all elements of a result are equal although this is too unlikely for numbers distributed as in the
-    runs.
+    """Return True if all elements of a result (`ours`) are equal although this is too unlikely for numbers distributed
+    as in the runs (`theirs`).
 
     Its probability is at most p**(m - 1) for m elements, where p is the share of the most common number plus its
     sampling error.
@@ -352,8 +352,8 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
-    """Return True if a result's distance from the runs exceeds `bound`, and also `DEPENDENT` times the distance of any
-    run from the others.
+    """Return True if the distance of a result (`ours`) from the runs (`theirs`) exceeds `bound`, and also `DEPENDENT`
+    times the distance of any run from the others.
     """
     if not len(ours):
         return False
@@ -386,8 +386,8 @@ def _two_sample_bound(one: int, others: int) -> float:
 
 
 def _ranks(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference between the distribution function of the elements' ranks and the uniform one; ties
-    are broken at random.
+    """Return the largest difference between the distribution function of the ranks of a result's elements among those
+    of the runs and the uniform one; ties are broken at random.
     """
     runs = len(theirs)
     tied = (theirs == ours).sum(0)

@@ -71,8 +71,8 @@ class Reference:
         self._seeded: list[RunOutputs] = []
 
     def check(self, actual: RunOutputs, tolerance: Tolerance) -> ResultVerdict:
-        """Return the verdict on a mode's results. Errors of the comparison become a verdict too, and are
-        never raised.
+        """Return the verdict on the results of a mode (`actual`). Errors of the comparison become a verdict too, and
+        are never raised.
         """
         try:
             return joined(self._verdicts(actual, tolerance))
@@ -103,8 +103,8 @@ class Reference:
         return verdicts
 
     def _pairs(self, actual: RunOutputs, first: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-        """Return the mode's results to compare, with their positions; raise `Unpaired` if their number differs from the
-        reference's.
+        """Return the mode's results (`actual`) to compare, with their positions; raise `Unpaired` if their number
+        differs from that of `first`, the reference's.
         """
         if self._mutates and not actual.arguments and not self._written:
             first = RunOutputs(first.outputs)
@@ -140,7 +140,10 @@ class Reference:
         return verdict_on(str(place), reference, between, differing)
 
     def _excused(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
-        """Return a mask, (elements,) bool, of the elements that differ from the reference only because of rounding."""
+        """Return a mask, (elements,) bool, of the elements that differ from the reference only because of rounding.
+
+        place, ours : position and values of the mode's result
+        """
         runs = [run for run in self._in_float64(place) if run.shape == ours.shape and run.numeric == ours.numeric]
         if not runs or reference.step is not None:
             return torch.zeros(len(ours.values), dtype=torch.bool)
@@ -156,6 +159,9 @@ class Reference:
 
         Rounding: the shape is in the range of the shapes of the float64 runs; elements cannot be compared then. Random
         numbers: runs with other seeds have different sizes in the same dimensions.
+
+        place, ours : position and values of the mode's result
+        tolerance : not used
         """
         truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
@@ -183,8 +189,8 @@ class Reference:
         )
 
     def _in_float64(self, place: ResultPosition) -> list[Plain]:
-        """Return a result's values as computed in float64, first from the exact arguments, then from slightly changed
-        ones; empty if the call does not run in float64.
+        """Return the values of the result at position `place` as computed in float64, first from the exact arguments,
+        then from slightly changed ones; empty if the call does not run in float64.
         """
         results = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
         return [run for run in results if run is not None]
@@ -224,8 +230,8 @@ def is_changed(before: Tensor, after: Tensor) -> bool:
 
 
 def _same_tensor(leaf: Any, expected: Any) -> bool:
-    """Return True if two tensors are equal bit by bit; return False if this cannot be checked without
-    converting them.
+    """Return True if a result and the expected one are tensors that are equal bit by bit; return False if this cannot
+    be checked without converting them.
     """
     if not isinstance(leaf, Tensor) or not isinstance(expected, Tensor):
         return False
@@ -280,8 +286,8 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return how the nesting of a candidate's results differs from that of the reference's, as text, or None if it does
-    not.
+    """Return how the nesting of a candidate's results (`ours`) differs from that of the reference's, as text, or None
+    if it does not.
 
     where : text that names the position within the results
     """

@@ -165,6 +165,7 @@ def _suite(comparison: Comparison, gates: Gates) -> Suite:
 def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
     """Return the JUnit test for a row.
 
+    cells : columns of the comparison for the row
     outcomes : outcome by (verdict that a gate counts, or "" for times, and id of the row); None if there are no gates.
         With gates, an UNSURE row is not skipped, because its outcome follows from the gates.
     """

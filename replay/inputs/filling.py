@@ -145,8 +145,9 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a tensor of values drawn from a model, on the device of `generator`. Without a model, these are normal
-    random numbers for floating-point dtypes, random bits for dtypes that are not numbers, and zeros for others.
+    """Return a tensor of the given shape with values drawn from a model, on the device of `generator`. Without a model,
+    these are normal random numbers for floating-point dtypes, random bits for dtypes that are not numbers, and zeros
+    for others.
     """
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:

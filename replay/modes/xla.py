@@ -98,8 +98,8 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
     dtypes = [plain_name(node.meta["val"].dtype) for node in outputs]
 
     def as_torch_has_it(states: Any, inputs: Any) -> Any:
-        """Run the function and cast its results to the dtypes that torch returns; for example, jax returns 32-bit
-        indices.
+        """Run the function on constants and inputs, and cast its results to the dtypes that torch returns; for example,
+        jax returns 32-bit indices.
         """
         arrays = function(states, inputs)
         return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))

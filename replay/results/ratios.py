@@ -162,8 +162,9 @@ def shares_of(case: Case) -> list[float]:
 
 
 def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    """Return a row with the call site of the case's single timing cluster, or with the times of its several
-    clusters.
+    """Return a row with the call site of the case's single timing cluster, or with the times of its several clusters.
+
+    samples : times of the row's runs, by timing cluster
     """
     if len(case.timing_clusters) == 1:
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))

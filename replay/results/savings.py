@@ -26,7 +26,7 @@ def saving_in_words(saving: float, error: float, digits: int = 1) -> str:
 
 
 def counted_signatures(count: int) -> str:
-    """Return a number of signatures as part of a sentence, such as `of 4 signatures`."""
+    """Return the number of signatures as part of a sentence, such as `of 4 signatures` for a count of 4."""
     return f"of {count} signature{'s' if count != 1 else ''}"
 
 

@@ -319,7 +319,9 @@ class UntrustedCall:
         addresses: Sequence[int],
         early: Mapping[int, Tensor],
     ) -> list[Any]:
-        """Return the results, given their metadata; values are from the arguments, from `early` or from the process."""
+        """Return the results, given their metadata (`forms`) and addresses in the process; their values are in the
+        arguments, in `early` (copied values by address) or in the process.
+        """
         mapped, outputs, owned = process.mapped_at(), [], dict(early)
         self._sizes = [form.get("size", 0) if form.get("argument") is None else 0 for form in forms]
         for form, address in zip(forms, addresses, strict=True):

@@ -157,6 +157,7 @@ def untrusted_subject(
     """Return the subject that times a call in another process.
 
     operator : operator that returns the correct results
+    variant : mode and settings of the row; only the results of a candidate are checked
     inputs : arguments of each input set
     draw : function that returns inputs for a signature, with values drawn for a seed
     besides_ns : times in ns of the operator's requests in addition to its runs

@@ -351,7 +351,7 @@ class DryRun:
         return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
     def _has_recorded_shapes(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
-        """Return True if the results have the recorded shapes and dtypes, or those that the next call needs."""
+        """Return True if a call's results have the recorded shapes and dtypes, or those that the next call needs."""
         result_tensors = tensors_of(result)
         if not call.gives:
             return True

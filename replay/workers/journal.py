@@ -28,7 +28,7 @@ LARGEST = 1e150
 
 
 def measured_row(cells: Mapping[str, Any]) -> Result:
-    """Return a result row from its values by column name, before any analysis adds columns to it.
+    """Return a result row from its values (`cells`) by column name, before any analysis adds columns to it.
 
     Raises `ValueError` if a value is invalid for its column, or if a column is unknown or missing.
     """

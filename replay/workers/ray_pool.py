@@ -166,11 +166,8 @@ class Pool:
     def _after(
         self, error: Exception, slot: RaySlot, task: RayTask, queue: deque[RayTask]
     ) -> Iterator[tuple[Machine, str, RayTask, None]]:
-        """Handle the error of a worker: put its unfinished cases back into the queue, and yield tasks that ended too
-        many workers.
-
-        slot, task : the worker and its unfinished task
-        queue : tasks that no worker has begun
+        """Handle the error of a worker (`slot`): put its unfinished task back into the queue, and yield tasks that
+        ended too many workers.
         """
         assert slot.machine is not None, "it has reported its properties"
         tasks = [task] if task.cases else []
@@ -204,9 +201,8 @@ class Pool:
         return ready
 
     def _hear(self, ready: Collection[Any]) -> None:
-        """Receive the machine descriptions of workers that have started, and end those that cannot be used.
-
-        ready : references of Ray to the descriptions
+        """Receive the machine descriptions of workers that have started (`ready` are Ray's references to them), and end
+        workers that cannot be used.
         """
         for item in ready:
             slot = self._starting.pop(item)

@@ -337,7 +337,10 @@ COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "r
 
 
 def describe_comparisons(runs: Mapping[str, Results], gates: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the page's data about the comparison of each run with the first run."""
+    """Yield the page's data about the comparison of each run with the first run.
+
+    gates : conditions on the comparison, such as `slower<=5%`
+    """
     conditions = list(map(parse_gate, gates))
     names = list(runs)
     for name in names[1:]:

@@ -350,8 +350,8 @@ def _table(table: pd.DataFrame) -> Plain:
 
 
 def plain(cell: Any, infinite: Any = None) -> Any:
-    """Return a value in a form that JSON and browsers accept: numbers with six significant digits, text without lone
-    surrogates.
+    """Return the value of a cell in a form that JSON and browsers accept: numbers with six significant digits, text
+    without lone surrogates.
 
     infinite : value that replaces infinity
     """

@@ -46,7 +46,7 @@ def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None,
     """Return a decorator that registers a function as the `run` of a new subcommand.
 
     name : group and name, such as `trace info`
-    others : further attributes of `Verb`
+    summary, examples, prepare, others : attributes of `Verb`
     """
 
     def register(run: Run) -> Run:
@@ -67,7 +67,10 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
-    """Add the options `--output` and `--force` to a parser; `help` is the help text of `--output`."""
+    """Add the options `--output` and `--force` to a parser; `help` is the help text of `--output`.
+
+    required : True if the user must pass `--output`
+    """
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=help)
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 

@@ -80,7 +80,10 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
-    """Write the records of the input as an opgrip trace, one by one; return what could not be converted."""
+    """Write the records of the input as an opgrip trace, one by one; return what could not be converted.
+
+    reader : reader of the input's format
+    """
     from opgrip.traces.io.writer import TraceWriter
     from opgrip.traces.schema.records import Header
 
@@ -189,7 +192,7 @@ class _ListFormats(argparse.Action):
 
 
 def _tell(args: argparse.Namespace, losses: Losses) -> None:
-    """Print which file was written, and which content could not be converted."""
+    """Print which file was written, and which content could not be converted (`losses`)."""
     print(f"{args.prog}: wrote {args.output}", file=sys.stderr)
     for default in (*losses.doubts, *losses.defaults):
         print(f"{args.prog}: {default}", file=sys.stderr)

@@ -64,7 +64,11 @@ def run_graph(args: argparse.Namespace) -> int:
 
 
 def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
-    """Yield the lines of a file that contains the graph as one JSON object, with one line per call or storage."""
+    """Yield the lines of a file that contains the graph as one JSON object, with one line per call or storage.
+
+    flow : calls and storages of the trace, and which call uses which
+    facts : critical path and memory of the graph
+    """
     path = ", ".join(map(str, facts.critical_path))
     memory = {"peak_bytes": facts.peak_bytes, "peak_at": facts.peak_at, "outside_bytes": facts.outside_bytes}
     yield f'{{"critical_path": {{"time_ns": {facts.critical_ns}, "duration_ns": {facts.critical_host_ns},'
@@ -104,7 +108,11 @@ def _separated(items: Iterable[str]) -> Iterator[str]:
 
 
 def as_dot(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
-    """Yield the lines of a file that contains the graph for Graphviz, with the critical path in red."""
+    """Yield the lines of a file that contains the graph for Graphviz, with the critical path in red.
+
+    flow : calls and storages of the trace, and which call uses which
+    facts : critical path of the graph
+    """
     critical = set(facts.critical_path)
     yield "digraph trace {"
     yield "node [shape=box, fontname=sans]"

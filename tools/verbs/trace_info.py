@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
-    """Write all rows of the tables to a file: several tables as one JSON object, or one table as CSV."""
+    """Write all rows of the tables (`summaries`) to a file: several as one JSON object, or one table as CSV."""
     plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
     if path.suffix == ".csv":
         (table,) = plain.values()
@@ -283,7 +283,7 @@ def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _redacted(form: Mapping[str, Any]) -> str:
-    """Return a text that says what a redaction replaced and what it kept, from the trace's header."""
+    """Return a text that says what a redaction replaced and kept, from `form`, its entry in the trace's header."""
     kept = form.get("kept")
     names = f", except {', '.join(map(str, kept))}" if isinstance(kept, list) and kept else ""
     hidden = "; custom operators are renamed and cannot be replayed" if form.get("operators_hidden") else ""
@@ -310,7 +310,7 @@ def _perturbed(calls: pd.DataFrame, contended: float) -> str:
 
 
 def _run(name: object, steps: object, warmup: object) -> str:
-    """Return the kind of run, with its number of steps if the header contains plausible numbers."""
+    """Return the kind of run and, if the header contains plausible numbers, its steps and those to warm up."""
     if not _is_count(steps):
         return str(name)
     return f"{name}, {counted(steps, 'step')}{f' after {warmup:,} to warm up' if _is_count(warmup) else ''}"
@@ -353,7 +353,7 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
-    """Return an unfinished call as text, with its arguments and source line."""
+    """Return a call that began but did not end as text, with its arguments and source line."""
     from opgrip.traces.schema.arguments import leaves
 
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""

@@ -188,7 +188,10 @@ def run_make(args: argparse.Namespace) -> int:
 
 
 def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Record a trace of the zoo and print its numbers of calls and signatures; return True if it could be recorded."""
+    """Record a trace of the zoo and print its numbers of calls and signatures; return True if it could be recorded.
+
+    timeout_s : time limit of the recording in seconds
+    """
     from opgrip.zoo.making import make_trace
 
     start = monotonic()
@@ -212,7 +215,7 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 
 
 def _write_down(made: ZooTrace) -> None:
-    """Write the facts about a new recording to the manifest.
+    """Write the facts about a new recording (`made`) to the manifest.
 
     The manifest is read again, because recording takes hours in which it may be edited.
     """
@@ -226,7 +229,10 @@ def _write_down(made: ZooTrace) -> None:
 
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Return True if a new recording of a trace differs from the shipped one, or cannot be made."""
+    """Return True if a new recording of a trace differs from the shipped one, or cannot be made.
+
+    timeout_s : time limit of the recording in seconds
+    """
     from opgrip.zoo.making import differences_anew
 
     try:

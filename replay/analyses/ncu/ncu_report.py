@@ -110,8 +110,8 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
 
 
 def module_folder(binary: str) -> Path | None:
-    """Return the folder of the Python module `ncu_report` that was installed with this ncu, or None if
-    there is none.
+    """Return the folder of the Python module `ncu_report` that was installed with the ncu at the path `binary`, or None
+    if there is none.
     """
     beside = Path(binary).resolve().parent
     module_paths = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])

@@ -98,7 +98,7 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
-    """Write the number of each operator in `key` on the largest dot of this operator.
+    """Write the number of each operator in `key` on the largest dot of this operator, on the axes of a plot.
 
     dots : (x, y, row) of each dot
     """

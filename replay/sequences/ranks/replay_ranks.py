@@ -76,8 +76,8 @@ class StepOutcome:
 def replay_ranks(
     workload: Workload, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> StepOutcome | None:
-    """Replay this rank's part of a trace together with the other ranks; rank 0 returns the results of all, other ranks
-    None.
+    """Replay this rank's part of a trace together with the other ranks, which `control` connects; rank 0 returns the
+    results of all, other ranks None.
 
     Raises `UserError` if more ranks run than the trace has, or if a rank ends early.
     """
@@ -120,7 +120,7 @@ ROUNDS = 20
 
 
 def clock_offsets_ns(control: Control) -> list[int]:
-    """Return, for each rank, by how many ns its clock is ahead of rank 0's.
+    """Return, for each rank, by how many ns its clock is ahead of rank 0's; all ranks must call this.
 
     Ranks on the same machine share a clock. The error is at most half of the time that a message and its answer take.
     """
