@@ -303,14 +303,14 @@ def test_resume_refuses_rows_of_another_torch_or_machine_or_trace(
             replay(one, **QUICK, output=output)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "1.0")
-        with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: use the same"):
+        with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: give the arguments"):
             replay(one, **QUICK, output=output, resume=True)
     with monkeypatch.context() as patch:
         patch.setattr("opgrip.replay.command.several_traces.this_machine", lambda device: Machine("m", "another"))
-        with pytest.raises(UserError, match=r"r\.json\.parts is of another kind of machine: use the same"):
+        with pytest.raises(UserError, match=r"r\.json\.parts is of another kind of machine: give the arguments"):
             replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (11,))
-    with pytest.raises(UserError, match=r"r\.json\.parts is of other files of a: use the same"):
+    with pytest.raises(UserError, match=r"r\.json\.parts is of other files of a: give the arguments"):
         replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (10,))
     assert len(replay(one, **QUICK, output=output, resume=True)) == 1

@@ -123,7 +123,7 @@ def test_make_target_uses_a_python_that_has_cuda_as_it_is(tmp_path: Path) -> Non
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "$@"\n')
     python.chmod(0o755)
-    words = ["make", "gpu-check", f"PYTHON={python}", "ARGS=--seconds 5"]
+    words = ["make", "--no-print-directory", "gpu-check", f"PYTHON={python}", "ARGS=--seconds 5"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[1:] == ["benchmarks/gpu_check.py --seconds 5"]
     assert "import torch, opgrip.capture, opgrip.replay" in done.stdout.splitlines()[0]

@@ -113,7 +113,7 @@ CANDIDATES: dict[str, tuple[Any, Any, str, str]] = {
     ),
     "None": (softmax, lambda x: None, "wrong", "returns None, but the reference returns a tensor"),
     "dictionary": (lambda x: {"a": x, "b": -x}, lambda x: {"b": -x, "a": x}, "ok", ""),
-    "other keys": (lambda x: {"a": x}, lambda x: {"b": x}, "wrong", "a dictionary of 1: 'b', where"),
+    "other keys": (lambda x: {"a": x}, lambda x: {"b": x}, "wrong", "a dictionary of 1: 'b', but"),
     "strides": (lambda x: x.t().contiguous(), torch.t, "ok", ""),
     "shape": (softmax, lambda x: softmax(x)[:1], "wrong", "output 0 is (1, 16), not (8, 16)"),
     "promoted": (softmax, lambda x: softmax(x.double()), "wrong", "output 0 is float64, not float32"),

@@ -37,8 +37,7 @@ def measure(folder: Path, plan: str, only: str = "") -> list[dict[str, Any]]:
     site.mkdir()
     (site / "sitecustomize.py").write_text(NOT_INSTALLED.format(root=str(ROOT)))
     variables["PYTHONPATH"] = os.pathsep.join([str(site), variables["PYTHONPATH"]])
-    find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('opgrip') is not None)"
-    run_python("-c", find, cwd=folder, env=variables, fresh=True, status=0)
+    run_python("-c", "import opgrip", cwd=folder, env=variables, fresh=True, status=1)
     some = ("--only", only) if only else ()
     run_python(SCRIPT, *words, *some, cwd=folder, env=variables, fresh=True, timeout=1250, status=0)
     return [json.loads(line) for line in (folder / "out/facts.jsonl").read_text().splitlines()]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from foreign_data import case_files, needs_cases
 from programs import run_command
 from torch.cuda import tunable
@@ -139,7 +140,6 @@ def test_lists_for_hipblaslt_and_benchdnn_have_the_forms_of_their_documentation(
         "- { function: matmul, M: 48, N: 32, K: 64, lda: 64, ldb: 64, ldc: 48, ldd: 48, stride_a: 0"
     )
     assert "transA: T, transB: N, batch_count: 1, a_type: f32_r" in first
-    yaml = pytest.importorskip("yaml")
     entries = yaml.safe_load((tmp_path / "list.txt").read_text(encoding="utf-8"))
     assert {entry["batch_count"] for entry in entries} == {1, 3}
     (tmp_path / "dnn").mkdir()
