@@ -5,8 +5,8 @@ detector, a fifth of whose calls have signatures with values from several call s
 process. Its time is processor time, which depends little on other programs, minus the time of a process that
 imports the same modules and reads the short capture; its memory is the peak of the process. For comparison, the
 files of other tools are made long in the same way and read whole: nodes of torch's `ExecutionTraceObserver` with
-`json`, as Chakra's
-converter and PARAM's replay begin, and events of `torch.profiler` with `json` and `pandas`, as HTA begins.
+`json`, as Chakra's converter and PARAM's replay begin, and events of `torch.profiler` with `json` and `pandas`, as HTA
+begins.
 
     python benchmarks/long_traces.py [--calls 100000 1000000] [--only info cases] [--most-others 1000000]
 """

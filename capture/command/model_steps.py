@@ -161,7 +161,8 @@ def warm_up(
     Parameters
     ----------
     advance : called after each step
-    learned : number of warm-up steps that are not run here, because the capture watches them without recording
+    learned : number of warm-up steps that are not run here, because the caller runs them under the capture, which
+        examines their signatures without recording calls
     """
     for _ in range(args.warmup - learned):
         run_step(program, program.inputs())

@@ -43,7 +43,7 @@ class Arrays:
         return ArraySpec(memory.as_strided(array.shape, [step // size for step in steps], offset // size))
 
     def _over(self, root: Array) -> torch.Tensor:
-        """Return the bytes of an array as a tensor; the same tensor is returned each time."""
+        """Return the bytes of `root`, an array that owns its memory, as a tensor; the same tensor each time."""
         if id(root) not in self._memory:
             self._memory[id(root)] = root, torch.from_numpy(root.reshape(-1).view(np.uint8))
         return self._memory[id(root)][1]

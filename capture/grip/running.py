@@ -111,8 +111,7 @@ class Running(OrderlyMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         """Return True, which tells torch to run compiled code unchanged; otherwise it would compute other results under
-        the
-        mode.
+        the mode.
         """
         return True
 

@@ -166,8 +166,7 @@ class CallRecording(ThreadMode):
         """Return the call point and the storages of a call that was not predicted.
 
         A call point is the node of a call in the graph of predictions. A call on meta or fake tensors is only counted;
-        for it,
-        return the last call point and None.
+        for it, return the last call point and None.
         """
         began = self._begin_search()
         self.settle()
@@ -209,7 +208,7 @@ class CallRecording(ThreadMode):
     def _look_up(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
     ) -> CallPoint:
-        """Return the call point of a call that did not follow the thread's last call before; create it if it is new."""
+        """Return the call point of a call that has never followed the thread's last call so far; create it if new."""
         if is_higher_order(func):
             outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
             if outer is not None:

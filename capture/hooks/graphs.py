@@ -30,8 +30,7 @@ class GraphWatch:
     """A context in which captures of CUDA graphs are recorded as templates, and each launch of a graph as one call.
 
     If neither this recording nor a `GraphKeeper` has seen the capture of a graph, the trace has its launches, but not
-    the
-    calls in it.
+    the calls in it.
     """
 
     def __init__(self, recorder: Recorder) -> None:

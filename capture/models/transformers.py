@@ -191,7 +191,7 @@ _TASKS = (
 
 
 def architectures() -> list[str]:
-    """Return the names of the classes with a usual head of all model types in transformers."""
+    """Return, for all model types in transformers, the names of the classes that `usual_class` returns."""
     return list(dict.fromkeys(name for name in map(usual_class, model_types()) if name is not None))
 
 
@@ -201,7 +201,9 @@ def model_types() -> tuple[str, ...]:
 
 
 def usual_class(model_type: str) -> str | None:
-    """Return the name of a model type's class with its usual head, or None if the type has no model."""
+    """Return the name of a model type's class for the first task in `_TASKS` that it has, else of its class without a
+    head; None if the type has no model.
+    """
     tables = needed("transformers.models.auto.modeling_auto", EXTRA)
     for table in (*(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _TASKS), "MODEL_MAPPING_NAMES"):
         name = getattr(tables, table, {}).get(model_type)
@@ -212,9 +214,7 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class with this name, or for a model type the class with its usual head; raise `UserError` for
-    others.
-    """
+    """Return the class with this name, or the `usual_class` of a model type; raise `UserError` for other names."""
     package = needed("transformers", EXTRA)
     found: Any = (
         getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)

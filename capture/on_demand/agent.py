@@ -95,7 +95,7 @@ class Agent:
         armed: Callable[[Mapping[str, Any]], None] = lambda fields: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record steps as requested, and return facts about the recording; raise `UserError` if that is not possible.
+        """Record steps as requested, and return the result, as `finish` does; raise `UserError` if not possible.
 
         armed : called with a description of the recording once it can begin at the next step
         waiting : called with the reason if no step begins for some time
@@ -133,7 +133,7 @@ class Agent:
             raise
 
     def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
-        """Wait until a recording has ended, and return facts about it.
+        """Wait until a recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others.
 
         waiting : called with the reason if no step begins for some time
         """
@@ -255,7 +255,7 @@ class Agent:
     def _record_for(
         self, link: socket.socket, request: RecordingRequest, answer: Callable[[str, Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Record for a client until the recording ends or the client disconnects; return facts about the recording.
+        """Record for a client until the recording ends or the client disconnects; return the result of `finish`.
 
         link : connection to the client
         answer : sends an answer of a kind with some fields

@@ -78,8 +78,8 @@ def _report_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> N
 def record_together(
     chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter
 ) -> list[dict[str, Any]]:
-    """Record processes at the same time, and return facts about each recording. Ranks of a job begin with the same
-    step.
+    """Record processes at the same time, and return the result of each, as `Agent.finish` does. Ranks of a job begin
+    with the same step.
 
     request : fields of the request to record
 
@@ -134,7 +134,7 @@ class _Round:
         self._is_late = False
 
     def run(self) -> list[dict[str, Any]]:
-        """Return facts about each recording, or an empty list if the attempt failed.
+        """Return the result of each recording, as of `Agent.finish`, or an empty list if the attempt failed.
 
         It fails if a rank has passed the first step before the request reaches it.
         """

@@ -193,7 +193,7 @@ def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
 def lines_of(result: Mapping[str, Any]) -> list[str]:
     """Return lines for the user about a recording: its calls, the path of its trace, and what is missing.
 
-    result : facts about the recording, as `Agent.finish` returns them
+    result : result of the recording, as `Agent.finish` returns it
     """
     if result.get("problem"):
         return [f"no trace was written: {result['problem']}"]

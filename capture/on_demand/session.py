@@ -226,7 +226,7 @@ class RecordingSession:
         return {"file": str(self.path), "position": position(), "steps_are": self._sources.names}
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
-        """Wait until the recording has ended, and return facts about it.
+        """Wait until the recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others.
 
         Parameters
         ----------

@@ -155,8 +155,7 @@ MOST_NAMES = 3
 
 class ModuleSteps(StepSource):
     """Detects steps that are outermost calls of modules whose class matches a pattern or, without a pattern, that are
-    not in
-    training mode. Calls of other modules count as parts of steps.
+    not in training mode. Calls of other modules count as parts of steps.
 
     Attributes
     ----------

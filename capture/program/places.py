@@ -64,8 +64,7 @@ _RUNNER = "opgrip.cli.command"
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
     """Location of a thread in the program, as tracked by the hooks. `Places` creates each location once, so that
-    locations
-    are compared by identity.
+    locations are compared by identity.
 
     Attributes
     ----------
@@ -112,7 +111,10 @@ class Places:
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
-        """Return the location inside a function that is recorded as a call, with the module and phase of `place`."""
+        """Return the location inside the recorded call of function `name`, made at `place`, with its module and phase.
+
+        gripped : True if the function is gripped, so that the calls in it are recorded too
+        """
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
     def autocast(self, place: Location, autocast: str) -> Location:

@@ -233,7 +233,7 @@ class Recorder:
             self.fitter.spared = self.observations.suspended = self.thinning >= Thinning.VALUES
 
     def leave_out(self, what: Thinning) -> bool:
-        """Return True if the recording currently leaves out a kind of data; count that it did."""
+        """Return True, and count it, if the recording now leaves out the data `what` to stay within its budget."""
         if self.thinning < what or self.budget is None:
             return False
         self.budget.leave_out(what)

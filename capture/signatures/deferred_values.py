@@ -130,7 +130,10 @@ class Deferred:
         self._bytes = self._host_bytes = 0
 
     def _transfer(self, graphs: GraphCaptures, wait: bool) -> bool:
-        """Transfer some finished copies of one device to the host; return False if there are none."""
+        """Transfer some finished copies of one device to the host; return False if there are none.
+
+        graphs, wait : as for `ready`
+        """
         if not self._waiting:
             return False
         device = self._waiting[0].copy.device

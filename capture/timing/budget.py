@@ -76,8 +76,7 @@ class Spends(Protocol):
 
 class Budget:
     """Time budget of a capture: a credit that grows by a share of the elapsed time, and from which the time of the
-    capture's
-    work is subtracted.
+    capture's work is subtracted.
 
     Attributes
     ----------

@@ -39,10 +39,8 @@ def hide_from_compiler(function: FunctionType) -> bool:
     """Keep torch.compile from tracing a function and everything that it calls.
 
     Return False if this version of torch cannot do that. Otherwise, code that a dispatch mode runs inside a compiled
-    region
-    would be compiled too. torch's public way, a guard around the mode's handler, is not used because it makes an empty
-    mode
-    half as expensive again.
+    region would be compiled too. torch's public way, a guard around the mode's handler, is not used because it makes an
+    empty mode half as expensive again.
     """
     try:
         _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))

@@ -302,11 +302,10 @@ class Blocks:
         return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[:used][is_flow], open_since_ns), used
 
     def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return facts about pairs with these numbers, as (N, 5) integers.
+        """Return five integers, (N, 5), about each pair of signature and scope with these numbers, (N,).
 
         The columns are signature, scope, and 1 or 0 for a `record_function` label, for a signature with an argument
-        that
-        requires a gradient, and for one with a tensor on an accelerator.
+        that requires a gradient, and for one with a tensor on an accelerator.
         """
         pairs, signatures = self.recorder.scopes.pairs, self.recorder.signatures
         if pairs is not self._pairs:

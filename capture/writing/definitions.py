@@ -66,7 +66,7 @@ class _File:
     ----------
     redaction : redaction of this file, or None if nothing is redacted
     written : number of lines written for each name of a record
-    late : names that got new lines after their lines were written
+    late : names of written records that have got further lines since
     signatures : number of signatures
     """
 

@@ -93,8 +93,7 @@ class Tolerances:
     values : difference in statistics of values, relative to the spread of the values; for zeros, nan
         and infinities, difference in their share
     least : smallest share of the total time, 0 to 1, of a signature that is reported as new, gone, or called more or
-        less
-        often
+        less often
     """
 
     counts: float = 0.0

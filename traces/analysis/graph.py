@@ -73,7 +73,7 @@ def make_graph(trace: Trace) -> Graph:
 
 
 def graph_facts(flow: Dataflow) -> GraphFacts:
-    """Return the facts about a dataflow graph without keeping the graph; this takes 4 bytes of memory per call."""
+    """Return critical path, memory use and totals of a dataflow graph, in 4 bytes of memory per call."""
     watch = _Watch()
     for step, new in flow:
         watch.add(step, new, flow.writers)
@@ -81,7 +81,7 @@ def graph_facts(flow: Dataflow) -> GraphFacts:
 
 
 class _Watch:
-    """Computes the facts about a dataflow graph from its calls, which are added one by one."""
+    """Computes the `GraphFacts` of a dataflow graph from its calls, which are added one by one."""
 
     def __init__(self) -> None:
         self._path, self._memory = _CriticalPath(), _LiveMemory()
@@ -103,7 +103,7 @@ class _Watch:
         self._has_device |= step.device_ns is not None
 
     def facts(self) -> GraphFacts:
-        """Return the facts of the calls added so far."""
+        """Return critical path, memory use and totals of the calls added so far."""
         path, memory = self._path, self._memory
         return GraphFacts(
             calls=self._calls,

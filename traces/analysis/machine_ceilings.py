@@ -102,8 +102,7 @@ class Ceilings:
         """Return the arithmetic rate in Gflop/s for a dtype or for `TF32`.
 
         All float8 dtypes share one rate. Any other dtype that was not measured has the rate of float32. The result is
-        None
-        if that was not measured either.
+        None if that was not measured either.
         """
         rates = self.rates.get(dtype or "")
         if rates is None and (dtype or "").startswith(FLOAT8):
@@ -278,7 +277,7 @@ def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
 
 
 def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
-    """Return name, size in bytes and number of sharing processors of each data cache of the first processor."""
+    """Return name, size in bytes and number of sharing processors of each data cache in the system's `folder`."""
     levels = []
     for index in sorted(Path(folder).glob("index*")):
         facts = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}

@@ -243,7 +243,10 @@ class _Nesting:
         self._end_ns = 0
 
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
-        """Move to the phase and modules in `path`; yield an event for each phase or module that ends."""
+        """Move to the phase and modules in `path`; yield an event for each phase or module that ends.
+
+        start_ns, end_ns : start and end of the next call, which runs there; with it, the new modules start
+        """
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared][0] == path[shared]:
             shared += 1

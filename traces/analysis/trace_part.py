@@ -107,7 +107,9 @@ class Outline:
 
 
 def read_outline(reader: TraceReader, partial: bool) -> Outline:
-    """Return the outline of a trace, which is read once.
+    """Return what a selection of calls needs of a trace, whose file is read once.
+
+    partial : accept a cut trace
 
     Raises
     ------

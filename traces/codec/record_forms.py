@@ -195,9 +195,10 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
 
 def key_of_part(key: str, *places: str) -> str:
-    """Return a key for those calls of a case that come from certain places of the program.
+    """Return a key for those calls of a case that come from some of the program's call sites.
 
     key : key of the case
+    places : texts that identify the call sites
     """
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
 

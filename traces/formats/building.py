@@ -101,8 +101,7 @@ def split(
     """Return the arguments and results of a call as a signature has them, and the storages of their tensors.
 
     In the signature, tensors that share memory have the same small number as `storage`, and others None. The storages
-    are
-    numbered within the whole graph, arguments first.
+    are numbered within the whole graph, arguments first.
     """
     taken = [_number(spec) for spec in tensors([args, kwargs])]
     given = [_number(spec) for spec in tensors(outputs)]

@@ -100,7 +100,7 @@ def message_classes() -> dict[str, Any]:
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if a file begins with a message of a version or of attributes whose names are words.
+    """Return True if a file begins with a message that has only a version and attributes, as Chakra's metadata.
 
     The package protobuf is not needed for this; if it is missing, reading the file reports that.
     """
@@ -209,8 +209,8 @@ def _value_of(attribute: Any) -> Any:
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Return a node; a later part of a split operator becomes a child of its first part, which `first_parts`
-    stores by record number and name of the operator.
+    """Return a node, named as the whole operator if it is a part of one; later parts become children of the first
+    part, whose number `first_parts` stores by record number and operator.
     """
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
@@ -222,8 +222,8 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a message, or raise `FormatError`; `fault` is set if only its position in the tree can
-    be read.
+    """Return the node of a protobuf message, or raise `FormatError`; if only the node's position in the tree can be
+    read, its `fault` says why.
     """
     attributes = {item.name: _value_of(item) for item in message.attr}
     number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0

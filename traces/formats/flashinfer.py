@@ -1,10 +1,9 @@
 """Reader of definitions and workloads of FlashInfer-Bench and SOL-ExecBench.
 
 A data set is a folder. `definitions/**/NAME.json` defines a kernel: it names the axes of the kernel's inputs and
-outputs
-and has its reference implementation as Python text. `workloads/**/NAME.jsonl` has the sizes of these axes in each
-workload, and names the safetensors files with its values. SOL-ExecBench has a folder per kernel, with `definition.json`
-and `workload.jsonl`.
+outputs and has its reference implementation as Python text. `workloads/**/NAME.jsonl` has the sizes of these axes in
+each workload, and names the safetensors files with its values. SOL-ExecBench has a folder per kernel, with
+`definition.json` and `workload.jsonl`.
 
 A workload becomes a call of the torch operator that computes the same as the kernel, or the calls of its reference.
 """

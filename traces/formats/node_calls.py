@@ -84,7 +84,10 @@ class NodeStorages:
         return self._numbers[storage]
 
     def fresh(self, storage: int, tensor: int) -> int:
-        """Return a new unique number, for memory that was just allocated."""
+        """Return a new unique number for the file's storage number, whose memory was just allocated.
+
+        storage, tensor : numbers of the storage and the tensor in the file
+        """
         if not storage:
             return NO_STORAGE
         self._numbers[storage] = number = self._next
@@ -252,7 +255,10 @@ class _Reader:
                 yield fresh[storage]
 
     def _add_label(self, node: Node, surroundings: NodeScope) -> None:
-        """Add the two calls that a capture records for a `record_function` block."""
+        """Add the two calls that a capture records for the `record_function` block of a node.
+
+        surroundings : phase and module around the node
+        """
         scope, thread = _scope(surroundings), self._tree.thread_name(node.thread)
         start_ns = self._tree.span(node.number).start_ns
         self.builder.add_call(MARK_ENTER, (node.name[:MOST_LABEL],), scope=scope, thread=thread, start_ns=start_ns)

@@ -286,7 +286,7 @@ class Tree:
                 self._surroundings[root] = NodeScope(phase=BACKWARD)
 
     def _close_node(self, number: int, entry: _Entry) -> None:
-        """Add a node's times to its parent, once all nodes inside it are closed."""
+        """Add a node's times to its parent; called once this was done for all nodes inside it."""
         times = self._device_us if entry.is_kernel else self._host_us
         times[number] = times.get(number, 0.0) + entry.own_us
         if entry.parent >= number:

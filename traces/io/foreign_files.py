@@ -213,8 +213,7 @@ class Format:
     recognizes : function that returns True for the beginning of a file of this format; at most one format recognizes a
         file
     read : function that yields records of a trace, with blocks of calls as `CallBlock` if the format has columns; None
-        for
-        write-only formats
+        for write-only formats
     write : function that writes a trace; None for read-only formats and for formats with one of the next two
     write_records : function that writes the records of a trace one by one, so that memory stays bounded; it may iterate
         over them twice

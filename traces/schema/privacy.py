@@ -2,8 +2,7 @@
 
 A field of a record or of an argument declares its privacy in its type: `module: Annotated[str, hashed("module")]`.
 Fields of the header and of other dictionaries are declared by name in the tables below. A field without a declaration
-is
-left out by a redaction, and makes a test fail. `traces/analysis/redaction` applies the declarations.
+is left out by a redaction, and makes a test fail. `traces/analysis/redaction` applies the declarations.
 """
 
 from __future__ import annotations

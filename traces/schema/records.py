@@ -58,8 +58,7 @@ class ValueModel(Drawable, Protocol):
 
     def check(self) -> None:
         """Raise `FormatError` if a field is invalid, so that no values can be drawn; the fields may come from an
-        untrusted
-        file.
+        untrusted file.
         """
 
 

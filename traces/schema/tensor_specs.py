@@ -226,8 +226,7 @@ def bounding_shape(sizes: list[list[int]] | tuple[tuple[int, ...], ...], dimensi
 
 def memory_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype with which a tensor's memory can be accessed: that of its elements, or integers for quantized
-    and
-    bits dtypes, which torch cannot access.
+    and bits dtypes, which torch cannot access.
     """
     if _BITS.fullmatch(str(dtype)):
         return torch.uint8 if dtype.itemsize == 1 else torch.int16

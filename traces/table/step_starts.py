@@ -119,9 +119,8 @@ def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | Non
     """Return start times of steps, derived from the first place in the program that runs exactly once per step.
 
     A place is a scope and a signature. The calls are read twice: once to count the calls of each place, and once to
-    collect
-    the starts at the chosen places. Memory therefore grows with the number of places and steps, not with the number of
-    calls.
+    collect the starts at the chosen places. Memory therefore grows with the number of places and steps, not with the
+    number of calls.
 
     Parameters
     ----------
@@ -281,8 +280,7 @@ def call_filter(
     """Return the filter for these conditions, or None if all are empty.
 
     If steps are selected, the trace is read once to find their starts. Raise `UserError` for an unknown phase, and if
-    the
-    trace lacks the steps.
+    the trace lacks the steps.
 
     phase, module, op : shell patterns, one of which a call must match
     steps : index of a step, or range of indices; None selects every step

@@ -93,9 +93,8 @@ def draw_separate_boxes(
     """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
 
     The boxes are arranged in layers, each of which is a grid of boxes of one size. Sides halve from layer to layer, so
-    that
-    a box of one layer has at most a quarter of the area of any box of another. This is true for both definitions of a
-    side, x2 - x1 and x2 - x1 + 1.
+    that a box of one layer has at most a quarter of the area of any box of another. This is true for both definitions
+    of a side, x2 - x1 and x2 - x1 + 1.
 
     Parameters
     ----------

@@ -318,8 +318,7 @@ class Probabilities:
 
     def _spread(self, logits: torch.Tensor, length: int) -> float:
         """Return the factor by which normally distributed logits must be multiplied for the recorded mean of the
-        largest
-        probability.
+        largest probability.
 
         length : number of classes
         """

@@ -121,8 +121,7 @@ class Floats(Ordered):
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return numbers from the distribution, with the recorded shares of zeros, denormals, nan and infinities, and
-        in the
-        recorded order.
+        in the recorded order.
         """
         if dtype.is_complex:
             return torch.view_as_complex(self.draw((*shape, 2), dtype.to_real(), generator))

@@ -47,8 +47,7 @@ def is_narrow(low: int, high: int, count: int) -> bool:
 
 def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
     """Return the distinct values in a sample of the elements, and their counts; and the estimated number of distinct
-    values
-    in all elements.
+    values in all elements.
     """
     values, counts = tally(every_so_many(flat, SAMPLED))
     # equal elements have equal hashes, so the number of distinct values in a part of the hashes can be extrapolated

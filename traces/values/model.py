@@ -92,7 +92,7 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pieces(tensor: torch.Tensor) -> torch.Tensor:
-    """Return pieces of a tensor, (R, C), in row-major order: rows along the last dimension, or parts of long rows.
+    """Return a sample of a tensor, (R, C), in row-major order: evenly spread rows, or pieces of long rows.
 
     If the elements of a piece are all equal, as in a rarely used embedding table, more and shorter pieces are returned.
 
@@ -125,7 +125,7 @@ def _pieces(tensor: torch.Tensor, length: int, most: int, whole_rows: bool = Fal
 
 
 def _holds_constants(part: torch.Tensor) -> bool:
-    """Return True if `part` contains a piece of `LENGTH` elements that are all equal."""
+    """Return True if `part`, divided into pieces of `LENGTH` elements, has a piece of equal elements."""
     flat = part.reshape(-1)
     whole = flat[: len(flat) // LENGTH * LENGTH].view(-1, LENGTH)
     return bool((whole == whole[:, :1]).all(dim=1).any())

@@ -178,8 +178,7 @@ def _with_distinct(model: Any, outputs: Any) -> Any:
 
 def _with_runs(model: Any, outputs: Any) -> Any:
     """Return the value model with the number of distinct values set to the number of rows in the output, if the values
-    are
-    sorted.
+    are sorted.
     """
     is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
     return _with_distinct(model, outputs) if is_sorted else model

@@ -144,7 +144,10 @@ class _CaseRecords:
         self._scopes: dict[str, int] = {}
 
     def all(self, surrounding: Surrounding) -> Iterator[Record]:
-        """Yield the blocks of calls for the new trace, each after the records that it refers to."""
+        """Yield the blocks of calls for the new trace, each after the records that it refers to.
+
+        surrounding : how many calls of each signature to write, and how many before each
+        """
         for calls, are_cases in _stretches(self._trace.own_calls, self._wanted, surrounding):
             yield from self._definitions(calls, are_cases)
             yield self._block(calls, are_cases)

@@ -355,6 +355,7 @@ class ClassParts:
         """Add the parts needed by a method that creates objects of the class of `self`, or that calls `self` like a
         function.
 
+        piece : source of the method
         item, part : items of the class and of the method
         """
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)

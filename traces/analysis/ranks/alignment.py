@@ -258,8 +258,7 @@ def match(
     """Return the collectives that at least two processes took part in.
 
     Calls are matched by process group and by order within the group, which is the same for all members. Once members of
-    a
-    group call collectives of different kinds, the rest of the group is not matched.
+    a group call collectives of different kinds, the rest of the group is not matched.
 
     Parameters
     ----------

@@ -209,8 +209,7 @@ def bus_factor(kind: str, ranks: int) -> float:
     """Return the factor between the two bandwidths that nccl-tests define for a collective of `ranks` processes.
 
     It is bus bandwidth divided by algorithm bandwidth; 0 for a barrier, which moves no data. Algorithm bandwidth is
-    size
-    divided by time. Bus bandwidth can be compared with the capacity of a link, for any number of ranks.
+    size divided by time. Bus bandwidth can be compared with the capacity of a link, for any number of ranks.
     Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
     """
     factor = _FACTORS.get(SEND_RECV if kind in MESSAGES else kind)

@@ -39,9 +39,8 @@ class RankWaits:
         others waited for it), unknown (number of collectives whose end is unknown)
     pairs : one row for each pair of ranks, longest wait first: rank, waits_for, collectives, waiting_ms
     places : one row for each operation, group, size and source line, longest wait first: kind, group, ranks,
-        size_bytes,
-        function, file, line, collectives, waiting_ms (sum over all ranks), longest_ms, slowest (rank that arrived last
-        most often, or -1), last (number of times that it did)
+        size_bytes, function, file, line, collectives, waiting_ms (sum over all ranks), longest_ms, slowest (rank that
+        arrived last most often, or -1), last (number of times that it did)
     unmatched : number of calls of collectives without a matching call in another trace
     """
 

@@ -130,6 +130,9 @@ class Redactor:
     def outputs(self, op: str, record: str, outputs: Any, facts: CallFacts) -> Any:
         """Return the redacted results of a call. Numbers among them are treated as values, because a replay
         needs no results.
+
+        record : name of the record's type in the report
+        facts : facts about the shapes of the call
         """
         own = call_facts(facts.sizes, facts.extent)
         return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", True, own))
@@ -207,7 +210,7 @@ class Redactor:
             self._report.add_text(field, label, text, image, why)
 
     def tree(self, value: Any, at: Position) -> Any:
-        """Return a redacted argument, which may consist of nested lists, tuples and dictionaries."""
+        """Return the redacted form of the argument `value` at position `at`, which may be nested in containers."""
         cls = type(value)
         if value is None or isinstance(value, bool | torch.Size | EllipsisType):
             return value
@@ -271,7 +274,7 @@ class Redactor:
         return self._number(at, image)
 
     def _number(self, at: Position, image: Number) -> Number:
-        """Add `image`, the number that replaces an argument, to the report, and return it."""
+        """Add `image`, the number that replaces the argument at position `at`, to the report, and return it."""
         if self._report is not None and at.field in ("signature.args", "signature.kwargs"):
             why = "a size, dimension, index or flag" if type(image) is int else "three bits of a float"
             self._report.add_number(at.field, self._names.operator(at.op), image, ASKED if self._keeps_scalars else why)

@@ -51,7 +51,7 @@ def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | N
 
 
 def facts_of(args: Any, outputs: Any) -> CallFacts:
-    """Return the facts of a call with these arguments and results, given as nested `TensorSpec`."""
+    """Return the facts about the shapes of the tensors in a call's arguments and results (nested `TensorSpec`)."""
     sizes: set[int] = set()
     extent = 0
     for spec in tensors([args, outputs]):
@@ -277,7 +277,7 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
 
 
 def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: TensorSlot, facts: CallFacts) -> ValueModel:
-    """Return a value model of integers with their sum added, if they are lengths that add up to a size in the call."""
+    """Return `sketch` with the sum of `values` added, if these are lengths that add up to a size in the call."""
     total = int(values.to(torch.int64).sum()) if isinstance(sketch, Integers) else None
     is_told = total in facts.sizes and slot.argument in LENGTHS
     return replace(sketch, total=total) if is_told and isinstance(sketch, Integers) else sketch
