@@ -40,7 +40,9 @@ class Draw:
         self.generator = torch.Generator().manual_seed(seed)
 
     def normal(self, *shape: int, mean: float = 0.0, std: float = 1.0, grad: bool = False) -> Tensor:
-        """Return normally distributed float32 values. In all methods, `grad` sets `requires_grad` of the result."""
+        """Return normally distributed float32 values with this mean and standard deviation (`std`). In all methods,
+        `grad` sets `requires_grad` of the result.
+        """
         return (torch.randn(shape, generator=self.generator) * std + mean).requires_grad_(grad)
 
     def uniform(self, *shape: int, low: float = 0.0, high: float = 1.0, grad: bool = False) -> Tensor:
@@ -138,6 +140,7 @@ class Sample:
         Parameters
         ----------
         configuration : name of a configuration, or None for the first
+        seed : random seed of the values
         """
         name = next(iter(self.configurations)) if configuration is None else configuration
         return self.inputs(Draw(seed), *self.configurations[name])
@@ -192,6 +195,8 @@ def sample(
     random: bool = False,
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
     """Register the decorated function as a `Sample` and return it unchanged.
+
+    Parameters that are not described here are the attributes of `Sample`.
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int, boxes: int) -> Arguments:
-    """Return regions of several images, in the form of `rois`; `boxes` is the number of regions of each image."""
+    """Return regions in the form of `rois`: `boxes` regions for each of `images` images."""
     number = torch.arange(images).repeat_interleave(boxes).to(torch.float32)
     return (torch.cat([number[:, None], draw.boxes(images * boxes)], dim=1),)
 

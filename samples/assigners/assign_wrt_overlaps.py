@@ -24,6 +24,7 @@ def inputs(
     thresholds : `pos_iou_thr`, `neg_iou_thr` and `min_pos_iou`
     anchors : arguments of `grid_boxes`, which creates the boxes; None for random proposals
     proposals : number of proposals without `anchors`; half of them are near a truth, the others anywhere
+    match_low_quality : passed to `assign_wrt_overlaps`
     """
     gt = draw.boxes(truths)
     if anchors is not None:

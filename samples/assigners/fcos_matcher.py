@@ -15,7 +15,8 @@ RANGES = (-1.0, 64.0), (64.0, 128.0), (128.0, 256.0), (256.0, 512.0), (512.0, 10
 def inputs(
     draw: Draw, truths: int, size: tuple[int, int], center_sample: bool, pos_radius: float, ignored: int = 0
 ) -> Arguments:
-    """Return the points of all levels, random truths with their classes, and the range of distances of each point.
+    """Return the points of all levels, `truths` random boxes with their classes, and the range of distances of each
+    point.
 
     Parameters
     ----------

@@ -20,6 +20,7 @@ def grid_points(size: tuple[int, int], strides: Sequence[int] = STRIDES) -> list
     Parameters
     ----------
     size : height and width of the image in pixels
+    strides : height and width of a cell of each level in pixels
     """
     levels = []
     for stride, cells in _levels(size, strides):
@@ -39,6 +40,7 @@ def grid_boxes(
     Parameters
     ----------
     size : height and width of the image in pixels
+    strides : height and width of a cell of each level in pixels
     scales : sides of the anchors in strides
     ratios : height divided by width
     """
@@ -50,6 +52,8 @@ def grid_boxes(
 
 
 def _levels(size: tuple[int, int], strides: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Return the stride of each level, and its height and width in cells."""
+    """Return the stride of each level in pixels, and its height and width in cells, for an image of this size in
+    pixels.
+    """
     for stride in strides:
         yield stride, (ceil(size[0] / stride), ceil(size[1] / stride))

@@ -5,7 +5,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, num_classes: int) -> Arguments:
-    """Return the regression targets, weights and classes of `boxes` sampled boxes; the first quarter are positives."""
+    """Return the regression targets, weights and classes of `boxes` sampled boxes; the first quarter are positives.
+
+    num_classes : number of classes with the background, which is class 0
+    """
     positives = boxes // 4
     targets, weights = torch.zeros(boxes, 4), torch.zeros(boxes, 4)
     targets[:positives] = draw.normal(positives, 4)

@@ -10,6 +10,8 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(draw: Draw, first: int, second: int, mode: str = "iou", is_aligned: bool = False) -> Arguments:
     """Return `first` and `second` boxes of an image; if aligned, both lists are equally long and boxes of equal index
     are close.
+
+    mode, is_aligned : passed to `bbox_overlaps`
     """
     others = draw.boxes(second)
     boxes = draw.near(others, grad=True) if is_aligned else draw.boxes(first)

@@ -5,7 +5,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, masks: int, height: int, width: int) -> Arguments:
-    """Return masks that each fill most cells of a box."""
+    """Return masks, (masks, height, width) bool, that each fill most cells of a box."""
     boxes = draw.boxes(masks, (height, width))
     x, y = torch.arange(width), torch.arange(height)
     columns = (x >= boxes[:, 0:1]) & (x < boxes[:, 2:3])

@@ -9,7 +9,8 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(draw: Draw, boxes: int, classes: int, score_threshold: float, candidates: int) -> Arguments:
     """Return random boxes, ten for each object, with class probabilities that favour the object's class.
 
-    candidates : passed to `multiclass_nms`
+    boxes, classes : number of boxes, and of their classes
+    score_threshold, candidates : passed to `multiclass_nms`
     """
     objects = boxes // 10
     truths = draw.boxes(objects)

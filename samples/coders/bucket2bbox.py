@@ -6,7 +6,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, scale_factor: float, num_buckets: int = 14) -> Arguments:
-    """Return boxes, random scores of their buckets, and random offsets, most of them below half a bucket."""
+    """Return boxes, random scores of their buckets, and random offsets, most of them below half a bucket.
+
+    boxes : number of boxes
+    scale_factor, num_buckets : passed to `bucket2bbox`
+    """
     outputs = 4 * ((num_buckets + 1) // 2)
     scores, offsets = draw.normal(boxes, outputs), draw.normal(boxes, outputs, std=0.3)
     return draw.boxes(boxes), scores, offsets, num_buckets, scale_factor, (800, 1333)

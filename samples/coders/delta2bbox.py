@@ -18,6 +18,8 @@ def inputs(
 
     Parameters
     ----------
+    boxes, classes : number of boxes, and of classes for which each box has deltas
+    stds : passed to `delta2bbox`
     size : height and width in pixels of the image that boxes are clipped to; None does not clip
     grad : True if the deltas require a gradient
     """

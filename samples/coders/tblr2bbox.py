@@ -7,7 +7,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, side: float = 64.0, grad: bool = False) -> Arguments:
-    """Return square priors, and distances as predicted by a head that ends with ReLU."""
+    """Return square priors, and distances as predicted by a head that ends with ReLU.
+
+    boxes, side : number of priors, and the length of their sides in pixels
+    grad : True if the distances require a gradient
+    """
     corner = draw.uniform(boxes, 2, high=800.0)
     return torch.cat([corner, corner + side], dim=1), draw.normal(boxes, 4).relu().requires_grad_(grad)
 

@@ -5,8 +5,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, users: int, width: int, channels: int = 3) -> Arguments:
-    """Return random embeddings of `users` users for each channel, as small as when training begins, and
-    random weights.
+    """Return random embeddings of `users` users for each channel, as small as when training begins, and random weights.
+
+    width : length of an embedding
+    channels : number of channels
     """
     embeddings = [draw.normal(users, width, std=0.005, grad=True) for _ in range(channels)]
     bounds = (3 / width) ** 0.5, (6 / (width + 1)) ** 0.5

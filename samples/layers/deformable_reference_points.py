@@ -9,6 +9,9 @@ def inputs(draw: Draw, levels: list[tuple[int, int]], images: int) -> Arguments:
     """Return the shapes of the levels, and the unpadded share of each level's width and height for each image.
 
     The first image has no padding.
+
+    levels : height and width of each level, in positions
+    images : number of images
     """
     shapes = torch.tensor(levels)
     content = draw.uniform(images, 1, 2, low=0.6)

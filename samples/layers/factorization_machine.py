@@ -6,7 +6,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, examples: int, features: int, fields: int = 26, numbers: int = 13, width: int = 9) -> Arguments:
-    """Return random examples of clicks, and weights as large as after some training.
+    """Return `examples` random examples of clicks, and weights as large as after some training.
 
     Parameters
     ----------

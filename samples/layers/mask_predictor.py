@@ -15,6 +15,7 @@ def inputs(
 
     Parameters
     ----------
+    images, classes : number of images, and of classes with a heatmap
     detections : number of detections of each image
     side : height and width of a heatmap in cells
     original : height and width in pixels of all images before they are scaled

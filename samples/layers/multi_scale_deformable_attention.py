@@ -16,6 +16,8 @@ def inputs(
     Parameters
     ----------
     levels : height and width of each level, in positions
+    queries, heads : number of queries of each image, and of attention heads
+    images : number of images
     points : number of points of each query, head and level
     """
     positions = sum(height * width for height, width in levels)

@@ -13,6 +13,7 @@ def inputs(
     Parameters
     ----------
     size : height and width of the features, in pixels
+    channels, filters : number of channels of the features, and of the convolution's result
     kernel : height and width of the convolution's kernel
     share : share of valid pixels, outside the holes
     multi_channel : True for a mask of each channel, False for one mask of all channels

@@ -7,7 +7,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, sizes: list[tuple[int, int]], features: int = 128, normalize: bool = True) -> Arguments:
-    """Return the padding mask of a batch of images of different sizes."""
+    """Return the padding mask of a batch of images of different sizes.
+
+    sizes : height and width of each image, in positions
+    features, normalize : passed to `position_embedding_sine`
+    """
     padding = torch.ones(len(sizes), max(height for height, _ in sizes), max(width for _, width in sizes)).bool()
     for image, (height, width) in zip(padding, sizes, strict=True):
         image[:height, :width] = False

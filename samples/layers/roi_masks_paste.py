@@ -12,6 +12,7 @@ def inputs(
 
     Parameters
     ----------
+    detections : number of masks
     tight : passed to `roi_masks_paste`
     without_area : number of boxes, from the first on, whose width and height are 0
     side : height and width of a mask in cells

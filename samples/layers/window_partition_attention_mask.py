@@ -7,7 +7,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, height: int, width: int, channels: int, window: int) -> Arguments:
-    """Return features of an image padded to multiples of the window, the size of a window, and half of it as shift."""
+    """Return features of an image padded to multiples of the window, the size of a window, and half of it as shift.
+
+    height, width, channels : sizes of the features before they are padded
+    window : height and width of a window, in positions
+    """
     padded = (-(-height // window) * window, -(-width // window) * window)
     return draw.normal(1, *padded, channels), window, window // 2
 

@@ -5,8 +5,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, words: int, vocabulary: int, width: int, negatives: int = 5) -> Arguments:
-    """Return centre words, context words and `negatives` random words for each, and weights as large as after some
-    training.
+    """Return `words` centre words, a context word and `negatives` random words for each, and weights as large as after
+    some training.
+
+    vocabulary : number of different words
+    width : length of an embedding
     """
     bound = 0.5 / width
     return (

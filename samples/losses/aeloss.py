@@ -8,9 +8,10 @@ PEOPLE = 30
 
 
 def inputs(draw: Draw, images: int, people: int, side: int = 128) -> Arguments:
-    """Return tags of heatmaps, and the positions of the joints of `people` people; the other slots for people are
-    empty.
+    """Return tags of heatmaps, and the positions of the joints of `people` people in each image; the other slots for
+    people are empty.
 
+    images : number of images
     side : height and width of a heatmap in cells
     """
     tags = draw.normal(images, JOINTS * side * side, 1, grad=True)

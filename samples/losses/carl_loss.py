@@ -13,7 +13,7 @@ def inputs(
     avg_factor: float,
     num_class: int = 80,
 ) -> Arguments:
-    """Return random scores and deltas of boxes.
+    """Return random scores and deltas of `boxes` boxes.
 
     Parameters
     ----------

@@ -10,8 +10,9 @@ from opgrip.samples.sample import sample
 
 
 def _angle(boxes: Tensor, eps: float) -> Tensor:
-    """Return the angles (N,) float, in radians, whose tangent is the width of a box divided by its height
-    plus `eps`.
+    """Return the angles (N,) float, in radians, whose tangent is the width of a box divided by its height plus `eps`.
+
+    boxes : (N, 4) float, x1 y1 x2 y2
     """
     return ((boxes[:, 2] - boxes[:, 0]) / (boxes[:, 3] - boxes[:, 1] + eps)).atan()
 

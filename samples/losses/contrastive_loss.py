@@ -8,7 +8,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, pairs: int, width: int) -> Arguments:
-    """Return correlated features of images and texts, and CLIP's initial scale."""
+    """Return correlated features of images and texts, (pairs, width) float, and CLIP's initial scale."""
     images = draw.normal(pairs, width)
     texts = images + 2 * draw.normal(pairs, width)
     return images.requires_grad_(), texts.requires_grad_(), torch.tensor(log(1 / 0.07), requires_grad=True)

@@ -9,6 +9,8 @@ def inputs(draw: Draw, objects: tuple[int, ...], queries: int = 100, classes: in
     """Return class scores of queries, most of them for no object, and the truths of each image.
 
     objects : number of objects of each image
+    queries : number of queries of each image
+    classes : number of classes without that for no object
     """
     logits = draw.normal(len(objects), queries, classes + 1)
     logits[..., -1] += 4

@@ -8,8 +8,8 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, images: int) -> Arguments:
-    """Return predicted and true boxes of the second stage's positives, 128 of 512 boxes per image, and the divisor 512
-    per image.
+    """Return predicted and true boxes of the second stage's positives, 128 of 512 boxes for each of `images` images,
+    and the divisor 512 per image.
     """
     count = images * 128
     return *matched_boxes(draw, count), torch.ones(count), "mean", images * 512.0

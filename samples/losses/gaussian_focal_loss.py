@@ -26,6 +26,7 @@ def gaussian_targets(draw: Draw, images: int, classes: int, side: int, objects: 
 def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> Arguments:
     """Return predicted probabilities, most of them small, target heatmaps, and the number of all objects as divisor.
 
+    images, classes : number of images, and of classes with a heatmap
     objects : number of objects of each image
     side : height and width of a heatmap in cells
     """

@@ -7,6 +7,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(draw: Draw, images: int, classes: int, objects: int, side: int = 128) -> Arguments:
     """Return predicted scores, most of them low, and target heatmaps.
 
+    images, classes : number of images, and of classes with a heatmap
     objects : number of objects of each image
     side : height and width of a heatmap in cells
     """

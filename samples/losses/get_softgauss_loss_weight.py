@@ -18,7 +18,10 @@ TANGENT = np.tan(np.pi / 8)
 
 
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
-    """Return scores of mostly correct classes, and the true classes of the pixels."""
+    """Return scores of mostly correct classes, (images, classes, *size), and the true classes of the pixels.
+
+    size : height and width of the images in pixels
+    """
     scores, labels = pixels(draw, images, classes, size)
     right = torch.nn.functional.one_hot(labels % IGNORED, classes).movedim(-1, 1)
     return (scores.detach() + 4 * right).requires_grad_(), labels

@@ -8,7 +8,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, matched: int, shift: float = 0.1) -> Arguments:
-    """Return predicted boxes, their truths, and weights, which are 0 for boxes without a truth.
+    """Return `boxes` predicted boxes, their truths, and weights, which are 0 for boxes without a truth.
 
     matched : number of boxes with a truth
     shift : distance of predictions from their truths, relative to the size of the truth

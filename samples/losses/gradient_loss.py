@@ -12,6 +12,7 @@ def inputs(
 ) -> Arguments:
     """Return random scores of a student and its teacher, and the true classes of the pixels.
 
+    images, classes : number of images, and of classes
     size : height and width in pixels of the teacher's scores and of the classes
     student : height and width of the student's scores; None for `size`
     """

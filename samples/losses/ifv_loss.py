@@ -20,6 +20,7 @@ CONFIGURATIONS = {
 def inputs(draw: Draw, images: int, classes: int, side: int, channels: tuple[int, int]) -> Arguments:
     """Return features of a student and its teacher, and a class for each pixel of images eight times as high and wide.
 
+    images, classes : number of images, and of classes
     side : height and width of the features in cells
     channels : number of channels of the student's and of the teacher's features
     """

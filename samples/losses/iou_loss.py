@@ -7,7 +7,8 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, boxes: int, size: tuple[float, float], mode: str, eps: float, weighted: bool) -> Arguments:
-    """Return predicted boxes and their truths, with random weights and a mean, or without weights and with a sum.
+    """Return `boxes` predicted boxes and their truths, with random weights and a mean, or without weights and with a
+    sum.
 
     size : height and width of the image in pixels
     mode, eps : passed to `iou_loss`

@@ -9,6 +9,9 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(draw: Draw, images: int, classes: int, size: tuple[int, int]) -> Arguments:
     """Return a student's scores per pixel, the true classes, and a teacher's scores at an eighth of the height and
     width.
+
+    images, classes : number of images, and of classes
+    size : height and width of the images in pixels
     """
     scores, labels = pixels(draw, images, classes, size)
     return scores, labels, draw.normal(images, classes, size[0] // 8, size[1] // 8, std=2.0)

@@ -23,6 +23,7 @@ def label_maps(
     Parameters
     ----------
     size : height and width
+    classes, objects : number of classes with the background, and of boxes in each image
     border : width in pixels of the `IGNORED` border around an object, as in Pascal VOC
     """
     labels = torch.zeros(images, *size, dtype=torch.int64)

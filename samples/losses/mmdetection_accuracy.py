@@ -8,6 +8,7 @@ def inputs(
 ) -> Arguments:
     """Return random scores of `count` predictions, with rather high scores for their labels, and the labels.
 
+    classes : number of classes
     topk, thresh : passed to `mmdetection_accuracy`
     """
     labels = draw.integers(count, high=classes)

@@ -10,7 +10,9 @@ def area(boxes: Tensor) -> Tensor:
 
 
 def shared_area(boxes: Tensor, others: Tensor) -> Tensor:
-    """Return the areas, (N,) float, of the intersections of pairs of boxes, both (N, 4) float."""
+    """Return the areas, (N,) float, of the intersections of pairs of boxes, one from `boxes` and one from `others`,
+    both (N, 4) float, x1 y1 x2 y2.
+    """
     corner = torch.max(boxes[:, :2], others[:, :2])
     extent = (torch.min(boxes[:, 2:], others[:, 2:]) - corner).clamp(min=0)
     return extent[:, 0] * extent[:, 1]
@@ -32,7 +34,9 @@ def enclosing_size(boxes: Tensor, others: Tensor, smallest: float = 0.0) -> Tens
 
 
 def centre_shift(boxes: Tensor, others: Tensor) -> Tensor:
-    """Return the shift in x and y, (N, 2) float, between the centres of pairs of boxes, both (N, 4) float."""
+    """Return the shift in x and y, (N, 2) float, from the centre of each box to that of its pair in `others`; both are
+    (N, 4) float, x1 y1 x2 y2.
+    """
     return (others[:, :2] + others[:, 2:] - boxes[:, :2] - boxes[:, 2:]) / 2
 
 

@@ -7,7 +7,9 @@ def area(boxes: Array) -> Array:
 
 
 def shared_area(boxes: Array, others: Array) -> Array:
-    """Return the areas, (N,) float, of the intersections of pairs of boxes, both (N, 4) float."""
+    """Return the areas, (N,) float, of the intersections of pairs of boxes, one from `boxes` and one from `others`,
+    both (N, 4) float, x1 y1 x2 y2.
+    """
     corner = jnp.maximum(boxes[:, :2], others[:, :2])
     extent = jnp.maximum(jnp.minimum(boxes[:, 2:], others[:, 2:]) - corner, 0)
     return extent[:, 0] * extent[:, 1]
@@ -20,7 +22,9 @@ def overlap_ratio(boxes: Array, others: Array, eps: float) -> Array:
 
 
 def enclosing_size(boxes: Array, others: Array) -> Array:
-    """Return width and height, (N, 2) float, of the smallest boxes around pairs of boxes, both (N, 4) float."""
+    """Return width and height, (N, 2) float, of the smallest boxes around pairs of boxes, both (N, 4) float, x1 y1 x2
+    y2.
+    """
     corner = jnp.minimum(boxes[:, :2], others[:, :2])
     return jnp.maximum(jnp.maximum(boxes[:, 2:], others[:, 2:]) - corner, 0)
 

@@ -6,7 +6,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, counts: Mapping[str, int]) -> Arguments:
-    """Return losses and other values by name: lists of the given length, or one tensor for length 0."""
+    """Return losses and other values by name: lists of the length in `counts`, or one tensor for length 0."""
     losses: dict[str, Tensor | list[Tensor]] = {}
     for name, count in counts.items():
         values = [draw.uniform(grad="loss" in name) for _ in range(max(count, 1))]

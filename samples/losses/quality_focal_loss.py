@@ -7,8 +7,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, points: int, positives: int, avg_factor: float, classes: int = 80) -> Arguments:
-    """Return logits of points, labels and qualities of `positives` random points, weights of 1, and the divisor
-    `avg_factor`.
+    """Return logits of `points` points, labels and qualities of `positives` random ones of them, weights of 1, and the
+    divisor `avg_factor`.
+
+    classes : number of classes without the background
     """
     chosen = draw.permutation(points)[:positives]
     labels = torch.full((points,), classes)

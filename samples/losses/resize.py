@@ -11,6 +11,7 @@ def resize(features: Tensor, like: Tensor, align_corners: bool = False) -> Tenso
     ----------
     features : (N, C, H, W) float
     like : (..., h, w)
+    align_corners : as in `torch.nn.functional.interpolate`
     """
     if features.shape[-2:] == like.shape[-2:]:
         return features

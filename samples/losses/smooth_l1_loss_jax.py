@@ -10,5 +10,7 @@ def smoothed(distance: Array, beta: float) -> Array:
 
 @weighted
 def smooth_l1_loss(predicted: Array, target: Array, beta: float = 1.0) -> Array:
-    """Return the smooth L1 loss of each element; the decorator adds a weight, reduction and divisor."""
+    """Return the smooth L1 loss of each element, for the same arguments as the torch function; the decorator adds a
+    weight, reduction and divisor.
+    """
     return predicted.sum() * 0 if target.size == 0 else smoothed(jnp.abs(predicted - target), beta)

@@ -8,6 +8,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(draw: Draw, rows: int, positives: int, classes: int = 80) -> Arguments:
     """Return random scores, most of them low, targets, and the number of positives as divisor.
 
+    rows, classes : number of rows and columns of the scores
     positives : approximate number of rows with a class; their targets are random overlaps of at least 0.3
     """
     pred = draw.normal(rows, classes, mean=-4.0, grad=True)

@@ -89,6 +89,7 @@ class ProposalSelector(nn.Module):
     def forward(self, predictions: AnchorPredictions, image_size: tuple[int, int]) -> list[Tensor]:
         """Return the proposals of each image, (P, 4) float, x1 y1 x2 y2 in pixels, best first.
 
+        predictions : scores and deltas of all anchors
         image_size : height and width of the images in pixels; boxes are clipped to it
         """
         sizes = [len(anchors) for anchors in predictions.anchors]
@@ -113,6 +114,7 @@ class ProposalLoss(nn.Module):
     def forward(self, predictions: AnchorPredictions, truths: list[Tensor]) -> dict[str, Tensor]:
         """Return the losses of scores and of boxes by name, () float each.
 
+        predictions : scores and deltas of all anchors
         truths : true boxes of each image, (T, 4) float, x1 y1 x2 y2 in pixels
         """
         anchors = torch.cat(predictions.anchors)

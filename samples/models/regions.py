@@ -94,6 +94,8 @@ class RegionHead(nn.Module):
     def _predict(self, levels: list[Tensor], boxes: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return the predictions for all N boxes: logits (N, classes + 1) with the background last, and deltas (N,
         classes, 4).
+
+        levels, boxes : features and boxes, as `levels` and `proposals` in `forward`
         """
         hidden = self.shared(self.pooler(levels, boxes))
         return self.classifier(hidden), self.regressor(hidden).reshape(-1, self.classes, 4)
@@ -102,7 +104,7 @@ class RegionHead(nn.Module):
         self, levels: list[Tensor], proposals: list[Tensor], image_size: tuple[int, int]
     ) -> list[dict[str, Tensor]]:
         """Return, for each image, "boxes", (K, 4) float in pixels, "scores", (K,) float, and "labels", (K,) int64, best
-        first.
+        first; parameters as in `forward`.
         """
         logits, deltas = self._predict(levels, proposals)
         scores = functional.softmax(logits, dim=1)[:, :-1]

@@ -66,7 +66,7 @@ class SpeechRecognizer(nn.Module):
         return functional.ctc_loss(scores, texts, frames, text_lengths, zero_infinity=True)  # type: ignore[arg-type]
 
     def _spectrogram(self, sounds: Tensor) -> Tensor:
-        """Return logarithmic spectrograms, (B, 161, N / 160 + 1) float, of recordings, (B, N) float.
+        """Return logarithmic spectrograms, (B, 161, N / 160 + 1) float, of recordings (`sounds`), (B, N) float.
 
         Each spectrogram is scaled to mean 0 and standard deviation 1.
         """

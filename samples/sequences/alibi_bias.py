@@ -7,7 +7,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, heads: int) -> Arguments:
-    """Return the mask of sequences that are padded on the left."""
+    """Return the mask of sequences that are padded on the left, (batch, length) int64.
+
+    heads : number of attention heads, passed to `alibi_bias`
+    """
     padding = draw.integers(batch, high=length // 4)
     return (torch.arange(length) >= padding[:, None]).long(), heads
 

@@ -10,7 +10,13 @@ NEVER = -1.0e9
 def inputs(
     draw: Draw, batch: int, beams: int, vocabulary: int, longest: int, length: int, length_penalty: float = 1.0
 ) -> Arguments:
-    """Return the state of a search with beams of `length` tokens, some of them finished; token 1 ends a beam."""
+    """Return the state of a search with beams of `length` tokens, some of them finished; token 1 ends a beam.
+
+    batch, beams : number of searches, and of the beams of each
+    vocabulary : number of different tokens
+    longest : largest length of a beam in tokens
+    length_penalty : passed to `beam_search_step`
+    """
     logits = draw.normal(batch, beams, vocabulary, std=4.0)
     # an end that is likely for some beams
     logits[:, :, 1] += draw.mask(batch, beams, share=0.4) * 16.0

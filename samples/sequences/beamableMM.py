@@ -11,6 +11,7 @@ def inputs(
 
     Parameters
     ----------
+    sentences, width : number of sentences, and length of a state
     source : number of tokens of a source sentence
     beam_size : number of beams of a sentence; None for arguments as in training
     steps : number of decoder states of each beam

@@ -13,7 +13,12 @@ def inputs(
     move_eos_to_beginning: bool = False,
     pad_to_multiple: int = 1,
 ) -> Arguments:
-    """Return sequences of 5 or more tokens; token 1 is padding."""
+    """Return sequences of 5 or more tokens; token 1 is padding.
+
+    sequences, longest : number of sequences, and their largest length in tokens
+    vocabulary : number of different tokens
+    Other parameters are passed to `collate_tokens`.
+    """
     lengths = draw.integers(sequences, low=5, high=longest + 1).tolist()
     values = [draw.integers(length, low=4, high=vocabulary) for length in lengths]
     return values, 1, eos_idx, left_pad, move_eos_to_beginning, None, pad_to_multiple

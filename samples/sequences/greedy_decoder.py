@@ -5,7 +5,12 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, utterances: int, frames: int, classes: int, longest: int) -> Arguments:
-    """Return scores by which most frames are blank and labels last for two frames."""
+    """Return scores by which most frames are blank and labels last for two frames, and random true labels.
+
+    utterances, frames : number of utterances, and of the frames of each
+    classes : number of labels with the blank, which is the last one
+    longest : largest number of true labels of an utterance
+    """
     half = (frames + 1) // 2
     spoken = draw.integers(utterances, half, high=classes - 1)
     path = spoken.masked_fill(draw.mask(utterances, half, share=0.6), classes - 1)

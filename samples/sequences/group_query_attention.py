@@ -7,7 +7,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, batch: int, heads: int, key_heads: int, width: int, queries: int, keys: int | None = None
 ) -> Arguments:
-    """Return queries, keys and values, and a causal mask if there are several queries.
+    """Return queries, keys and values of `batch` sequences, and a causal mask if there are several queries.
 
     Parameters
     ----------

@@ -7,6 +7,8 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(draw: Draw, batch: int, heads: int, size: int, width: int, past: int, length: int = 1) -> Arguments:
     """Return caches with space for `size` tokens, which contain `past` tokens, and keys and values of the next `length`
     tokens.
+
+    batch, heads, width : number of sequences and of heads, and length of a key or value
     """
     caches = []
     for _ in range(2):

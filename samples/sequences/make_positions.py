@@ -5,7 +5,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, sequences: int, length: int, vocabulary: int) -> Arguments:
-    """Return tokens; token 1 is padding after each sequence."""
+    """Return tokens, (sequences, length) int64; token 1 is padding after each sequence.
+
+    vocabulary : number of different tokens
+    """
     tokens = draw.integers(sequences, length, low=4, high=vocabulary)
     lengths = draw.integers(sequences, low=length // 2, high=length + 1)
     padded = torch.arange(length) >= lengths[:, None]

@@ -8,6 +8,9 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(draw: Draw, rows: int, length: int, vocabulary: int, ngram_size: int) -> Arguments:
     """Return `rows` rows of previous tokens, with repeated phrases of four tokens, and scores of the next token of each
     row.
+
+    length, vocabulary : number of tokens of a row, and of different tokens
+    ngram_size : passed to `no_repeat_ngram`
     """
     phrases = draw.integers(12, 4, high=vocabulary)
     tokens = phrases[draw.integers(rows, length // 4 + 1, high=12)].flatten(1)

@@ -8,7 +8,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(draw: Draw, sequences: int, longest: int, heads: int, width: int, block_size: int = 16) -> Arguments:
     """Return caches in which the blocks of all sequences are mixed, the block tables, and the lengths of the sequences.
 
+    sequences : number of sequences
     longest : largest length of a sequence in tokens
+    heads, width : number of heads, and length of a key or value
+    block_size : number of tokens of a block
     """
     per_sequence = -(-longest // block_size)
     blocks = sequences * per_sequence

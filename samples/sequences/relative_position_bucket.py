@@ -9,7 +9,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, queries: int, keys: int, bidirectional: bool, num_buckets: int = 32, max_distance: int = 128
 ) -> Arguments:
-    """Return the distances between all queries and keys; the queries are the last of the sequence's tokens."""
+    """Return the distances between all queries and keys; the queries are the last of the sequence's tokens.
+
+    queries, keys : number of queries and keys
+    Other parameters are passed to `relative_position_bucket`.
+    """
     relative = torch.arange(keys) - torch.arange(keys - queries, keys)[:, None]
     return relative, bidirectional, num_buckets, max_distance
 

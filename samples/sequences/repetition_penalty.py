@@ -5,7 +5,11 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, vocabulary: int, penalty: float) -> Arguments:
-    """Return previous tokens, many of them repeated, and scores of the next one."""
+    """Return previous tokens, (batch, length) int64, many of them repeated, and scores of the next one.
+
+    vocabulary : number of different tokens
+    penalty : passed to `repetition_penalty`
+    """
     tokens = (draw.uniform(batch, length) ** 4 * vocabulary).long()
     return tokens, draw.normal(batch, vocabulary, std=3.0), penalty
 

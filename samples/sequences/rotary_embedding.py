@@ -7,7 +7,12 @@ from opgrip.samples.sample import Arguments, Draw, sample
 def inputs(
     draw: Draw, batch: int, heads: int, key_heads: int, width: int, length: int, past: int = 0, base: float = 10000.0
 ) -> Arguments:
-    """Return queries and keys after `past` tokens, and the cosines and sines of their positions."""
+    """Return queries and keys of `length` tokens after `past` tokens, and the cosines and sines of their positions.
+
+    batch, width : number of sequences, and length of a query or key
+    heads, key_heads : number of query heads and of key heads
+    base : number from which the frequencies are computed: base ** (-2 * i / width) for pair i of the elements
+    """
     positions = torch.arange(past, past + length)
     frequencies = base ** (-torch.arange(0, width, 2) / width)
     angles = (positions[:, None] * frequencies).repeat(1, 2).expand(batch, length, width)

@@ -5,7 +5,10 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, batch: int, keys: int, window: int, queries: int | None = None) -> Arguments:
-    """Return the mask of sequences that are padded on the left."""
+    """Return the mask of sequences that are padded on the left, (batch, keys) bool.
+
+    queries, window : passed to `sliding_window_mask`; None for as many queries as keys
+    """
     padding = draw.integers(batch, high=keys // 4)
     return torch.arange(keys) >= padding[:, None], keys if queries is None else queries, window
 

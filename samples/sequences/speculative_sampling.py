@@ -10,6 +10,7 @@ def inputs(draw: Draw, drafted: int, vocabulary: int, disagreement: float) -> Ar
     Parameters
     ----------
     drafted : number of drafted tokens
+    vocabulary : number of different tokens
     disagreement : standard deviation of the difference between the logits of both models
     """
     draft = draw.normal(drafted, vocabulary, std=4.0)

@@ -6,7 +6,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 
 
 def inputs(draw: Draw, batch: int, length: int, width: int) -> Arguments:
-    """Return states of sequences, most of them padded at the end."""
+    """Return states of sequences, (batch, length, width) float, most of them padded at the end."""
     lengths = draw.integers(batch, low=length // 4, high=length + 1)
     return draw.normal(batch, length, width, grad=True), torch.arange(length) < lengths[:, None]
 
