@@ -283,6 +283,7 @@ class BatchScale:
         batch but does not yet, else an empty tuple.
 
         going : facts found in the current traversal
+        phased, signature : the call with its phase, and its signature
         keys, growths : key and growth of each tensor argument
         """
         place = ANCHORS.get(signature.op)

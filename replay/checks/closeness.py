@@ -312,6 +312,7 @@ def rounded(
     The root mean square of all errors must stay below `OVERALL` times that, because errors near the bound everywhere
     indicate a bias.
 
+    actual, reference : result of the mode, and of the reference
     truth : result computed in float64
     disturbed : results computed in float64 from arguments changed in their last bit
     terms : number of values that may have been added up for one element

@@ -201,7 +201,9 @@ def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> b
 
 
 def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
-    """Return the input, the dimension that the indices refer to, and both index tensors with that dimension present."""
+    """Return the input, the dimension into which indices point, and `ours` and `theirs`, indices with this
+    dimension.
+    """
     source = bound["self"].detach().cpu()
     dim = bound.get("dim")
     if dim is None or not source.dim():

@@ -384,8 +384,8 @@ def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    """Add results to the results store, and return the path of their file; None if nothing is stored, `UserError` if
-    the store that the user named cannot be written.
+    """Add results to the results store, and return the path of their file; None if nothing is stored. Raise `UserError`
+    if the store that the user named cannot be written.
     """
     folder = output.store or usual_folder()
     if folder is None or not results.rows:

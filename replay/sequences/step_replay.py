@@ -4,8 +4,7 @@ A dry run determines how each call runs. Then passes over all calls are timed un
 accelerator, more passes are timed with its clock. If a call fails in a timed pass, the dry run is repeated.
 
 `replay_apart` does this in a separate process, so that a call that crashes, hangs or makes the device unusable does not
-end the replay. A process that is not forked is `python -m opgrip.replay.sequences.step_replay`, with its request on
-stdin.
+end the replay. The process is a fork, or `python -m opgrip.replay.sequences.step_replay` with its request on stdin.
 """
 
 from __future__ import annotations
@@ -172,8 +171,7 @@ def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettin
 
 
 def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
-    """Time passes with an accelerator's clock, which needs separate passes because it delays the accelerator; on the
-    CPU, time none.
+    """Time passes with an accelerator's clock, which delays it, so these are separate passes; on the CPU, time none.
 
     passes : passes that the host's clock timed
     """
@@ -215,7 +213,9 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
 
 
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run and time all calls once. Return the pass, and why the last failing call failed (empty if none failed)."""
+    """Run and time all calls of the step once: `watch` times each, and `slowdown` detects whether the pass was
+    disturbed. Return the pass, and why the last failing call failed (empty if none failed).
+    """
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
     at_start = 0
@@ -300,13 +300,13 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
 
 
 def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if there are fewer than `wanted` passes; contended ones count if no pass may be repeated."""
+    """Return True if `timed` has fewer than `wanted` passes; contended ones count if no pass may be repeated."""
     missing = wanted - len(timed.kept)
     return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 
 
 def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if a pass that was slowed or contended may still be repeated, within the time budget."""
+    """Return True if a slowed or contended pass may be repeated after the passes in `timed`, which took `spent_ns`."""
     usual = FEWEST if is_accelerator(settings.device) else MOST_DROPPED
     most = usual if settings.repeats is None else settings.repeats
     return timed.dropped + len(timed.contended) < most and spent_ns <= settings.budget_s * 1e9

@@ -89,8 +89,7 @@ def _class_cost(logits: Tensor, overlaps: Tensor, gt_labels: Tensor) -> Tensor:
     """Return the cost (V, M) of assigning each of V boxes to each of M truths, computed from the scores of the classes.
 
     The cost is a binary cross entropy over all classes, with the overlap as target for the class of the truth and 0 for
-    all
-    other classes.
+    all other classes.
 
     logits : (V, C) float, scores of C classes
     overlaps : (V, M) float, intersection over union of boxes and truths

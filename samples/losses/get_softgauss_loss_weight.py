@@ -94,10 +94,9 @@ def _squared_distances(marks: Array, reach: int) -> Array:
     """Return the squared distance of each pixel to the nearest mark, (H, W) float32, in pixels.
 
     A distance is too large if no mark is within `reach` columns. First the nearest mark within each column is found,
-    then the
-    nearest of these in the neighbouring columns.
+    then the nearest of these in the neighbouring columns.
 
-    marks : (H, W) bool
+    marks : (H, W) bool, True for marked pixels
     reach : number of columns on each side that are searched
     """
     nearest = np.where(marks, np.float32(0), np.float32(np.inf))

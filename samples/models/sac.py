@@ -75,6 +75,8 @@ class SAC(nn.Module):
     def act(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return random actions of the policy, (B, actions) float, and the logarithms of their probability densities,
         (B,) float.
+
+        state : (B, observed) float
         """
         middle, spread = self.policy(state).chunk(2, dim=-1)
         spread = functional.softplus(spread) + 1e-3
@@ -90,8 +92,8 @@ class SAC(nn.Module):
         return torch.stack([critic(both).squeeze(-1) for critic in critics])
 
     def _frozen_worth(self, state: Tensor, action: Tensor) -> Tensor:
-        """Return the lower of both critics' values of each action, (B,) float; it has no gradient for the critics'
-        weights.
+        """Return the lower of both critics' values of each action in its state, (B,) float; it has no gradient for the
+        critics' weights.
         """
         both = torch.cat([state, action], dim=-1)
         said = []

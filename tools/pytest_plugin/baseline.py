@@ -202,7 +202,9 @@ MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print the measured times, the differences from the baseline's machine, the outcomes of gates, and notes."""
+    """Print the measured times of all tests (`benchmarks`), the differences from the baseline's machine, the outcomes
+    of gates, and notes.
+    """
     if not benchmarks.lines and not benchmarks.notes:
         return
     compared = benchmarks.options.compare

@@ -310,7 +310,7 @@ def _perturbed(calls: pd.DataFrame, contended: float) -> str:
 
 
 def _run(name: object, steps: object, warmup: object) -> str:
-    """Return the kind of run and, if the header contains plausible numbers, its steps and those to warm up."""
+    """Return the kind of run and, if the header contains plausible numbers, its steps and warm-up steps (`warmup`)."""
     if not _is_count(steps):
         return str(name)
     return f"{name}, {counted(steps, 'step')}{f' after {warmup:,} to warm up' if _is_count(warmup) else ''}"
@@ -353,7 +353,9 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
-    """Return a call that began but did not end as text, with its arguments and source line."""
+    """Return a call that began but did not end (`entered`) as text, with its arguments and the source line of its
+    scope.
+    """
     from opgrip.traces.schema.arguments import leaves
 
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""

@@ -95,8 +95,8 @@ def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
 
 
 def products_of(kind: str) -> dict[str, MatrixProduct]:
-    """Return the matrix products to measure on a device type such as `cuda`, by the name of the dtype in which they
-    compute.
+    """Return the matrix products to measure on a device of the type `kind`, such as `cuda`, by the name of the dtype in
+    which they compute.
     """
     if kind == "cpu":
         return PRODUCTS

@@ -154,7 +154,7 @@ class _Code:
 
 def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
     """Return the case of a recorded call of a sample; its `load` function loads the sample's code and constructs the
-    arguments.
+    arguments. `context` are the torch settings of the call.
     """
     args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
     signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
