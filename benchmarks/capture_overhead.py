@@ -231,7 +231,9 @@ def sizes_of(path: Path) -> tuple[int, int]:
 
 
 def peak_of(watch: Observer, workload: Workload, path: Path, device: str = "cpu") -> float:
-    """Return the peak memory in MB: resident memory of a separate process, or an accelerator's memory."""
+    """Return the peak memory of steps under the observer `watch`, in MB: the resident memory of a separate process, or
+    the accelerator's memory.
+    """
     if is_accelerator(device):
         # a fork cannot use the device
         module = module_of(device)

@@ -150,7 +150,7 @@ def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS
 def compare_quiet(
     rounds: Sequence[Part[tuple[Times, Times]]], least_us: float = LEAST_US
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Call `compare` with the undisturbed rounds; return no figures if they are too few."""
+    """Return the result of `compare` for the undisturbed rounds; without figures if these are too few."""
     quiet = [part.value for part in rounds if not part.is_disturbed]
     if are_too_few(quiet, len(rounds)) or len(quiet) < FEWEST_ROUNDS:
         return (DISTURBED,) * len(FIGURES), []

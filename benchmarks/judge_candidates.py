@@ -108,7 +108,10 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def table(examples: Sequence[Example], is_quick: bool) -> tuple[list[str], int]:
-    """Print a Markdown table of the candidates; return its lines, and the exit status."""
+    """Print a Markdown table of the candidates; return its lines, and the exit status.
+
+    is_quick : True for few signatures and runs
+    """
     options = QUICK | {"top": 3} if is_quick else {"top": 12}
     lines = _printed([], "| candidate | operator | right | faster | worth it |", "| --- | --- | --- | --- | --- |")
     for item in examples:

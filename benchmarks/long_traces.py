@@ -186,7 +186,7 @@ EACH = ("load().calls", "longtail", "timeline", "graph")
 
 
 def make(kind: str, source: Path, target: Path, calls: int) -> int:
-    """Write a long file of a kind; return the number of its calls."""
+    """Write to `target` the file `source` with its calls repeated to at least `calls`; return their number."""
     if kind in TRACES:
         return repeat_calls(source, target, calls, SPREAD)
     return repeat_items(source, target, NODES if kind == NODES else "traceEvents", calls)
@@ -200,7 +200,7 @@ def length_of(kind: str, source: Path) -> int:
 
 
 def measure(reading: Reading, path: Path, most_mb: int) -> Cost | None:
-    """Return the cost of a process that reads a file, or None if it ran out of memory."""
+    """Return the cost of a process that reads a file, or None if it needed more than `most_mb` MB of memory."""
     arguments = [word.format(path=path, folder=path.parent) for word in reading.arguments]
     command = [sys.executable, "-c", WATCH.format(most_mb << 20) + reading.code, str(path), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

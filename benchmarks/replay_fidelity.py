@@ -135,7 +135,12 @@ def _total(sequence: Part[Results], alone_ms: Part[float]) -> str:
 
 
 def capture_program(make: Callable[[], Workload | None], path: Path, steps: int) -> Path | None:
-    """Capture a program from its beginning, after steps that are not recorded; return None if it is not installed."""
+    """Record `steps` steps of a new instance of a program, after steps that are not recorded.
+
+    Return the path of the trace, or None if the program's package is not installed.
+
+    make : returns the new instance
+    """
     step = make()
     if step is None:
         return None
@@ -150,10 +155,11 @@ def capture_program(make: Callable[[], Workload | None], path: Path, steps: int)
 
 
 def time_alone(make: Callable[[], Workload | None], trace: Trace, steps: int, is_recorded: bool) -> float:
-    """Return the time in ms of a trace's operators in the same number of steps without a capture.
+    """Return the time in ms of a trace's operators in the same number of steps without a capture, by the profiler.
 
     Parameters
     ----------
+    make : returns a new instance of the program
     is_recorded : True for the time of their kernels, which the device records
     """
     step = make()

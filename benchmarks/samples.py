@@ -97,7 +97,10 @@ def page(rows: pd.DataFrame) -> Iterator[str]:
 
 
 def row_of(sample: Sample, configuration: str, eager: Any, compiled: Any) -> str:
-    """Return a table line; name, tags and origin are only in the line of a sample's first configuration."""
+    """Return a table line; name, tags and origin are only in the line of a sample's first configuration.
+
+    eager, compiled : rows of the configuration in eager mode, and compiled or None
+    """
     first = configuration == next(iter(sample.configurations))
     ratio = None if compiled is None else compiled["ratio"]
     cells = [
@@ -134,7 +137,7 @@ class Counter(TorchDispatchMode):
 
 
 def operators(sample: Sample, configuration: str) -> int:
-    """Return the number of operators that one call launches."""
+    """Return the number of operators that a call of a sample in a configuration runs."""
     arguments = sample.arguments(configuration)
     torch.manual_seed(0)
     with Counter() as counter:

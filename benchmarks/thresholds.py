@@ -100,7 +100,12 @@ def main() -> int:
 
 
 def outcomes_of(experiments: Iterable[Experiment], pattern: str, quick: bool, console: Console) -> Iterator[Outcome]:
-    """Yield the outcomes of selected figures, running each experiment in a separate process."""
+    """Yield the outcomes of the figures that match `pattern`, running each experiment in a separate process.
+
+    Experiments with a figure that is worse run once more at the end.
+
+    quick : True to use `quick_rounds`
+    """
     thresholds = thresholds_on(VECTORS)
     outcomes: dict[str, list[Outcome]] = {}
     again = []
@@ -132,7 +137,10 @@ def run_experiment(
     thresholds: Mapping[str, Threshold],
     before: Mapping[Figure, Rounds] = MappingProxyType({}),
 ) -> list[Outcome]:
-    """Return the outcomes of an experiment's figures, including rounds that were measured before."""
+    """Return the outcomes of an experiment's figures; the rounds in `before`, measured earlier, count too.
+
+    thresholds : threshold by name of the figure
+    """
     try:
         rounds_by_figure = in_a_process(experiment.measure, rounds)
     except NotMeasuredError as error:

@@ -228,7 +228,7 @@ def place_of(error: BaseException) -> str:
 
 def cause_of(error: BaseException, most: int = MOST) -> str:
     """Return the cause of an error on one line: a short text for common errors such as lack of memory, otherwise
-    class and message.
+    class and message, cut to `most` characters.
     """
     try:
         text = " ".join(str(error).split())

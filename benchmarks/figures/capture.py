@@ -40,7 +40,11 @@ LEAST = {"empty mode": EMPTY}
 
 
 def capture_experiment(workload: str, references: Mapping[str, str], rounds: int, quick_rounds: int = 0) -> Experiment:
-    """Return the experiment that compares captures of a program with other observers."""
+    """Return the experiment that compares captures of a program with other observers.
+
+    references : name of each observer, by its short name in the figures
+    rounds, quick_rounds : as in `Experiment`
+    """
     figures = [
         Figure(
             f"capture of {workload}: {steps} over {reference}",
@@ -58,7 +62,7 @@ def capture_experiment(workload: str, references: Mapping[str, str], rounds: int
 
 
 def measure_captures(workload: str, references: Sequence[str], rounds: int) -> Sequence[Rounds]:
-    """Measure the rounds of a program's figures."""
+    """Return the rounds of a program's figures: for each part and observer in `references`, then for the size."""
     torch.set_num_threads(1)
     step = WORKLOADS[workload]()
     if step is None:

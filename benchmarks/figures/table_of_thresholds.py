@@ -76,7 +76,10 @@ def judge(figure: Figure, reading: Reading, threshold: Threshold | None) -> Verd
 
 
 def new_threshold(figure: Figure, values: Sequence[float], day: str) -> Threshold:
-    """Return the threshold set by several runs: the worst of their values."""
+    """Return the threshold that follows from a figure's values in several runs: the worst value, rounded.
+
+    day : date of the threshold, as text
+    """
     worst = figure.worst(values)
     step = 10.0 ** (math.floor(math.log10(abs(worst))) - DIGITS + 1) if worst else 1.0
     loose = math.floor(worst / step) * step if figure.larger_is_better else math.ceil(worst / step) * step

@@ -61,7 +61,10 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
 
 
 def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[CountDifference]:
-    """Return the operators whose numbers of calls differ, largest difference first."""
+    """Return the operators whose numbers of calls differ, largest difference first.
+
+    torch_counts, trace_counts : number of calls by operator that torch reports, and in the trace
+    """
     differing = []
     for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
         forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]
@@ -114,7 +117,7 @@ def _dispatcher_name(op: str) -> str:
 
 
 def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
-    """Return the reason why a capture or torch's record functions do not see an operator; None if unknown."""
+    """Return why torch's record functions and a trace differ in the number of calls of an operator; None if unknown."""
     if name.startswith("profiler::"):
         return "marks of record_function, which the profiler records in another form"
     if torch_calls < trace_calls:

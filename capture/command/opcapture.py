@@ -49,6 +49,8 @@ MOST_NAMES = 4
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     """Yield the lines printed after a capture: recorded calls, path of the trace, missing parts, and what to do
     next.
+
+    interrupted : True if the user interrupted the program
     """
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
@@ -282,6 +284,8 @@ def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
 
     Without a capture only the sum of operator and gap is known. Operator time beyond that sum must have been added to
     the operator; the rest counts as added between operators.
+
+    boxes : input of the operators
     """
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:

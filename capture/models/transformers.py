@@ -187,7 +187,7 @@ _TASKS = (
     "TEXT_TO_WAVEFORM",
     "PRETRAINING",
 )
-"""heads in the order in which a model type's usual head is searched; without any, the model without head is used"""
+"""tasks in the order in which `usual_class` looks for a class; without any, it takes the class without a head"""
 
 
 def architectures() -> list[str]:

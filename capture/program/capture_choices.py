@@ -45,6 +45,7 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
     """Raise `UserError` if another option needs all calls although the capture keeps only the last ones.
 
     last : number of calls to keep, or None for all
+    path, values, device_time : options of `Capture` with these names
     has_limits : True if the recording has a maximum number of calls or bytes
     """
     if last is None:
@@ -71,7 +72,7 @@ OUTPUT = "private.jsonl"
 
 
 def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:
-    """Raise `UserError` if an option would write private data although the capture is private."""
+    """Raise `UserError` if another option, given as for `Capture`, conflicts with `private`."""
     if salt_file is not None and not private:
         raise UserError("--salt-file needs --private", "add --private")
     if not private:
@@ -83,7 +84,10 @@ def check_private(private: bool, salt_file: str | Path | None, values: str, grip
 
 
 def policy_of(private: bool, salt_file: str | Path | None) -> Policy | None:
-    """Return the policy by which the records of a private capture are redacted, or None if it is not private."""
+    """Return the policy by which the records of a private capture are redacted, or None if it is not private.
+
+    salt_file : file with the salt of hashed names; None for a random salt
+    """
     from opgrip.traces.analysis.redaction import Policy, salt_of
 
     if not private:

@@ -19,7 +19,10 @@ from torch import nn
 
 
 def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
-    """Return the qualified name of a code object's function; its plain name if Python 3.10 does not find the source."""
+    """Return the qualified name of a code object's function; its plain name if Python 3.10 does not find the source.
+
+    module_globals : global variables of the function's module, through which the source is found
+    """
     name: str | None = getattr(code, "co_qualname", None)
     if name is not None:
         return name

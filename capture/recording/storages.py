@@ -106,7 +106,10 @@ class StorageNumbers:
                     unpin(address)
 
     def _add(self, storage: torch.UntypedStorage, is_on_host: bool) -> int:
-        """Pin the address of a storage, and return the storage's number."""
+        """Pin the address of a storage, and return the storage's number.
+
+        is_on_host : True if the storage's bytes count towards the next sweep
+        """
         address, number = pin(storage), next(self.new_number)
         registered_number = self.numbers.setdefault(address, number)
         if registered_number == number:

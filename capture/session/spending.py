@@ -113,7 +113,7 @@ def _small_model() -> nn.Module:
 
 
 def _usual_ns(step: Callable[[], object]) -> float:
-    """Return the median time in ns of a function, after some calls in which the recorder sees its signatures."""
+    """Return the median time in ns of the function `step`, after calls in which the recorder learns its signatures."""
     for _ in range(LEARNT):
         step()
     times = []

@@ -131,6 +131,8 @@ class Fitter:
         tensor.
 
         The caller may stop after any tensor; the next call continues with the following one.
+
+        graphs : the program's graph captures, during which devices must not be queried
         """
         for values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)

@@ -72,9 +72,10 @@ def describe_group(group: torch.distributed.ProcessGroup) -> GroupSpec:
 
 
 def with_groups(op: Hashable, described_args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of a collective with the spec of the process group in place of its name.
+    """Return the specs of a collective's arguments with the spec of the process group in place of its name, which has
+    no meaning after the program has ended.
 
-    The name has no meaning after the program has ended.
+    op : operator; for one that is no functional collective, the arguments are returned unchanged
     """
     if getattr(op, "namespace", None) not in _FUNCTIONAL or not _is_distributed():
         return described_args

@@ -341,7 +341,11 @@ def _has_tensors(values: Sequence[Any]) -> bool:
 
 
 def _alias(func: Any, places: tuple[int, ...]) -> int:
-    """Return the index of the tensor argument that always shares memory with the single result, or -1 if none does."""
+    """Return the index, in `places`, of the tensor argument that always shares memory with the operator's single
+    result, or -1 if none does.
+
+    places : indices of the tensor arguments among all arguments
+    """
     schema = getattr(func, "_schema", None)
     if schema is None or len(schema.returns) != 1 or schema.returns[0].alias_info is None:
         return -1

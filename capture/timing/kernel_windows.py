@@ -118,6 +118,8 @@ class Window:
     def complete_from_ns(self, launched: Iterable[LaunchedWork]) -> int:
         """Return the time from which the records are complete: torch's profiler loses some at the start of a window.
 
+        launched : work recorded in the window
+
         With CUDA 12.6 to 13.0 the first kernels have invalid times, for which torch drops their records
         (https://github.com/pytorch/pytorch/issues/192021).
         """

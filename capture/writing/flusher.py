@@ -190,7 +190,7 @@ class Flusher:
                 self.recorder.stop()
 
     def set_learning(self, learning: bool) -> None:
-        """Start or stop discarding calls; calls that were made before are not affected."""
+        """Discard the calls made from now on if `learning` is True, else write them; earlier calls are not affected."""
         if learning is not self.learning:
             self.run_job(lambda: self._set_learning(learning))
 

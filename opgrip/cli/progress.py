@@ -25,6 +25,8 @@ CLEAR = "\r\x1b[K"
 def loading(prog: str) -> Iterator[None]:
     """Show `loading torch ...` on a terminal while the block imports torch, and remove it afterwards; print
     nothing elsewhere.
+
+    prog : name of the command, which the line begins with
     """
     if "torch" in sys.modules or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield

@@ -91,6 +91,8 @@ def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses:
     """Yield kernel definitions, each for a group of signatures that differ only in sizes.
 
     A signature with an output size that is not an axis forms a separate group.
+
+    counts : number of calls by number of the signature, for the losses
     """
     kernels: dict[str, KernelDefinition] = {}
     for signature in signatures:

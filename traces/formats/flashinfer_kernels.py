@@ -51,7 +51,7 @@ def _converted(item: Recorded | Unconverted) -> Call:
 
 
 def _gemm(arguments: Arguments, reference: str) -> Call | None:
-    """Return a call for the product of A (M, K) and the transpose of B (N, K), or None for any other kernel."""
+    """Return a call for the product of A (M, K) and the transpose of B (N, K), or None for other `arguments`."""
     match list(arguments.values()):
         case [TensorSpec() as left, TensorSpec() as right] if len(left.shape) == len(right.shape) == 2:
             return ("aten.linear.default", [left, right], {}) if left.shape[1] == right.shape[1] else None

@@ -244,7 +244,10 @@ class _Reader:
         return numbers
 
     def _result_storages(self, schema: SchemaText, inputs: PortValues, results: PortValues) -> Iterator[int]:
-        """Yield the unique storage number of each result; newly allocated memory gets a new number."""
+        """Yield the unique storage number of each result; newly allocated memory gets a new number.
+
+        inputs, results : decoded arguments and results of the node
+        """
         fresh: dict[int, int] = {}
         for storage, tensor in zip(results.storages, results.identities, strict=True):
             if storage in inputs.storages or any(schema.are_aliases):

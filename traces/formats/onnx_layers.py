@@ -16,7 +16,10 @@ Lower = Callable[[OnnxNode], list[OnnxCall]]
 
 
 def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: list[int]) -> tuple[list[int], list[int]]:
-    """Return the padding before and after each spatial dimension of a convolution or pooling."""
+    """Return the padding before and after each spatial dimension of a convolution or pooling.
+
+    kernel, stride, dilation : one number per spatial dimension
+    """
     count = len(kernel)
     mode = node.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):

@@ -332,7 +332,7 @@ class OnnxNode:
         return values
 
     def axis(self, default: int, name: str = "axis") -> int:
-        """Return the dimension of the first input that an attribute names; negative dimensions count from the last."""
+        """Return the dimension of the first input, from 0, that the attribute `name` selects; `default` without it."""
         value = int(self.get(name, default))
         if not -self.rank <= value < max(self.rank, 1):
             raise NoOperator("a dimension does not exist")

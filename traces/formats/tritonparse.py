@@ -94,7 +94,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
-    """Return the facts about the kernel that was compiled, by its hash; empty if the compilation event lacks them."""
+    """Return the kernel that a compilation event (`payload`) describes, by its hash; empty if the event lacks it."""
     match payload:
         case {"metadata": {"hash": str() as key}, "python_source": {"file_path": str() as path, **rest}}:
             code = rest.get("code")

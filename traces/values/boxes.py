@@ -235,6 +235,7 @@ class Boxes:
         """Return the model of boxes, given as columns x1 y1 width height (and an image index before them).
 
         first : index of the column with x1
+        overlap : as in `Boxes`
         """
         low, high = columns.amin(dim=0).tolist(), columns.amax(dim=0).tolist()
         whole = (columns == columns.round()).all(dim=0).tolist()

@@ -119,7 +119,10 @@ def _between(low: float, high: float, whole: bool = False) -> Make:
 
 
 def _numbers(spec: TensorSpec, low: int, high: int, are_distinct: bool = False) -> Integers | None:
-    """Return a model of integers from `low` to `high`, limited to the range of the dtype; None for an empty range."""
+    """Return a model of integers from `low` to `high`, limited to the range of the dtype; None for an empty range.
+
+    are_distinct : True if as many integers as possible are different
+    """
     try:
         high = min(high, torch.iinfo(spec.dtype).max)
     except TypeError:
@@ -163,7 +166,7 @@ def _plane(dimensions: int) -> Callable[[Call], int]:
 def _in_list(are_distinct: bool) -> Make:
     """Return a function that makes the value model of an index tensor in a list, as for `index_put`.
 
-    The indices are within the range of the dimension that the tensor indexes.
+    The indices are within the range of the dimension that the tensor indexes; `are_distinct` as for `_numbers`.
     """
 
     def make(spec: TensorSpec, call: Call) -> ValueModel | None:

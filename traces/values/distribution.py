@@ -225,7 +225,7 @@ def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds)
 
 def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:
     """Return the simplest distribution that agrees with the quantiles of `count` elements: `uniform`, `normal`
-    or `quantiles`.
+    (with this mean and standard deviation) or `quantiles`.
     """
     low, high = quantiles[0], quantiles[-1]
     # by how much the distribution functions of a sample and of its source differ by chance, plus a margin

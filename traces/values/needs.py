@@ -151,7 +151,7 @@ def kind_of(dtype: torch.dtype) -> str:
 
 
 def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
-    """Return the size of one dimension of one of the output tensors, or None if it does not exist."""
+    """Return the size of a dimension of the output tensor with index `which`, or None if it does not exist."""
     specs = list(tensors(outputs))
     if which >= len(specs) or dimension >= len(specs[which].shape):
         return None

@@ -171,7 +171,7 @@ def _random_walk(values: torch.Tensor, step: float, usual: float, generator: tor
 
 
 def _walk_of_rows(ranked: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
-    """Return each sorted row, (R, W), rearranged in the order of a separate random walk.
+    """Return the rows of `ranked`, (R, W), which are sorted, each rearranged in the order of a separate random walk.
 
     noise : (R, W), normally distributed steps of the walks
     spread : factor for these steps

@@ -272,6 +272,7 @@ def _stretches(
     ----------
     calls : the source trace's table of calls
     wanted : the chosen signatures by number; only the keys are used
+    surrounding : how many calls of each signature, and how many calls before each
     """
     chosen = [index for rows in _by_signature(calls, wanted) for index in _evenly(rows, surrounding.places)]
     for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):

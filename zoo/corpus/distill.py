@@ -182,6 +182,7 @@ class Distilled:
         """Return what the header of the distilled trace stores: the represented traces, and the time in each that a
         case represents.
 
+        corpus : the represented corpus
         base : machine on which these times were measured; empty if they are captured times
         """
         about = {member.name: member for member in corpus.members}

@@ -259,6 +259,7 @@ class Collector(ItemTable):
     def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> SampleItem:
         """Return the item for a constant, which is written as a value or as the statement that created it.
 
+        thing, name : the constant, and the name by which `piece` refers to it
         attribute_count : number of attributes that lead from the name to the constant
         """
         key = ("value", name, id(thing))

@@ -298,7 +298,10 @@ def words_in(objects: Iterable[Any]) -> set[str]:
 
 
 def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
-    """Yield the contents of a container, or the attributes of an object that code may read."""
+    """Yield the contents of a container, or the attributes of an object that code may read.
+
+    mentioned : attributes that code reads
+    """
     if isinstance(thing, enum.Enum):
         return
     if isinstance(thing, Mapping):

@@ -202,7 +202,10 @@ class _Run:
 def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> Counter[str]:
     """Add a trace's calls to the sums of each function.
 
-    Returns the number of all calls and of the calls on a device, under the keys `calls` and `device`.
+    Return the number of all calls and of the calls on a device, under the keys `calls` and `device`.
+
+    bandwidth : memory bandwidth in bytes per second of the device on which the trace was recorded
+    cost : time that recording added, which is subtracted
     """
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     calls = MadeCalls(trace, operations)
@@ -249,6 +252,9 @@ def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: FunctionTimes) -> 
     """Yield sums over each run of consecutive operators that a thread called in the same function.
 
     The calls themselves are not kept, because there can be millions.
+
+    calls : calls of the thread in start order
+    traffic, times : use of memory, and typical times, of all calls of the trace
     """
     run: _Run | None = None
     before: MadeCall | None = None

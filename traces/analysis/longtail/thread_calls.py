@@ -254,7 +254,7 @@ def _places(trace: Trace) -> dict[int, TimelinePlace]:
 
 
 def _function(scope: Scope, phase: str) -> TimelinePlace | None:
-    """Return the Python function of a scope, or None if the line is outside functions.
+    """Return the Python function of a scope, for calls of phase `phase`; None if the line is outside functions.
 
     A comprehension or lambda belongs to the function around it.
     """

@@ -190,6 +190,8 @@ def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
     """Return at most `most` collectives of each process group.
 
     If a group has more, every 2nd, 4th, ... of its collectives is kept, so that all ranks keep the same ones.
+
+    events, kinds : collectives of one rank, and the signatures of its trace
     """
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]

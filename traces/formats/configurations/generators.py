@@ -86,7 +86,10 @@ def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
 
 
 def argument(form: Any, draw: ArgumentDraw) -> Any:
-    """Return the argument that a configuration's JSON object describes by its `type`, or raise `ValueError`."""
+    """Return the argument that a configuration's JSON object describes by its `type`, or raise `ValueError`.
+
+    draw : random numbers, device and value models of the case
+    """
     if not isinstance(form, dict):
         raise ValueError("an argument is not an object")
     kind = form.get("type")
