@@ -39,7 +39,7 @@ def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[.
         @functools.wraps(test)
         def run(**fixtures: Any) -> None:
             build()
-            values = json.dumps({name: str(value) for name, value in fixtures.items()})
+            values = json.dumps({name: (isinstance(value, Path), str(value)) for name, value in fixtures.items()})
             file = test.__code__.co_filename
             done = run_python(__file__, file, test.__name__, values, env=environment(**variables), timeout=100)
             assert done.returncode == 0, done.stdout + done.stderr
@@ -71,8 +71,8 @@ def main(file: str, test: str, fixtures: str) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    paths = {name: Path(value) for name, value in json.loads(fixtures).items()}
-    getattr(module, test).__wrapped__(**paths)
+    values = {name: Path(text) if is_path else text for name, (is_path, text) in json.loads(fixtures).items()}
+    getattr(module, test).__wrapped__(**values)
 
 
 if __name__ == "__main__":
