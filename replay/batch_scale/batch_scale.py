@@ -114,7 +114,7 @@ class _Pass:
     growths, origins : growth of each tensor, and where its values come from
     memory : growth of a storage's first tensor that grows, or of its first tensor
     verdicts : for each signature, how many of its calls scale in which way
-    requested_origins : origins whose tensors are to grow from the next traversal on
+    requested_origins : origins (calls or storages) whose tensors are to grow from the next traversal on
     begun : True once a tensor grows
     guessed : True if a guess about rows requires a new traversal
     """
@@ -323,7 +323,9 @@ class BatchScale:
         """Mark the tensors of an origin as growing from the next traversal on; return False if they already grow or
         cannot grow.
 
-        growth, spec : growth that a later tensor needs, and that tensor
+        origin : where the values of a later tensor come from: calls of a signature, or a storage from before the first
+            call
+        growth, spec : growth that this later tensor needs, and the tensor
         fits : True to accept only sizes that lead to exactly this growth
         """
         kind, number = origin

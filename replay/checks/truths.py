@@ -93,8 +93,8 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return the results of a call computed in float64, or None if it cannot run in float64 or would do something else
-    there.
+    """Return the results of a call computed in float64. None if it cannot run in float64, or if it writes into
+    arguments that share memory, because their float64 copies share none.
 
     make_arguments : function that creates the arguments of one run
     mutates : True if the call writes into its arguments

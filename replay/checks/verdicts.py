@@ -83,7 +83,7 @@ class ResultVerdict:
 
 
 class WrongResultError(Exception):
-    """A call does not do what its operator does, or hides what it does; the message is the reason."""
+    """Raised if a call does not do what its operator does, or hides what it does; the message is the reason."""
 
 
 def wrong(reason: str) -> ResultVerdict:

@@ -75,9 +75,9 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns whose value is the same in all rows of a case within a run.
+    """Return the columns that have the same value in all rows of a case within each of the two runs.
 
-    Cases of two runs can be matched without these columns, even if the runs have different values.
+    Cases of the runs can be matched without these columns, even if the runs have different values.
     """
     columns: list[str] = []
     for name in ("device", *OF_RUN):

@@ -132,7 +132,7 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
     """Return the outcome of a gate for a comparison.
 
     The gate fails if a row, a group or the total is SLOWER by more than the limit. It passes if the upper end of the
-    total's interval is close to the limit, and the rows whose intervals end clearly above the limit could add only
+    total's interval is not far above the limit, and the rows whose intervals end clearly above the limit could add only
     little time; docs/results.md has the exact rule. Otherwise it is not decided.
     """
     if gate.name in COUNTED:

@@ -102,8 +102,8 @@ def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[floa
 
 
 def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    """Return both estimates with comparable gaps: computed without groups, unless all repeats have the same number of
-    groups.
+    """Return both estimates with comparable gaps between median and fastest run: computed without groups of runs,
+    unless all repeats have the same number of groups.
     """
     if len({*base.strata, *new.strata}) <= 1:
         return base, new

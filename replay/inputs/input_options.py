@@ -182,8 +182,8 @@ def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[i
 
 
 def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
-    """Return the sources of values, in which large float tensors whose values affect neither time nor shapes have a
-    source that repeats a piece.
+    """Return the sources of values. Large float tensors whose values affect neither time nor shapes get a source that
+    draws only a piece of them and repeats it.
     """
     from math import prod
 

@@ -23,7 +23,7 @@ BY_REPLAY = "replayed times"
 
 @dataclass(frozen=True, slots=True)
 class GraphColumns(Columns):
-    """Column about captured times that are parts of the times of launches of CUDA graphs."""
+    """Column about captured times of calls in CUDA graphs, which are parts of the times of the graphs' launches."""
 
     launches_divided_by: str | None = column(
         "`replayed times` if captured times of calls in launches of graphs are parts of the launches in proportion to "

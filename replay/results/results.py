@@ -245,7 +245,9 @@ class Result:
 
     @property
     def case_of_trace(self) -> tuple[str, int]:
-        """Key of the case within a run: trace name and case number; case numbers are unique only within a trace."""
+        """Key of the case within a run: trace name and case number, because case numbers are unique only within a
+        trace.
+        """
         return self.trace, self.case
 
     @property

@@ -61,7 +61,7 @@ class Snapshot:
         self._functions = dict(self._current())
 
     def replaced(self) -> list[str]:
-        """Return the names of functions that were replaced since."""
+        """Return the names of the functions that were replaced after the snapshot was made."""
         now = dict(self._current())
         return [name for name, function in self._functions.items() if now.get(name) is not function]
 
@@ -136,11 +136,15 @@ class CallProcess:
         return [run_ns, *(0 if memory is None else memory.data_ptr() for _, memory in self._results)]
 
     def describe(self) -> dict[str, Any]:
-        """Return the metadata of the last run's results, and what the run left behind."""
+        """Return the metadata of the last run's results, and texts about functions that were replaced and threads that
+        still run.
+        """
         return {"outputs": list(starmap(self._described, self._results)), "faults": self._faults()}
 
     def _faults(self) -> list[str]:
-        """Return what the last run has left behind."""
+        """Return texts about changes of the process that the last run left behind: functions of time or torch that were
+        replaced, and threads that still run.
+        """
         left = [thread.name for thread in threading.enumerate() if thread not in self._threads]
         replaced = [f"replaces {name}" for name in self._snapshot.replaced()]
         return replaced + [f"leaves the thread {name} running" for name in left]

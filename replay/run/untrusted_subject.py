@@ -160,7 +160,7 @@ def untrusted_subject(
     variant : mode and settings of the row; only the results of a candidate are checked
     inputs : arguments of each input set
     draw : function that returns inputs for a signature, with values drawn for a seed
-    besides_ns : times in ns of the operator's requests in addition to its runs
+    besides_ns : times in ns that requests to run the operator took in addition to the runs, which both subjects share
     """
     signatures: Sequence[Signature] = (case.signature, *case.input_sets)
     tolerance = call.workload.request.tolerance

@@ -300,8 +300,8 @@ class DryRun:
         return prepared
 
     def _prepare(self, signature: int, own: frozenset[int]) -> PreparedCall:
-        """Return the calls of a signature prepared; the argument tensors with indices in `own` are drawn
-        once and kept.
+        """Return the prepared call of a signature, which all its calls share; the argument tensors with indices in
+        `own` are drawn once and kept.
         """
         key = signature, own
         prepared = self._prepared.get(key)

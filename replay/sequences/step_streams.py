@@ -29,7 +29,7 @@ class StreamPlan:
 
     count : number of streams
     of_call : stream of each call; for a call on the host, that of the call before it
-    before : waits and marks of streams before a call, by index of the call
+    before : by index of a call, waits of streams that precede it, and marks: points in a stream for which another waits
     crossing : for each storage that several streams use, the numbers of these streams
     """
 
