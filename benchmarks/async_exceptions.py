@@ -51,7 +51,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Late(Exception):
-    """Exception that only the program knows."""
+    """Exception class that only the program defines."""
 
 
 class TakesText(Exception):

@@ -126,9 +126,10 @@ def is_built(outcome: dict[str, Any]) -> bool:
 
 
 def most_telling(failures: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the failure of the first config that can be built with its own images, which are the last setting.
+    """Return the failure with the last setting, which is the config's own image size, of the first config that can be
+    built.
 
-    Failures by the time limit come after all others.
+    A failure by the time limit is only returned if the config has no other.
     """
     built = [failure for failure in failures if is_built(failure)] or failures
     of_config = [failure for failure in built if failure["model"] == built[0]["model"]]
@@ -189,7 +190,7 @@ def receive(answers: Connection, timeout: int) -> tuple[dict[str, Any], str]:
 
 
 def running_stage(outcome: dict[str, Any]) -> str | None:
-    """Return the first stage without result, or None after the last."""
+    """Return the first stage of a trial that has no result yet; None if a stage failed or all have results."""
     return None if "failed" in outcome else next((stage for stage in STAGES if stage not in outcome), None)
 
 

@@ -58,7 +58,10 @@ def make_trace(path: Path, cases: int) -> None:
 
 
 def rate(trace: Path, mode: str, workers: int, environment: dict[str, str]) -> tuple[float, float]:
-    """Return the cases per second of workers in a separate process, and their start time in s."""
+    """Return the cases per second that workers replay, and their start time in s, measured in a separate process.
+
+    environment : environment variables of the process
+    """
     command = [sys.executable, __file__, "--one", str(trace), mode, str(workers)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     cases_per_s, started_s = json.loads(done.stdout.splitlines()[-1])

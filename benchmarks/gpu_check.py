@@ -113,7 +113,7 @@ def without_names(text: str) -> str:
 
 
 def _joined(words: Sequence[str]) -> Iterator[str]:
-    """Yield words of a command line, with the value of `--only` in the same word."""
+    """Yield the words of a command line, with `--only` and its value joined by `=` to one word."""
     rest = iter(words)
     for word in rest:
         yield f"{word}={next(rest, '')}" if word == "--only" else word

@@ -32,10 +32,10 @@ FOLDER = Path(__file__).resolve().parent / "candidates"
 class Example:
     """A candidate of the folder.
 
-    kind : how it is made
+    kind : how the candidate is made, such as a Triton kernel, as text for the table
     op : full name of the operator
-    source : file and function
-    has_gradient : True if autograd differentiates it
+    source : file and function of the candidate
+    has_gradient : True if autograd differentiates the candidate
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Example:
 
     @property
     def candidate(self) -> Mapping[str, str]:
-        """The argument of `judge`."""
+        """The candidate in the form that `judge` takes: its file and function, by operator."""
         return {self.op: f"{FOLDER / self.source}"}
 
 

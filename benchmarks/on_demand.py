@@ -75,7 +75,11 @@ def main() -> int:
 
 
 def serve(requests: int, folder: Path) -> tuple[list[float], dict[str, list[float]]]:
-    """Return the seconds from a recording request to the first recorded call, and latencies of the service by phase."""
+    """Return the seconds from each recording request to the first recorded call, and the service's latencies in s:
+    before, while and after calls are recorded.
+
+    requests : number of latencies to measure before and after
+    """
     net = transformer()
     latencies: list[float] = []
     ends = threading.Event()

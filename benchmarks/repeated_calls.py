@@ -27,9 +27,8 @@ def repeat_calls(source: Path, target: Path, calls: int, spread: float = 0.0) ->
 
     Parameters
     ----------
-    spread : relative spread of the durations in later rounds, since hardly two calls of a program take the same time; 0
-    for
-        equal durations
+    spread : relative spread of the durations in later rounds, since hardly two calls of a program take the same time;
+        0 for equal durations
     """
     noise = np.random.default_rng(0)
     first, *records, end = source.read_bytes().splitlines()

@@ -66,24 +66,24 @@ class Comparison:
     timer_s: float
 
     def pairs(self) -> list[tuple[Result, Measurement]]:
-        """Return the pairs of the cases that ran."""
+        """Return the replay's result and the Timer's measurement of each case that the replay could run."""
         pairs = zip(self.results, self.measurements, strict=True)
         return [(result, measurement) for result, measurement in pairs if result.status == OK]
 
     def ratios(self) -> list[float]:
-        """Return the ratios of the replay's medians to the Timer's."""
+        """Return, for each case that ran, the replay's median time divided by the Timer's."""
         return [result.median_us / (timer.median * 1e6) for result, timer in self.pairs() if result.median_us]
 
 
 def joined(parts: Sequence[Comparison]) -> Comparison:
-    """Join several comparisons."""
+    """Return one comparison with the cases of all `parts`."""
     results = [result for part in parts for result in part.results]
     measurements = [measurement for part in parts for measurement in part.measurements]
     return Comparison(results, measurements, sum(part.replay_s for part in parts), sum(part.timer_s for part in parts))
 
 
 def usual_settings(device: str = "cpu") -> Workload:
-    """Modes that time a case as a Timer does: many runs as one, with warm caches."""
+    """Return the settings of a replay that times a case as a Timer does: many runs as one, with warm caches."""
     return workload_for(request_with("trace.jsonl", exec_mode=CONTINUOUS, cache=WARM, device=device))
 
 

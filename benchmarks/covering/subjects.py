@@ -55,7 +55,7 @@ class Subject:
 
 
 def subjects(libraries: tuple[str, ...]) -> Iterator[Subject]:
-    """Yield all models of the given libraries in each run."""
+    """Yield all models of the given libraries, each once for every kind of run in `RUNS`."""
     for library in libraries:
         find = _architectures if library == "transformers" else _configs
         for subject in find(library):
@@ -64,7 +64,7 @@ def subjects(libraries: tuple[str, ...]) -> Iterator[Subject]:
 
 
 def _configs(library: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield some configs of each folder, the simplest first."""
+    """Yield the name of each folder of configs in a library, and some of its configs, the simplest first."""
     package = importlib.util.find_spec(library)
     if package is None or package.origin is None:
         return

@@ -47,7 +47,7 @@ def is_native(outcome: Outcome) -> bool:
 
 
 def is_whole(outcome: Outcome) -> bool:
-    """Return True if its capture is complete and changed nothing."""
+    """Return True if the capture of the model's step is complete and did not change its results."""
     captured = outcome.get("captured")
     if captured is None:
         return False
@@ -56,7 +56,9 @@ def is_whole(outcome: Outcome) -> bool:
 
 
 def is_of_first_attempt(outcome: Outcome) -> bool:
-    """Return True if its reason is the first of several, from an earlier version, and not the most informative."""
+    """Return True if the reason why a model did not run comes from an earlier version of this benchmark, which kept the
+    first of several reasons and not the most informative one.
+    """
     return outcome.get("failed") == "native" and outcome["library"] != "transformers" and "attempts" not in outcome
 
 

@@ -46,7 +46,10 @@ def timed_experiment(name: str) -> Experiment:
 
 
 def read_time(name: str, rounds: int) -> Sequence[Rounds]:
-    """Return the one stored round."""
+    """Return the only round, the stored time of a command; raise `NotMeasuredError` if there is none.
+
+    rounds : ignored
+    """
     times = read_times()
     if name not in times:
         raise NotMeasuredError(f"build/times.json has no time of {name}")

@@ -37,7 +37,7 @@ TIMED = "BERT train"
 
 
 def error_experiment(workload: str, rounds: int) -> Experiment:
-    """Return the experiment on the error of replayed times."""
+    """Return the experiment that measures the error of a program's replayed times, over that of a second capture."""
     meaning = "error in time of a replay over that of a second capture"
     figure = Figure(f"replay of {workload}: error over noise floor", meaning)
     return Experiment(f"replay of {workload}", (figure,), partial(measure_errors, workload), rounds)
@@ -59,7 +59,7 @@ def measure_errors(workload: str, rounds: int) -> list[Rounds]:
 
 
 def shapes_experiment(workload: str) -> Experiment:
-    """Return the experiment on output shapes."""
+    """Return the experiment that counts the signatures of a program whose replayed outputs have the recorded shapes."""
     meaning = "signatures whose outputs have the recorded shapes, of those for which these are known"
     figure = Figure(f"replay of {workload}: shapes as recorded", meaning, "", ratio_of_sums, larger_is_better=True)
     return Experiment(f"shapes of {workload}", (figure,), partial(measure_shapes, workload), rounds=1, quick_rounds=1)

@@ -59,7 +59,7 @@ class Verdict(Enum):
 
     @property
     def fails(self) -> bool:
-        """Return True if the run fails."""
+        """Return True if this verdict on a figure makes the benchmark fail."""
         return self in (Verdict.WORSE, Verdict.NO_THRESHOLD, Verdict.BROKEN)
 
 

@@ -66,7 +66,7 @@ def check_second_device(place: Place) -> None:
 
 
 def check_sequence(place: Place) -> None:
-    """Check a step replay."""
+    """Check that `opreplay --sequence` supports all calls of a step on the device."""
     output = place.folder / "sequence.json"
     done = run_command("opreplay", capture_layers(place), "--sequence", "--device", place.device, "-o", output)
     expect(done.returncode == 0, last_line(done))

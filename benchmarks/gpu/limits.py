@@ -38,7 +38,7 @@ def check_roofline(place: Place) -> None:
 
 
 def check_energy(place: Place) -> None:
-    """Check `--energy` of a product against NVML's counter during the same product."""
+    """Check the energy that `--energy` reports for a matrix product against NVML's counter during the same product."""
     gpu = find_gpu(with_index(place.device))
     if gpu is None:
         raise NotHereError("NVML is not available: pip install nvidia-ml-py")

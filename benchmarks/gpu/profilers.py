@@ -28,7 +28,7 @@ SIZES = 35
 
 
 def check_nsys(place: Place) -> None:
-    """Check the kernels of a product, and their time."""
+    """Check the kernels that `--nsys` reports for a matrix product, and their time."""
     rows, expected_us, names = _profiled_product(place, NSYS, nsys=True)
     columns = NsysColumns.of(row_of(rows, "aten.mm.default"))
     place.note(nsys_gpu_us=columns.nsys_gpu_us, kernel_us=expected_us, kernels=columns.nsys_kernels)
@@ -64,7 +64,7 @@ def check_windows(place: Place) -> None:
 
 
 def check_nsys_of_graphs(place: Place) -> None:
-    """Check that kernels in CUDA graphs are seen individually."""
+    """Check that `--nsys` reports the kernels in a CUDA graph individually."""
     rows, _, names = _profiled_product(place, NSYS, nsys=True, mode=["cudagraph"])
     row = row_of(rows, "aten.mm.default", "cudagraph")
     place.note(kernels=NsysColumns.of(row).nsys_kernels)
@@ -73,13 +73,13 @@ def check_nsys_of_graphs(place: Place) -> None:
 
 
 def check_nsys_of_shipped(place: Place) -> None:
-    """Check the top cases of the shipped trace; keep the report for tests."""
+    """Check that no top case of the shipped trace fails under the profiler, which must see kernels; keep its report."""
     _need(NSYS)
     _of_shipped(place, NSYS, nsys=True)
 
 
 def check_ncu(place: Place) -> None:
-    """Check the kernels of a product, and roughly their time."""
+    """Check the kernels that `--ncu` reports for a matrix product, and roughly their time."""
     rows, expected_us, names = _profiled_product(place, NCU, ncu=True)
     columns = NcuColumns.of(row_of(rows, "aten.mm.default"))
     place.note(ncu_us=columns.ncu_us, kernel_us=expected_us, kernels=columns.ncu_kernels)
@@ -90,7 +90,7 @@ def check_ncu(place: Place) -> None:
 
 
 def check_ncu_of_shipped(place: Place) -> None:
-    """Check the top cases of the shipped trace; keep the report for tests."""
+    """Check that no top case of the shipped trace fails under the profiler, which must see kernels; keep its report."""
     _need(NCU)
     _of_shipped(place, NCU, ncu=True, ncu_iterations=2)
 

@@ -31,12 +31,12 @@ def find_binary(profiler: str) -> str:
 
 
 def keep_small(profiler: str, folder: Path) -> None:
-    """Write a reduced copy of a profiler's report into its folder; raises if that fails."""
+    """Write a reduced copy of the profiler's report in a folder into the same folder; raise an error if that fails."""
     (_keep_ncu if profiler == NCU else _keep_nsys)(folder)
 
 
 def small_reports(folder: Path) -> Iterator[Path]:
-    """Yield the reduced reports below a folder, each with the rows it belongs to."""
+    """Yield the files of the reduced reports below a folder, each followed by the file of its replay's rows."""
     for profiler, suffix in SUFFIXES.items():
         for report in folder.glob(f"*/{profiler}{suffix}"):
             rows = report.with_suffix(".json")

@@ -164,7 +164,7 @@ def check_tf32(place: Place) -> None:
 
 
 def check_clocks(place: Place) -> None:
-    """Check that rows have their clock, and that NVML considers it possible."""
+    """Check that the column `clock_mhz` of a replay has a value that is possible according to NVML."""
     if find_gpu(with_index(place.device)) is None:
         raise NotHereError("NVML is not available: pip install nvidia-ml-py")
     import pynvml

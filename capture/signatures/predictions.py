@@ -109,7 +109,7 @@ class Recognizer:
         self.sharing = sharing
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the compiled test recognizes a call as one of this signature; False does not exclude it."""
+        """Return True if the compiled test recognizes a call as one of this signature; False leaves that unknown."""
         try:
             return self.check_both(args, kwargs) if kwargs else self.check(args)
         except RuntimeError as error:

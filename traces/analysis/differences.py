@@ -200,7 +200,10 @@ def compare_traces(
     names: tuple[str, str],
     tolerances: Tolerances = Tolerances(),
 ) -> TraceDifference:
-    """Return the differences between two traces, or between several traces on each side."""
+    """Return the differences between two traces, or between several traces on each side.
+
+    names : names of the two sides in the output
+    """
     sides = [_side_of([side] if isinstance(side, Trace) else side) for side in (before, after)]
     return compare_sides(sides[0], sides[1], names, tolerances)
 

@@ -153,10 +153,7 @@ def timeline(trace: Trace) -> Iterator[Event]:
 
 
 def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
-    """Return the processes and threads in the order of their first calls.
-
-    The value is True if some of the thread's calls ran on a device.
-    """
+    """Return, by process and thread, True if some of the thread's calls ran on a device, in order of first calls."""
     names = _names_of_threads(calls)
     has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
     keys = [(str(process), str(thread)) for process, thread in has_device.index.tolist()]

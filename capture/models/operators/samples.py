@@ -354,7 +354,7 @@ class SampleRunner:
     def _run_in_place(
         self, entry: OperatorEntry, function: Callable[..., Any], dtype: torch.dtype, scope: nn.Module
     ) -> None:
-        """Run the in-place variant of an operator on the first sample that it accepts."""
+        """Run `function`, the in-place variant of an operator, on the first sample that it accepts, inside `scope`."""
         with without_modes(), without_functions():
             samples = list(islice(spread(entry.samples(self.device, dtype, False)), TRIALS))
         for sample in samples:

@@ -22,7 +22,7 @@ sys.path += [str(PACKAGE), str(ROOT / "benchmarks")]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return environment variables with which a child Python has the device."""
+    """Return environment variables with which a child Python has the simulated accelerator."""
     paths = [str(PACKAGE), SUPPORT_PATH, os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
 

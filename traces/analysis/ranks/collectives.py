@@ -121,7 +121,9 @@ def group_of(signature: Signature) -> GroupSpec | None:
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
     """Return the rank, within its group, of a collective's root or of the other process of a message.
 
-    The result is None if the operator has neither; `exchange` are facts about the operator.
+    The result is None if the operator has neither.
+
+    exchange : facts about the operator, from `exchange_of`
     """
     if not exchange.has_peer:
         return None

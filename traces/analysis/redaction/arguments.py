@@ -47,7 +47,7 @@ SHAPING_FLOATS = ("scale_factors",)
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Place of a value within a record, with what decides how the value is redacted.
+    """Place of a value within a record, and the facts that decide how the value is redacted.
 
     Attributes
     ----------
