@@ -233,7 +233,10 @@ def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], A
 
 
 def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> Any:
-    """Return the gradients of the tensors in `wanting`; None for a tensor on which the outputs do not depend."""
+    """Return the gradients of the tensors in `wanting`; None for a tensor on which the outputs do not depend.
+
+    outputs, grad_outputs : results of a call that are differentiated, and the incoming gradient of each
+    """
     return torch.autograd.grad(outputs, wanting, grad_outputs, allow_unused=True)
 
 

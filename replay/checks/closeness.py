@@ -367,8 +367,8 @@ def _finite(errors: Tensor) -> Tensor:
 
 
 def _sample(errors: Tensor) -> Tensor:
-    """Return about 2**20 evenly spaced elements of the (elements,) errors, because torch.quantile takes at
-    most 2**24.
+    """Return the errors, or about 2**20 evenly spaced ones if there are more, because torch.quantile takes at most
+    2**24.
     """
     return errors[:: max(1, len(errors) >> 20)] if len(errors) else errors.new_zeros(1)
 

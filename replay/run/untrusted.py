@@ -123,7 +123,9 @@ class UntrustedProcess:
         return torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     def place(self, size: int) -> int:
-        """Return the offset of free shared memory of a size; small ones are elsewhere in each run."""
+        """Return the offset of `size` free bytes of shared memory; each run gets other ones, unless they are most of
+        it.
+        """
         if len(self.memory) < 2 * size:
             self._grow(2 * size)
         if self._next + size >= len(self.memory):

@@ -104,6 +104,8 @@ class CallProcess:
         """Build the arguments of the next run over shared memory, before the parent writes the values.
 
         Everything is done here that need not be done while the parent's clock runs.
+
+        asked : the parent's request: signature, arguments, sizes and settings
         """
         faults = self._faults()
         self._results, self._arguments, self._storages = [], ((), {}), []
