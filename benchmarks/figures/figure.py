@@ -136,7 +136,7 @@ class Experiment:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A figure's value in a run, and the ends of its bootstrap interval."""
+    """A figure's value in a run, and the ends of its bootstrap interval, `low` and `high`."""
 
     value: float
     low: float

@@ -27,7 +27,7 @@ KERNEL = "kernel"
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A kernel that ran."""
+    """A kernel, copy or fill that ran on the device, with its start and its duration (`us`), both in us."""
 
     name: str
     start_us: float

@@ -52,7 +52,7 @@ class Mention:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """Type annotation of a parameter, a return value or a variable, and the free names in it."""
+    """Type annotation (`expression`) of a parameter, a return value or a variable, and the free names that it uses."""
 
     holder: ast.arg | FunctionNode | ast.AnnAssign
     expression: ast.expr
@@ -98,7 +98,9 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass(slots=True)
 class NameScope:
-    """Names that a function, class or comprehension binds; `bound` includes `nonlocals`."""
+    """Names that a function, class or comprehension binds, and those in its `global` and `nonlocal` statements; `bound`
+    includes `nonlocals`.
+    """
 
     is_class: bool
     bound: set[str]

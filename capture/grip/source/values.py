@@ -82,7 +82,7 @@ class _Key:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a class or function that recreates a value."""
+    """A call that recreates a value: the class or function `called`, and its arguments, which are values too."""
 
     called: Any
     arguments: tuple[Any, ...]

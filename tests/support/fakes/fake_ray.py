@@ -71,7 +71,10 @@ class Worker:
 
 @dataclass(eq=False)
 class FakeRay:
-    """Simulated cluster with the functions of the module `ray`: its nodes, and a head node without free resources."""
+    """Simulated cluster with the functions of the module `ray`: its nodes, and a head node without free resources.
+
+    now_s : simulated time in s, which advances only in waits
+    """
 
     all_nodes: Sequence[Node]
     now_s: float = 0.0
@@ -95,7 +98,7 @@ class FakeRay:
         ]
 
     def remote(self, worker: type) -> SimpleNamespace:
-        """Replace `ray.remote` for a class."""
+        """Replace `ray.remote` for the class of a worker: its instances are simulated workers on the chosen node."""
 
         def options(scheduling_strategy: str, **resources: Any) -> SimpleNamespace:
             (node,) = (node for node in self.all_nodes if node.name == scheduling_strategy)
@@ -104,7 +107,7 @@ class FakeRay:
         return SimpleNamespace(options=options)
 
     def wait(self, items: Sequence[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
-        """Replace `ray.wait`."""
+        """Replace `ray.wait`: return the items that are ready and the others; if none is ready, let time pass."""
         ready = [item for item in items if self._is_ready(item)][:num_returns]
         if not ready:
             self.sleep(timeout)
@@ -124,11 +127,11 @@ class FakeRay:
         return {"machine": {"name": item.node.name, "kind": item.node.kinds[item.place]}, "about": {}}
 
     def kill(self, worker: Worker) -> None:
-        """Replace `ray.kill`."""
+        """Replace `ray.kill`: mark the worker as ended."""
         worker.is_killed = True
 
     def sleep(self, seconds: float) -> None:
-        """Replace `time.sleep`."""
+        """Replace `time.sleep`: only advance the simulated time."""
         self.now_s += seconds
 
     def _start(self, node: Node) -> Worker:

@@ -50,7 +50,7 @@ FOUND = ROOT / "build" / "fuzz"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Faulty behaviour on a mutant: a line that similar findings share, and the details."""
+    """Faulty behaviour on a mutant: a line that similar findings have in common (`kind`), and the details."""
 
     kind: str
     detail: str

@@ -176,7 +176,16 @@ def find_longtail(
 
 @dataclass(slots=True)
 class _Run:
-    """Sums over a run of consecutive operators that one thread called in the same Python function."""
+    """Sums over a run of consecutive operators that one thread called in the same Python function.
+
+    Attributes
+    ----------
+    is_backward : True if the function's backward pass called them
+    launches, operator_ns, between_ns, host_ns : as in `LongTailFunction`
+    dense_ns : part of `operator_ns` in dense operators (see `is_dense`)
+    gaps_ns : host time from the end of each operator to the start of the next
+    borders : bytes that the run reads and writes outside the function's memory
+    """
 
     function: Function
     is_backward: bool

@@ -71,6 +71,7 @@ class _TensorUse:
 class _CallInfo:
     """Facts about a signature that are needed to redact records that refer to it.
 
+    op, kind : operator and kind of the original signature
     slots : tensors of its arguments that can have value models
     """
 
