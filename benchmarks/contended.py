@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def medians(args: argparse.Namespace) -> dict[str, float]:
-    """Return the median in us of each row that counts, by case."""
+    """Replay `args.trace`; return the median in us of each case that ran without an error, by key."""
     threads = [] if args.threads is None else ["--threads", str(args.threads)]
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "rows.json"

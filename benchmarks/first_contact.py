@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _ending(outcome: Outcome) -> dict[str, object]:
-    """Return the facts of a step's end: its exit status, or why it did not run."""
+    """Return how a step ended: its status, duration in s and error, or the reason why it did not run."""
     if outcome.verdict is Verdict.NOT_HERE:
         return {"skipped": outcome.reason}
     status = 0 if outcome.verdict is Verdict.OK else 1

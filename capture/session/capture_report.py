@@ -47,7 +47,7 @@ class CaptureReport:
     bytes_written : number of bytes written so far, before compression; calls are written every half second
     failure, problem : error that prevented the trace from being written, and a message that also names the written
         part; None if writing succeeded
-    full_values : after the block, facts about the written full values, or None if they were not requested
+    full_values : after the block, the store of full values, with its size and error; None if none were requested
     child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
         earlier program, which `force` removes; `cut_child_files` those that killed processes could not end
     dumps : with `last`, paths of the written traces

@@ -115,7 +115,7 @@ def _einsum(row: Row) -> tuple[str, Row]:
 
 
 def _ctc_loss(row: Row) -> tuple[str, Row]:
-    """Return a `ctc_loss` call in which each input sequence has full length, and the targets are divided equally."""
+    """Return a `ctc_loss` call with input sequences of full length, among which the targets are divided equally."""
     probabilities, targets, inputs, lengths, *rest = row.values()
     long, labels, batch = shape_of(probabilities), shape_of(targets), shape_of(lengths)
     if not long or not labels or not batch or len(batch) != 1 or inputs != lengths or not 0 < batch[0] <= 1 << 16:

@@ -44,7 +44,7 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """Facts about a compiled Triton kernel.
+    """A compiled Triton kernel.
 
     name, module : name of the kernel, and name of the module that defines it
     constants : names of its constant parameters
@@ -111,7 +111,7 @@ def _add_launch(
 
     name : name of the kernel
     event : JSON object of the launch
-    sources : facts about kernels, by hash
+    sources : compiled kernels, by hash
     """
     frames = _frames(event.get("stack"))
     if event.get("autotune_launch_type") == "benchmark" or any(

@@ -93,7 +93,7 @@ class Trace:
     tensors : by number of a value model, the key of the full values in one of the tensor files
     tensor_files : existing files of full values that belong to the trace
     observed : values and outputs of calls other than the first, by signature number
-    effects : for the trace of a sample, further facts about each call, by signature number
+    effects : for the trace of a sample, counts of operators and changed arguments of each call, by signature number
     kernels : kernels that ran on an accelerator, by signature, if they were recorded
     source : the calls in blocks of columns, in file order, for functions that process millions of calls
     """

@@ -300,7 +300,7 @@ def _calls(folder: Path) -> list[Any]:
 
 
 def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:
-    """Return facts about the origin of a function, and its top-level package."""
+    """Return the project, version, module, file, line and hash of a function's source, and its top-level package."""
     definition = find_definition(gripped.function.func if isinstance(gripped.function, partial) else gripped.function)
     module = definition.function.__module__ or "__main__"
     project = distribution_of(module)

@@ -29,7 +29,7 @@ WAIT = "wait_tensor"
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOp:
-    """Facts about an operator that exchanges tensors between processes.
+    """Description of an operator that exchanges tensors between processes.
 
     Attributes
     ----------
