@@ -286,6 +286,7 @@ def table(
 def added_us(watches: Watches, observer: str, part: slice, calls: int) -> float | None:
     """Return the median time in us that an observer added to a call, or None if most rounds are disturbed.
 
+    watches : measured step times of each round, by observer; None for a disturbed round
     part : steps of a round that count
     calls : number of calls of a step
     """

@@ -165,7 +165,7 @@ def row_of(
 
 
 def slowed(results: Results, factor: float) -> Results:
-    """Return a run whose calls of more than 50 us are slower by `factor`."""
+    """Return results in which the times of the cases of more than 50 us are multiplied by `factor`."""
 
     def change(row: Result) -> Result:
         if (row.median_us or 0) <= SHORT_US:

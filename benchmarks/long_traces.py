@@ -193,7 +193,7 @@ def make(kind: str, source: Path, target: Path, calls: int) -> int:
 
 
 def length_of(kind: str, source: Path) -> int:
-    """Return the number of calls in a file."""
+    """Return the number of calls, nodes or events in the file `source`, of which `kind` is as in `Reading.of`."""
     if kind in TRACES:
         return int(json.loads(source.read_bytes().splitlines()[-1])["calls"])
     return len(json.loads(source.read_text())[NODES if kind == NODES else "traceEvents"])

@@ -164,7 +164,7 @@ def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]
 
 
 def trigger(path: Path, **extent: Any) -> dict[str, Any]:
-    """Record to `path`, wait for the end, and return the facts about the recording.
+    """Record to `path`, wait for the end, and return the result, such as the number of calls.
 
     extent : how much to record, as arguments of `opgrip.capture.trigger`
     """

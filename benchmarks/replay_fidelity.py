@@ -179,7 +179,7 @@ def captured_times(trace: Trace) -> pd.DataFrame:
 
 
 def times_by_first(first: Trace, second: Trace) -> pd.Series:
-    """Return the median times of the second trace by the signatures of the first."""
+    """Return the median captured time in us in the trace `second`, by signature number in the trace `first`."""
     number = {_text(signature): signature.number for signature in first.signatures}
     again = {signature.number: number.get(_text(signature)) for signature in second.signatures}
     times = captured_times(second)["us"].rename(index=again)

@@ -117,7 +117,7 @@ def row_of(sample: Sample, configuration: str, eager: Any, compiled: Any) -> str
 
 
 def time_of(row: Any) -> str:
-    """Return the median in us, or the status if there is none."""
+    """Return the median time in us of a row of results, or its status if it has none; empty without a row."""
     if row is None:
         return ""
     time = row["median_us"]

@@ -63,7 +63,7 @@ def ratio_of_sums(rounds: Array) -> Array:
 
     Parameters
     ----------
-    rounds : (..., N, 2)
+    rounds : (..., N, 2), quantity and reference of each of N rounds
     """
     quantity, reference = np.moveaxis(np.sum(rounds, axis=-2), -1, 0)
     return np.asarray(quantity / reference)
@@ -74,7 +74,7 @@ def median_of_ratios(rounds: Array) -> Array:
 
     Parameters
     ----------
-    rounds : (..., N, 2)
+    rounds : (..., N, 2), quantity and reference of each of N rounds
     """
     return np.asarray(np.median(rounds[..., 0] / rounds[..., 1], axis=-1))
 
@@ -84,7 +84,7 @@ def offset_of_ratios(rounds: Array) -> Array:
 
     Parameters
     ----------
-    rounds : (..., N, 2)
+    rounds : (..., N, 2), quantity and reference of each of N rounds
     """
     return np.abs(np.median(rounds[..., 0] / rounds[..., 1], axis=-1) - 1)
 

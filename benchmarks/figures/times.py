@@ -55,7 +55,7 @@ def keep(name: str, seconds: float, import_torch_s: float) -> None:
 
 
 def read_times() -> dict[str, dict[str, float]]:
-    """Return `seconds` and `import_torch_s` by name."""
+    """Return the kept durations by name: `seconds` of the command, and `import_torch_s` for importing torch."""
     return json.loads(TIMES_FILE.read_text(encoding="utf-8")) if TIMES_FILE.exists() else {}
 
 

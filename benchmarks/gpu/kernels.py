@@ -83,7 +83,7 @@ def device_records(profiler: profile) -> list[Kernel]:
 
 
 def work_of(run: Callable[[], object], runs: int = 20) -> list[Kernel]:
-    """Return kernels, copies and fills of the last of some runs, with the median time of each over the later half."""
+    """Return the kernels, copies and fills of a call of `run`, each with its median time over half of `runs` calls."""
     warm_up(with_index("cuda"), WARMUP_S)
     for _ in range(WARMUP):
         run()

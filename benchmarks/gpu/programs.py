@@ -83,7 +83,7 @@ def expect_ok(rows: list[Result]) -> None:
 
 
 def row_of(rows: list[Result], operator: str, mode: str = "eager") -> Result:
-    """Return the row of an operator."""
+    """Return the first row of an operator in a mode of replay; raise `WrongError` if there is none."""
     matching = [row for row in rows if row.op == operator and row.mode == mode]
     expect(matching, f"the results have no row of {operator} as {mode}")
     return matching[0]

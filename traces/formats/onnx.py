@@ -158,7 +158,10 @@ def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
 
 
 def _values(item: Any, onnx: Any) -> list[Any] | None:
-    """Return the elements of a small tensor that is stored in the model's file, or None for any other tensor."""
+    """Return the elements of a small tensor that is stored in the model's file, or None for any other tensor.
+
+    item : the tensor, as a `TensorProto` of the package `onnx`
+    """
     if any(size < 0 for size in item.dims) or prod(item.dims) > MOST_CONSTANT or item.external_data:
         return None
     if item.data_location == onnx.TensorProto.EXTERNAL or not _dtype(item.data_type):

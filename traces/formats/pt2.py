@@ -207,7 +207,7 @@ class _Values:
             sizes.note(form)
 
     def tensor(self, form: Any) -> TensorSpec:
-        """Return the metadata of a tensor in the graph, with the number of its storage."""
+        """Return the metadata of the tensor that `form["name"]` names in the graph, with the number of its storage."""
         name = form["name"]
         return tensor_of(self._tensors.get(name), self.sizes, self.storages.of(name))
 

@@ -246,7 +246,7 @@ def _graphnet(folder: Path) -> list[Path]:
 
 
 def _problem(folder: Path) -> list[Path]:
-    """Return a kernel of SOL-ExecBench."""
+    """Write a kernel of SOL-ExecBench, with two workloads, below `folder`; return its own folder."""
     path = folder / "problem"
     path.mkdir()
     definition = {

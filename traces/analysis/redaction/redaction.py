@@ -60,7 +60,7 @@ KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
 
 @dataclass(frozen=True, slots=True)
 class _TensorUse:
-    """A tensor of a call whose value model must be redacted, facts about the call's shapes, and the call's results."""
+    """A tensor of a call whose value model must be redacted, with the sizes of the call's tensors and its results."""
 
     slot: TensorSlot
     facts: CallFacts
