@@ -44,7 +44,10 @@ NOT_IN_GRAPHS = ("nonzero",)
 
 
 def measure_device(place: Place) -> None:
-    """Note the time to the first use of the device, its settings, and what its basic operations cost."""
+    """Note the time to the first use of the device, its settings, and what its basic operations cost.
+
+    place : device of the step, and file in which the results are noted
+    """
     began = perf_counter()
     torch.zeros(1, device=place.device)
     place.synchronize()
@@ -62,7 +65,10 @@ def measure_device(place: Place) -> None:
 
 
 def measure_clocks(place: Place) -> None:
-    """Note the time of calls by each clock, and by captures, next to the profiler's time of their kernels."""
+    """Note the time of calls by each clock, and by captures, next to the profiler's time of their kernels.
+
+    place : device of the step, and file in which the results are noted
+    """
     device = with_index(place.device)
     use_device(device)
     warm_up(device, 0.0 if place.is_small else WARMUP_S)
@@ -89,7 +95,7 @@ def measure_clocks(place: Place) -> None:
 
 
 def calls_of_many_sizes(place: Place) -> dict[str, Callable[[], object]]:
-    """Return calls whose kernels take from one microsecond to milliseconds."""
+    """Return calls on the device of `place`, whose kernels take from one microsecond to milliseconds, by name."""
     part, width = (64, 16) if place.is_small else (1, 256)
     draw = partial(torch.randn, device=place.device, dtype=torch.bfloat16)
     one, x, big = torch.ones(1, device=place.device), draw(1024 // part, 1024 // part), draw(8192 // part, 8192 // part)
@@ -123,6 +129,8 @@ def calls_of_many_sizes(place: Place) -> dict[str, Callable[[], object]]:
 def _times_by_clock(place: Place, device: str, name: str, run: Callable[[], object]) -> Facts:
     """Return the times of the call `run`, by method of measurement.
 
+    place : device of the step; it also decides how often the call is repeated
+    device : name of that device, with its index
     name : name of the call, which decides if it can run in a CUDA graph
     """
     runs = SMALL_TIMED if place.is_small else TIMED
@@ -170,7 +178,10 @@ def _kernel_times(run: Callable[[], object]) -> Facts:
 
 
 def _note_marks(place: Place) -> None:
-    """Note the time that a capture spends on the two events around a call, and on reading them."""
+    """Note the time that a capture spends on the two events around a call, and on reading them.
+
+    place : device of the step, and file in which the results are noted
+    """
     timer, number = DeviceTimer(), count()
     timed = timer.timed(lambda: None, torch.device(with_index(place.device)), lambda: next(number))
     us = _host_us(place, timed)

@@ -159,7 +159,10 @@ def check_graph(place: Place, device_time: str) -> None:
 
 
 def _note_graph_records(place: Place, trace: Path) -> None:
-    """Note the records of graphs in the file `trace`: calls of graphs, launches and kernels."""
+    """Note the records of graphs in the file `trace`: calls of graphs, launches and kernels.
+
+    place : device of the step, and file in which the results are noted
+    """
     records = [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
     ops = {record["id"]: record["op"] for record in records if record["type"] == "signature"}
     graphs = [record for record in records if record["type"] == "graph"]
@@ -314,7 +317,10 @@ def check_two_devices(place: Place) -> None:
 
 
 def _captured_script(place: Place, code: str) -> tuple[list[Path], str]:
-    """Return the traces of a script and of its forks, and the output."""
+    """Capture a script with the text `code` in the folder of `place`; return all traces and the output.
+
+    The traces include those of the script's forks.
+    """
     script, traces = place.folder / "script.py", place.folder / "traces"
     script.write_text(dedent(code), encoding="utf-8")
     traces.mkdir()

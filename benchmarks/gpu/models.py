@@ -16,7 +16,7 @@ SMALL_HEADS = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads":
 
 
 def make_step(name: str, place: Place) -> Callable[[], object]:
-    """Return a function that runs one step of a model.
+    """Return a function that runs one step of the model `name`, a key of `MODELS`, on the device of `place`.
 
     Raises
     ------
@@ -30,7 +30,10 @@ def make_step(name: str, place: Place) -> Callable[[], object]:
 
 
 def train_resnet(place: Place) -> Callable[[], object]:
-    """Return a training step of ResNet-50 on 256 images."""
+    """Return a function that runs a training step of ResNet-50 on 256 images.
+
+    place : device of the step; with its `is_small`, model and inputs are smaller
+    """
     import torchvision
 
     model = torchvision.models.resnet18() if place.is_small else torchvision.models.resnet50()
@@ -43,7 +46,7 @@ def train_resnet(place: Place) -> Callable[[], object]:
 
 
 def run_detector(place: Place) -> Callable[[], object]:
-    """Return inference of the built-in Faster R-CNN on 8 images."""
+    """Return inference of the built-in Faster R-CNN on 8 images; `place` as in `train_resnet`."""
     batch_size, size = (1, 64) if place.is_small else (8, 512)
     options = ModelOptions(run="predict", device=place.device, batch_size=batch_size, input_size=(size, size))
     program = load_program("builtin:faster_rcnn", options)
@@ -57,7 +60,7 @@ def run_detector(place: Place) -> Callable[[], object]:
 
 
 def train_bert(place: Place) -> Callable[[], object]:
-    """Return a training step of BERT-base on 32 sequences of 512 words."""
+    """Return a training step of BERT-base on 32 sequences of 512 words; `place` as in `train_resnet`."""
     import transformers
 
     config = transformers.BertConfig(**SMALL_HEADS if place.is_small else {})
@@ -65,7 +68,7 @@ def train_bert(place: Place) -> Callable[[], object]:
 
 
 def train_gpt2(place: Place) -> Callable[[], object]:
-    """Return a training step of GPT-2 on 16 sequences of 1,024 words."""
+    """Return a training step of GPT-2 on 16 sequences of 1,024 words; `place` as in `train_resnet`."""
     import transformers
 
     config = transformers.GPT2Config(**{"n_layer": 2, "n_embd": 64, "n_head": 2} if place.is_small else {})
@@ -73,7 +76,10 @@ def train_gpt2(place: Place) -> Callable[[], object]:
 
 
 def train_llama(place: Place) -> Callable[[], object]:
-    """Return a training step of a Llama of 8 layers and width 2,048 on 4 sequences of 2,048 words."""
+    """Return a training step of a Llama, with 8 layers of width 2,048, on 4 sequences of 2,048 words.
+
+    place : as in `train_resnet`
+    """
     import transformers
 
     large = {"num_hidden_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 5632}

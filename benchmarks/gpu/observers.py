@@ -34,7 +34,11 @@ Observer = Callable[[], AbstractContextManager[Any]]
 
 
 def measure_program(place: Place, name: str) -> None:
-    """Note the step times of a model under each observer, opgrip's captures first and slow observers last."""
+    """Note the step times of a model under each observer, opgrip's captures first and slow observers last.
+
+    place : device of the step, and file in which the results are noted
+    name : name of the model
+    """
     step = warmed_up(place, name)
     ways = ("kernels", "events") if place.kind == "cuda" else ("events",)
     note_cost(place, step, "native", nullcontext)
@@ -53,14 +57,14 @@ def measure_program(place: Place, name: str) -> None:
 
 
 def capture_program(place: Place, name: str) -> None:
-    """Capture a model for the steps that replay it, unless an earlier plan has left its trace."""
+    """Capture the model `name` for the steps that replay it, unless its file, `trace_of(place, name)`, exists."""
     if trace_of(place, name).exists():
         return
     _capture(place, warmed_up(place, name), name, "kernels" if place.kind == "cuda" else "events")
 
 
 def trace_of(place: Place, name: str) -> Path:
-    """Return the path of the trace of the model `name`; on CUDA, its device times are from records of kernels."""
+    """Return the path of the trace of the model `name` in `place.kept`; on CUDA, its device times are from kernels."""
     return place.kept / f"{name}.jsonl"
 
 
@@ -83,6 +87,8 @@ def note_cost(
 
     Parameters
     ----------
+    place : device of the step, and file in which the results are noted
+    step : runs one step of the model
     observer : name of the observer in the facts
     make : returns the observer as a context manager
     use : function called with the closed observer and the number of steps
@@ -125,6 +131,8 @@ def note_cost(
 def _capture(place: Place, step: Callable[[], object], name: str, way: str) -> None:
     """Note what a capture costs the steps of the model `name`, and facts about its trace.
 
+    place : device of the step, and file in which the results are noted
+    step : runs one step
     way : how the capture measures device times: `events` or `kernels`
     """
     is_replayed = way == "kernels" or place.kind != "cuda"
@@ -136,7 +144,12 @@ def _capture(place: Place, step: Callable[[], object], name: str, way: str) -> N
 
 
 def _note_kernels(place: Place, name: str, profiler: profile, steps: int) -> None:
-    """Note the device time of a step by the profiler's records of kernels, copies and fills, each once."""
+    """Note the device time of a step by the profiler's records of kernels, copies and fills, each once.
+
+    place : device of the step, and file in which the results are noted
+    name : name of the model
+    profiler : closed profiler of torch that saw `steps` steps
+    """
     records = device_records(profiler)
     counts, us_by_name = Counter(kernel.name for kernel in records), Counter[str]()
     for kernel in records:

@@ -133,7 +133,10 @@ def run_steps(
 
 @contextmanager
 def hold_device(place: Place) -> Iterator[None]:
-    """Keep a context on a CUDA device: without persistence mode, the driver stops when no process has one."""
+    """Keep a context on a CUDA device: without persistence mode, the driver stops when no process has one.
+
+    place : device of the steps; nothing is done if it is not a CUDA device
+    """
     if place.kind != "cuda":
         yield
         return
@@ -145,7 +148,7 @@ def hold_device(place: Place) -> Iterator[None]:
 
 
 def run_step(step: Step, place: Place) -> Outcome:
-    """Run a step in this process."""
+    """Run a step in this process, on the device and with the files of `place`; an error becomes its verdict."""
     verdict, reason = Verdict.OK, ""
     try:
         step.run(place)

@@ -96,7 +96,13 @@ def check_ncu_of_shipped(place: Place) -> None:
 
 
 def _profiled_product(place: Place, profiler: str, **options: Any) -> tuple[list[Result], float, dict[str, int]]:
-    """Return the rows of a replay under a profiler, and the time and kernels of its call from torch's profiler."""
+    """Return the rows of a replay of a matrix product under a profiler, and by torch's profiler the kernels' time in us
+    and their names with counts.
+
+    place : device, and folder for the trace and the results
+    profiler : command of the profiler, such as `nsys`
+    options : further arguments of the replay
+    """
     _need(profiler)
     x = torch.rand(1024, 1024, device=place.device)
     names = kernel_names(kernels_of(lambda: torch.mm(x, x)))

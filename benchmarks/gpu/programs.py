@@ -37,7 +37,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def capture_calls(place: Place, *calls: Callable[[], object], name: str = "calls", repeats: int = 3) -> Path:
-    """Return a trace of some calls."""
+    """Record `repeats` runs of some calls; return the path of the trace, `name` in the folder of `place`."""
     trace = place.folder / f"{name}.jsonl"
     for call in calls:
         call()
@@ -50,7 +50,7 @@ def capture_calls(place: Place, *calls: Callable[[], object], name: str = "calls
 
 
 def capture_layers(place: Place) -> Path:
-    """Return a trace of calls of several kinds on the device."""
+    """Return the path of a new trace, in the folder of `place`, of calls of several kinds on its device."""
     torch.manual_seed(0)
     device = place.device
     images, kernel = torch.randn(2, 16, 64, 64, device=device), torch.randn(32, 16, 3, 3, device=device)
@@ -68,7 +68,7 @@ def capture_layers(place: Place) -> Path:
 
 
 def replay_rows(place: Place, trace: Path, **options: Any) -> list[Result]:
-    """Return the rows of a replay on the device, unless the options name another."""
+    """Return the rows of a replay of `trace` on the device of `place`; `options` are further arguments of `replay`."""
     rows = list(replay(trace, **({"device": place.device} | QUICK | options)).rows)
     for row in rows:
         print(row.op, row.shapes, row.mode, row.status, row.median_us, row.error)

@@ -24,12 +24,21 @@ BAD = 12
 
 
 def measure_replay(place: Place, name: str, top: int = MOST_CASES, **options: Any) -> None:
-    """Note the error of a replay of a model's calls."""
+    """Note the error of a replay of a model's calls.
+
+    place : device of the step, and file in which the results are noted
+    name : name of the model
+    top : number of cases to replay, those with the most time
+    options : further arguments of `replay`
+    """
     _note_errors(place, *_replay(place, name, top=top, **options))
 
 
 def measure_mode(place: Place, name: str, mode: str, top: int) -> None:
-    """Note statuses and speed-ups of a mode on the `top` calls with the most time in the trace of the model `name`."""
+    """Note statuses and speed-ups of a mode on the `top` calls with the most time in the trace of the model `name`.
+
+    place : device of the step, and file in which the results are noted
+    """
     results, seconds = _replay(place, name, top=top, mode=[mode], timeout=TIMEOUT_S + 10)
     frame = results.frame
     place.note(
@@ -42,28 +51,43 @@ def measure_mode(place: Place, name: str, mode: str, top: int) -> None:
 
 
 def measure_sequence(place: Place, name: str, **options: Any) -> None:
-    """Note the times of a replay of a model's steps."""
+    """Note the times of a replay of a model's steps.
+
+    place : device of the step, and file in which the results are noted
+    name : name of the model
+    options : further arguments of `replay`
+    """
     results, seconds = _replay(place, name, sequence=True, **options)
     plain = {key: value for key, value in results.header["sequence"].items() if isinstance(value, int | float | str)}
     place.note(seconds=seconds, **plain)
 
 
 def measure_by_ncu(place: Place, name: str) -> None:
-    """Note the columns of Nsight Compute for the calls with most time."""
+    """Note the columns of Nsight Compute for the calls with most time.
+
+    place : device of the step, and file in which the results are noted
+    name : name of the model
+    """
     results, seconds = _replay(place, name, top=10, ncu=True)
     columns = ["op", "median_us", *(name for name in results.frame.columns if name.startswith("ncu_"))]
     place.note(seconds=seconds, columns=columns, rows=results.frame[columns].values.tolist())
 
 
 def measure_ceilings(place: Place) -> None:
-    """Note the rates and bandwidths that the device reaches."""
+    """Note the rates and bandwidths that the device reaches.
+
+    place : device of the step, and file in which the results are noted
+    """
     began = perf_counter()
     ceilings = measure(with_index(place.device))
     place.note(seconds=perf_counter() - began, ceilings=to_json(ceilings))
 
 
 def measure_zoo(place: Place) -> None:
-    """Note which operators of the zoo's 500 cases run on the device, and the device's score."""
+    """Note which operators of the zoo's 500 cases run on the device, and the device's score.
+
+    place : device of the step, and file in which the results are noted
+    """
     began = perf_counter()
     results = replay(
         "trace:zoo_500",
@@ -100,7 +124,11 @@ def measure_zoo(place: Place) -> None:
 
 
 def _replay(place: Place, name: str, **options: Any) -> tuple[Any, float]:
-    """Return the results of a replay, kept in a file, and its duration in seconds."""
+    """Replay the trace of the model `name`; return the results, which are also kept in a file, and the duration in s.
+
+    place : device of the replay, and folders of the trace and of the results
+    options : further arguments of `replay`
+    """
     trace = trace_of(place, name)
     if not trace.exists():
         raise NotHereError(f"there is no {trace.name}: its capture failed or was not among the steps")
@@ -119,6 +147,8 @@ def _replay(place: Place, name: str, **options: Any) -> tuple[Any, float]:
 def _note_errors(place: Place, results: Any, seconds: float) -> None:
     """Note the error of the replayed times: the sum of absolute differences over the sum of captured times.
 
+    place : device of the step, and file in which the results are noted
+    results : results of the replay
     seconds : duration of the replay
     """
     frame = results.frame

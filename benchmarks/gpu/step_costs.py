@@ -37,7 +37,11 @@ PARTS = {
 
 
 def explain_steps(place: Place, name: str) -> None:
-    """Note the step times of a model under captures that each lack one part, and the waits for the device."""
+    """Note the step times of a model under captures that each lack one part, and the waits for the device.
+
+    place : device of the step, and file in which the results are noted
+    name : name of the model
+    """
     step = warmed_up(place, name)
     way = "kernels" if place.kind == "cuda" else "events"
     capture = partial(_capture, place, way)
@@ -72,6 +76,7 @@ def _capture(place: Place, way: str, held: bool = False, values: bool = True, ti
 
     Parameters
     ----------
+    place : device of the step, and file in which the results are noted
     way : how the capture measures device times: `events` or `kernels`
     held : True to let the thread that writes the trace work only at the end
     values : False to read no values of tensors
@@ -116,7 +121,11 @@ def _writer_ms() -> float:
 
 
 def _note_calls(place: Place, path: Path, steps: int) -> None:
-    """Note the host's time in and between the calls of the last step."""
+    """Note the host's time in and between the calls of the last step.
+
+    place : device of the step, and file in which the results are noted
+    path : trace of `steps` steps
+    """
     calls = load(path, partial=False).own_calls.sort_values("start_ns")
     last = calls.tail(len(calls) // steps)
     between = (last["start_ns"] - (last["start_ns"] + last["duration_ns"]).shift()).dropna() / 1e3
@@ -135,6 +144,8 @@ def _note_calls(place: Place, path: Path, steps: int) -> None:
 def _note_waits(place: Place, step: Callable[[], object], observer: str, make: Callable[[], Any]) -> None:
     """Count the waits for the device in steps under an observer: torch's warnings, and calls of `synchronize`.
 
+    place : device of the step, and file in which the results are noted
+    step : runs one step of a model
     observer : name of the observer in the facts
     make : returns the observer as a context manager
     """
