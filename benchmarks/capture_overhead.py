@@ -262,6 +262,7 @@ def table(
 ) -> Table:
     """Return a table of times, sizes and memory for each observer.
 
+    watches : measured step times of each round, by observer; None for a disturbed round
     sizes : plain and compressed size in bytes of the observer's file, by observer
     peaks : peak memory in MB, by observer
     calls : number of calls of a step
@@ -319,7 +320,7 @@ def ratio(figure: float | None, reference: float | None) -> str:
 
 
 def disturbances(watches: Watches) -> str | None:
-    """Return a note on how many rounds other programs disturbed, or None if they disturbed none."""
+    """Return a note on how many rounds in `watches` other programs disturbed, or None if they disturbed none."""
     every = [watch for rounds in watches.values() for watch in rounds]
     count = every.count(None)
     return f"others took processors in {count} of {len(every)} watches, which are left out" if count else None

@@ -114,7 +114,10 @@ def measure_round(step: Workload, is_recorded: bool = False) -> tuple[Times, Tim
 
 
 def captured_times(step: Workload, is_recorded: bool = False) -> Times:
-    """Return the operators' times from a capture of steps, after steps in which it only examines new signatures."""
+    """Return the operators' times from a capture of steps, after steps in which it only examines new signatures.
+
+    Parameters are as for `measure`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.jsonl"
         with Capture(path, schedule=Schedule(warmup=LEARNED, active=STEPS)) as capture:
@@ -132,7 +135,10 @@ def captured_times(step: Workload, is_recorded: bool = False) -> Times:
 
 
 def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS, is_recorded: bool = False) -> Times:
-    """Return the profiler's times of the operators in `captured`, without composite operators."""
+    """Return the profiler's times of the operators in `captured` that ran outside others of them, in `steps` steps.
+
+    Other parameters are as for `measure`.
+    """
     activities = [ProfilerActivity.CPU, *(recorded_activities().values() if is_recorded else ())]
     with profile(activities=activities) as session:
         for _ in range(steps):
@@ -150,7 +156,10 @@ def profiled_times(step: Workload, captured: Collection[str], steps: int = STEPS
 def compare_quiet(
     rounds: Sequence[Part[tuple[Times, Times]]], least_us: float = LEAST_US
 ) -> tuple[tuple[str, ...], list[str]]:
-    """Return the result of `compare` for the undisturbed rounds; without figures if these are too few."""
+    """Return the result of `compare` for the undisturbed rounds; without figures if these are too few.
+
+    least_us : as in `compare`
+    """
     quiet = [part.value for part in rounds if not part.is_disturbed]
     if are_too_few(quiet, len(rounds)) or len(quiet) < FEWEST_ROUNDS:
         return (DISTURBED,) * len(FIGURES), []

@@ -177,7 +177,7 @@ def slowed(results: Results, factor: float) -> Results:
 
 
 def as_markdown(found: Mapping[str, Any]) -> str:
-    """Return the table for docs/results.md."""
+    """Return the table for docs/results.md with the rates in `found`, the result of `measure`."""
     lines = [
         "| other processes | slower | comparisons | failed | not decided | passed |",
         "| --- | --- | --- | --- | --- | --- |",

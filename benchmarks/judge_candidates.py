@@ -147,7 +147,10 @@ def _counts(steps: Sequence[Any]) -> tuple[list[dict[str, int]], list[dict[str, 
 
 
 def same(is_quick: bool) -> int:
-    """Judge operators as their own candidates; return 1 if too many verdicts are neither equal nor undecided."""
+    """Judge operators as their own candidates; return 1 if too many verdicts are neither equal nor undecided.
+
+    is_quick : True for few signatures
+    """
     candidates = {f"aten.{name}": f"torch:ops.aten.{name}" for name in SAME}
     frame = judge(candidates, "trace:faster_rcnn", top=10 if is_quick else 150).frame
     counts = Counter(frame["verdict"])
@@ -163,6 +166,8 @@ def confirm(is_quick: bool) -> tuple[list[str], int]:
     """Print a table of estimated and measured savings of the layer norm and the softmax together.
 
     Return its lines, and the exit status: 1 if two savings differ by over 1 % of the step.
+
+    is_quick : True for one trace and few runs
     """
     candidates = [f"{op}={source}" for item in EXAMPLES[:2] for op, source in item.candidate.items()]
     names = ("trace", "operators take, captured", "in the replay", "estimated", "measured", "difference")

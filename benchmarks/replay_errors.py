@@ -73,7 +73,7 @@ def timed_cases(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def errors_by_size(timed: pd.DataFrame) -> pd.DataFrame:
-    """Return the errors of each group of calls by captured time."""
+    """Return the errors of the timed cases in groups by captured time, one row per group."""
     groups = timed.groupby(pd.cut(timed["captured_us"], EDGES_US, right=False), observed=True)
     return pd.DataFrame(
         {

@@ -185,7 +185,7 @@ def print_table(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def set_thresholds(paths: Sequence[Path]) -> None:
-    """Lower each threshold to the worst value in the given runs, if they all have the figure."""
+    """Lower each threshold to the worst value in the runs, whose files are `paths`, if they all have the figure."""
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     processors = {document["processor"] for document in documents}
     if len(processors) > 1:

@@ -48,7 +48,11 @@ class Counting(TorchDispatchMode):
 
 
 class Trial:
-    """Model that is rebuilt for each of its steps, with the same weights, inputs and random numbers."""
+    """Model that is rebuilt for each of its steps, with the same weights, inputs and random numbers.
+
+    about : `model`, and as in `ModelOptions`, `run`, `size` (of the input), `batch_size` and `cfg_options`
+    folder : folder for the trace
+    """
 
     def __init__(self, about: dict[str, Any], folder: Path) -> None:
         size = about.get("size")
@@ -189,7 +193,11 @@ def digest_of(results: Any, program: ModelProgram) -> str:
 
 
 def run_in_process(about: dict[str, Any], folder: str, answer: Connection) -> None:
-    """Run the trial in this process, and send the result of each stage as it ends."""
+    """Run the trial in this process, and send the result of each stage as it ends.
+
+    about, folder : as in `Trial`
+    answer : pipe to which the results are sent
+    """
     os.environ["OPGRIP_STORE"] = ""
     # keep the models' own output out of the answer
     said = os.open(Path(folder) / SAID, os.O_WRONLY | os.O_CREAT)

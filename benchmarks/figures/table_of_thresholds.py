@@ -129,7 +129,11 @@ def table_of(processor: str) -> Path:
 
 
 def lower_thresholds(figures: Iterable[Figure], new: Mapping[str, Threshold], processor: str) -> None:
-    """Lower the thresholds for a processor, each in the table that holds it."""
+    """Lower the thresholds for a processor, each in the table that holds it: its own or the one for all.
+
+    figures : all figures
+    new : thresholds from new measurements, by name of the figure
+    """
     every, own = list(figures), table_of(processor)
     rows = read_thresholds(own) if own.exists() else {}
     write_thresholds(lower(every, read_thresholds(), {name: row for name, row in new.items() if name not in rows}))

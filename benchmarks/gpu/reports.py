@@ -65,7 +65,7 @@ def _keep_nsys(folder: Path) -> None:
 
 
 def cut(whole: Path, excerpt: Path) -> None:
-    """Copy the tables of an exported report that opgrip reads, and the strings that they use."""
+    """Copy the tables of the exported report `whole` that opgrip reads, and strings that they use, to `excerpt`."""
     with closing(sqlite3.connect(whole)) as database:
         database.execute("ATTACH ? AS excerpt", (str(excerpt),))
         there = {name for (name,) in database.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'")}

@@ -91,7 +91,7 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest memory level that holds `size` bytes; with cold caches, the main memory."""
+        """Return the nearest memory level that holds `size` bytes of `threads` threads; if `cold`, the main memory."""
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
@@ -99,7 +99,7 @@ class Ceilings:
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Return the arithmetic rate in Gflop/s for a dtype or for `TF32`.
+        """Return the arithmetic rate of `threads` threads in Gflop/s, for a dtype or for `TF32`.
 
         All float8 dtypes share one rate. Any other dtype that was not measured has the rate of float32. The result is
         None if that was not measured either.

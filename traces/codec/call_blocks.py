@@ -276,7 +276,7 @@ def _exact_column(numbers: list[int]) -> Integers:
 
 
 def _decode_codes(codes: Integers, newest: int) -> Integers:
-    """Return the storage numbers of a column of codes, as `decode_storages` does for a list."""
+    """Return the storage numbers of a column of codes; result and `newest` are as in `decode_storages`."""
     largest = np.cumsum(np.maximum(codes, 0)) + newest
     numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
     numbers[codes == -FAR] = NO_STORAGE

@@ -261,7 +261,7 @@ def _cudnn_version() -> str | None:
 
 
 def _settings(kinds: Collection[str]) -> Facts:
-    """Return the process-wide settings that change how operators run."""
+    """Return the process-wide settings that change how operators run; `kinds` are the types of the devices in use."""
     matmul = torch.backends.cuda.matmul
     products = {name: _tell(partial(getattr, matmul, name)) for name in PRODUCTS}
     facts: Facts = {

@@ -62,7 +62,7 @@ def part(rank: int, rows: int = ROWS) -> Tensor:
 
 
 def check(members: GroupMembers) -> None:
-    """Check all kinds of collectives."""
+    """Check the results of all kinds of collectives between two ranks of a group with `members`."""
     rank, size, there = distributed.get_rank(), members.size, len(members.present)
     other, total = 1 - rank, part(0) + part(1)
     given = part(rank)

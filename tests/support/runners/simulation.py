@@ -62,7 +62,10 @@ def build() -> None:
 
 
 def main(file: str, test: str, fixtures: str) -> None:
-    """Run a test in this process."""
+    """Run the test function `test` of a test file in this process, with a simulated accelerator.
+
+    fixtures : JSON object of the test's arguments by name, each as whether it is a path, and its text
+    """
     from sim_accelerator.registration import register
 
     register()
