@@ -97,6 +97,7 @@ def test_operator_of_own_namespace_needs_its_module(trace: Path, tmp_path: Path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_sample_begins_with_its_source(tmp_path: Path) -> None:
     path, command = init("", "sample:delta2bbox", tmp_path)
     assert "def delta2bbox(" in path.read_text(encoding="utf-8")

@@ -101,6 +101,7 @@ def test_signature_that_a_candidate_slows_down_by_a_fifth_is_named(tmp_path: Pat
         assert slower["shapes"].tolist() == [f"float32[{8 * SLOW_ROWS},1024] -1 False"]
 
 
+@pytest.mark.slow
 def test_error_of_a_hundredth_in_the_only_noncontiguous_input_is_named(trace: Path) -> None:
     def off(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         result = OPERATOR(x, dim, half_to_float)
@@ -112,6 +113,7 @@ def test_error_of_a_hundredth_in_the_only_noncontiguous_input_is_named(trace: Pa
 
 @pytest.mark.alone
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_operator_as_its_own_candidate_is_never_slower_or_faster(trace: Path) -> None:
     results = judge({SOFTMAX: OPERATOR, TRANSPOSE: torch.ops.aten.t.default}, trace)
     with compared_times():
@@ -153,11 +155,25 @@ LARGE, NAN, EMPTY = "float32[624,64] -1 False", "float32[2,3] -1 False", "float3
     ("candidate", "op", "shapes", "verdict", "reason"),
     [
         (writes_input, SOFTMAX, LARGE, "wrong", "writes into argument 0"),
-        (other_strides, SOFTMAX, LARGE, "wrong", "output 0 has the strides (1, 624), not (64, 1)"),
-        (other_dtype, SOFTMAX, LARGE, "wrong", "output 0 is float64, not float32"),
-        (fails_if_empty, SOFTMAX, EMPTY, "failed", "index 0 is out of bounds"),
-        (without_nan, SOFTMAX, NAN, "wrong", "elements differ, by inf"),
-        (unsteady, SOFTMAX, LARGE, "wrong", "output 0 differs between two runs on the same arguments"),
+        pytest.param(
+            other_strides,
+            SOFTMAX,
+            LARGE,
+            "wrong",
+            "output 0 has the strides (1, 624), not (64, 1)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(other_dtype, SOFTMAX, LARGE, "wrong", "output 0 is float64, not float32", marks=pytest.mark.slow),
+        pytest.param(fails_if_empty, SOFTMAX, EMPTY, "failed", "index 0 is out of bounds", marks=pytest.mark.slow),
+        pytest.param(without_nan, SOFTMAX, NAN, "wrong", "elements differ, by inf", marks=pytest.mark.slow),
+        pytest.param(
+            unsteady,
+            SOFTMAX,
+            LARGE,
+            "wrong",
+            "output 0 differs between two runs on the same arguments",
+            marks=pytest.mark.slow,
+        ),
         (
             torch.Tensor.add,
             ADD_,
@@ -238,6 +254,7 @@ def test_results_without_gradient_get_none_from_a_candidate(tmp_path: Path) -> N
     assert verdict.is_right
 
 
+@pytest.mark.slow
 def test_other_calls_stay_right_if_a_candidate_fails_on_one(trace: Path) -> None:
     verdicts = verdicts_of(trace, without_nan)
     assert [shapes for shapes, (verdict, _) in verdicts.items() if verdict == "wrong"] == [NAN]
@@ -254,6 +271,7 @@ def test_command_judges_a_function_of_a_file(trace: Path, tmp_path: Path) -> Non
     assert rows["settings"]["candidate"].endswith("kernels.py:softmax")
 
 
+@pytest.mark.slow
 def test_command_exports_wrong_calls_and_exits_with_1(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
     words = ["opreplay", str(trace), "--candidate", f"{SOFTMAX}=kernels.py:doubled", "--iterations", "2"]
@@ -363,6 +381,7 @@ def test_shipped_schema_of_results_equals_the_generated_one(monkeypatch: pytest.
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
+@pytest.mark.slow
 def test_folder_in_layout_of_backendbench_is_judged(trace: Path, tmp_path: Path) -> None:
     for name, body in {
         "_softmax": "x.softmax(d)",
@@ -378,6 +397,7 @@ def test_folder_in_layout_of_backendbench_is_judged(trace: Path, tmp_path: Path)
     assert {op for op, verdict in verdicts if verdict == "wrong"} == {TRANSPOSE}
 
 
+@pytest.mark.slow
 def test_output_of_a_candidate_is_shown(trace: Path, tmp_path: Path) -> None:
     body = "print('called with', x.shape[0])\n    print('to', 'stderr', file=__import__('sys').stderr)"
     source = f"import torch\n\n\ndef softmax(x, dim, half):\n    {body}\n    return torch.softmax(x, dim)\n"
