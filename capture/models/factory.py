@@ -82,7 +82,7 @@ def program_of(
     ----------
     inputs : a tensor, a tuple of positional inputs, or a dictionary
     run : `predict`, `loss` or `train`
-    name, details : name of the model, and facts about it for the trace's header
+    name, details : name of the model, and further fields for the trace's header
 
     Raises
     ------

@@ -38,7 +38,7 @@ COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors", "storages")
 
 @dataclass(frozen=True, slots=True)
 class SignatureOutline:
-    """Facts about a signature that a selection of calls needs.
+    """Properties of a signature that a selection of calls needs.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class Outline:
     Attributes
     ----------
     header : fields of the header
-    signatures, scopes : facts about each signature, and scopes, by number
+    signatures, scopes : the needed fields of each signature, and scopes, by number
     observed : records with values of later calls, in file order
     effects : for a signature, numbers from its `Effects` record
     graphs : graphs, by the signature of their launches

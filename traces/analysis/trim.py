@@ -64,7 +64,7 @@ class Trimmed:
     signatures, of_signatures : number of signatures in the part and in the whole trace
     producers : number of calls that were added because selected calls read their results, directly or indirectly
     cut_edges : how often a call reads memory that an omitted call wrote
-    losses : facts that are missing in the source file if another tool wrote it
+    losses : content of a trace that the source file lacks because another tool wrote it
     """
 
     calls: int

@@ -133,7 +133,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _read_messages(
     name: str, file: ForeignFile, messages: Callable[[], Iterable[Any]], parse: Callable[[type, Any], Any]
 ) -> Iterator[Record]:
-    """Yield the calls described by messages, the first of which has facts about the file.
+    """Yield the calls described by messages, the first of which describes the whole file.
 
     parse : converts one of `messages` to an object of a protobuf class
     """

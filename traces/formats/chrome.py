@@ -271,7 +271,7 @@ def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str
 
 
 def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str, Any]]:
-    """Return the events of a file, except events that are not valid JSON, and facts for the trace's header.
+    """Return the events of a file, except events that are not valid JSON, and fields for the trace's header.
 
     cuts : list to which the reason is added if the file ends before the end of its list of events
     """

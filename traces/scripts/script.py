@@ -172,7 +172,7 @@ def script_of(
 
     values : value models of the signature's tensors
     settings : torch settings under which the call ran
-    facts : lines for comments at the top; they may be untrusted
+    facts : descriptions of the call, for comments at the top; they may be untrusted
     function : function to call; None for the signature's operator
     mode : default of the script's `--mode`
     literals : class that converts arguments
@@ -236,7 +236,7 @@ def _function_of(signature: Signature) -> ScriptFunction:
 def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
     """Return the script's docstring and comments.
 
-    facts : lines for comments
+    facts : descriptions of the call, for comments
     """
     lines = [
         function.preamble or f'"""{function.title} This script only needs torch."""\n',

@@ -45,7 +45,7 @@ class Default:
     op : shell patterns of operator names, separated by `|`
     argument : shell patterns of argument names, in the same form
     of : kind of dtype to which the row applies
-    make : function that returns the value model for a tensor, or None if it depends on unknown facts
+    make : function that returns the value model for a tensor, or None if the call does not determine it
     """
 
     op: str

@@ -38,7 +38,7 @@ class ValueNeed:
     model : name of the value model that the argument needs; empty if any model will do
     why : reason why other values are wrong or slow
     varies : True if other values drawn from the same model can change the operator's time or the sizes of its outputs
-    refine : function that adds facts from the recorded outputs to the model
+    refine : function that adds to the model what follows from the recorded outputs
     of : kinds of dtypes to which the row applies, out of `bool`, `int` and `float`; empty for all
     """
 
@@ -92,7 +92,7 @@ def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> Val
 
 @lru_cache(maxsize=4096)
 def is_refined(op: str) -> bool:
-    """Return True if the outputs of an operator reveal facts about the values of its arguments."""
+    """Return True if the value model of an argument of an operator is refined by the recorded outputs."""
     return any(need.refine is not None and need.is_about(op) for need in NEEDS)
 
 

@@ -22,7 +22,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Facts about a trace of the zoo that are known once it was recorded.
+    """Size, times and counts of a trace of the zoo, and the machine and packages with which it was recorded.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class ZooTrace:
     arguments : arguments of `opcapture` that record the trace again
     inputs : description of the inputs: `1 image of 800x1333`
     remark : differences from the model's config and their reasons; may be empty
-    recording : facts about the trace file; None if it has not been recorded yet
+    recording : size, hash, times and counts of the trace file; None if it has not been recorded yet
     """
 
     model: str

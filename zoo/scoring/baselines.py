@@ -93,7 +93,7 @@ class Baseline:
 
     Attributes
     ----------
-    about : facts on the machine, device and versions
+    about : names and versions, such as `processor`, `device`, `torch` and `threads`
     traces : times by name of the trace
     """
 

@@ -61,7 +61,7 @@ class Annotation:
 
 @dataclass(slots=True)
 class FreeNames:
-    """The free names in a piece of source, and other facts about it.
+    """The free names in a piece of source, with its imports and annotations and the attributes that it reads.
 
     uses : free names, except in annotations
     bound : all names that a scope in the piece binds

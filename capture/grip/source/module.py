@@ -168,7 +168,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class ModuleText:
-    """The text of a sample's self-contained module, and facts about it.
+    """The text of a sample's self-contained module, and the names that it defines, includes, imports and lacks.
 
     Attributes
     ----------

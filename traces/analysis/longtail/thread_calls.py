@@ -31,7 +31,7 @@ DENSE_PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Facts about a signature that the analysis of long-tail functions needs.
+    """Properties of a signature that the analysis of long-tail functions needs.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class MadeCall:
     Attributes
     ----------
     number : index in the trace's call table
-    operation : facts about the call's signature
+    operation : properties of the call's signature
     place : Python function that made the call; None outside functions of the program, and for communication between
         processes
     module : path of the module in which the call ran

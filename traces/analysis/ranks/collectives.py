@@ -98,7 +98,7 @@ def name_of(signature: Signature) -> str:
 
 
 def exchange_of(signature: Signature) -> ExchangeOp | None:
-    """Return facts about the operator of a signature, or None if it exchanges no tensors."""
+    """Return the description of a signature's operator, or None if it exchanges no tensors between processes."""
     namespace = namespace_of(signature)
     return None if namespace is None else _EXCHANGES[namespace].get(name_of(signature))
 
@@ -123,7 +123,7 @@ def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
 
     The result is None if the operator has neither.
 
-    exchange : facts about the operator, from `exchange_of`
+    exchange : description of the operator, from `exchange_of`
     """
     if not exchange.has_peer:
         return None

@@ -76,7 +76,7 @@ class SignatureKinds:
 
     Attributes
     ----------
-    collectives : facts about each collective, by number of the signature
+    collectives : description of each collective, by number of the signature
     numbers : numbers of the signatures of collectives
     waits : numbers of the signatures that wait for a collective
     views : numbers of the signatures that make views

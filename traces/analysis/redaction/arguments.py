@@ -101,7 +101,7 @@ class Redactor:
         Parameters
         ----------
         record : name of the record's type in the report
-        facts : facts about the call; replacements of its integers are added
+        facts : sizes of the call's tensors, and its replaced integers, to which replacements are added
         """
         op = signature.op
         ranges = {} if self._keeps_scalars else range_images(signature)
@@ -132,7 +132,7 @@ class Redactor:
         needs no results.
 
         record : name of the record's type in the report
-        facts : facts about the shapes of the call
+        facts : sizes of the call's tensors, and its replaced integers
         """
         own = call_facts(facts.sizes, facts.extent)
         return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", True, own))

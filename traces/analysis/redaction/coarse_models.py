@@ -40,18 +40,18 @@ class CallFacts:
 
 
 def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
-    """Return the facts about a call's shapes that decide how its numbers are redacted.
+    """Return the `CallFacts` of a call with these sizes; each size, and the largest index for it, replaces itself.
 
     sizes : sizes of the dimensions of the call's tensors
     extent : largest position in memory, or number of elements, of these tensors
-    known : by integer, its replacement in this call; takes precedence over `sizes`, which replace themselves
+    known : by integer, its replacement in this call; takes precedence over `sizes`
     """
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
     return CallFacts(frozenset(sizes), extent, pinned | dict(known or {}))
 
 
 def facts_of(args: Any, outputs: Any) -> CallFacts:
-    """Return the facts about the shapes of the tensors in a call's arguments and results (nested `TensorSpec`)."""
+    """Return the `CallFacts` for the tensors in a call's arguments and results (nested `TensorSpec`)."""
     sizes: set[int] = set()
     extent = 0
     for spec in tensors([args, outputs]):

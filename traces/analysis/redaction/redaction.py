@@ -69,7 +69,7 @@ class _TensorUse:
 
 @dataclass(frozen=True, slots=True)
 class _CallInfo:
-    """Facts about a signature that are needed to redact records that refer to it.
+    """Properties of a signature that are needed to redact records that refer to it.
 
     op, kind : operator and kind of the original signature
     slots : tensors of its arguments that can have value models
@@ -232,7 +232,7 @@ class Redaction:
         return redacted
 
     def _call(self, signature: Signature, record: str) -> tuple[list[Record], Signature, _CallInfo]:
-        """Return the value models that a call needs, its redacted signature, and facts for records that refer to it."""
+        """Return a call's new value models, its redacted signature, and what records that refer to it need of it."""
         facts = facts_of((signature.args, signature.kwargs), signature.outputs)
         redacted = self._redactor.signature(signature, record, facts)
         models: list[Record] = []
