@@ -89,7 +89,7 @@ def errors_by_size(timed: pd.DataFrame) -> pd.DataFrame:
 
 
 def weighted_quantile(values: pd.Series[float], weights: pd.Series[float], share: float) -> float:
-    """Return the value below which a share of the weights lies."""
+    """Return the smallest value up to which the values have a `share` (0 to 1) of the sum of all weights."""
     order = np.argsort(values.to_numpy())
     sums = np.cumsum(weights.to_numpy()[order])
     return float(values.to_numpy()[order][np.searchsorted(sums, share * sums[-1])])

@@ -39,8 +39,8 @@ def measure_idle(rounds: int) -> Sequence[Rounds]:
 
 
 def idle_pairs(pairs: int, operators: int, folder: Path) -> list[tuple[float, float]]:
-    """Return for each pair the processor seconds of `operators` operators with an agent, including its own, and
-    without.
+    """Measure `pairs` times: return the processor seconds of `operators` operators with an agent, with its own, and
+    without an agent.
 
     folder : folder for the agent's recordings
     """

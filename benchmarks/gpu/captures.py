@@ -191,7 +191,11 @@ def _note_graph_records(place: Place, trace: Path) -> None:
 
 
 def _check_launches(place: Place, trace: Trace, device_time: str, graph: Any) -> None:
-    """Check number and device time of the calls within and outside of launches."""
+    """Check number and device time of the calls within and outside of launches of the graph, which `check_graph` made.
+
+    trace : trace of those calls
+    device_time : as in `check_graph`
+    """
     calls = trace.calls
     by_op = {str(op): own["device_ns"].tolist() for op, own in calls.groupby("op", observed=True)}
     counts = {op: len(times) for op, times in by_op.items()}

@@ -79,7 +79,7 @@ class Place:
 
     @property
     def module(self) -> Any:
-        """Return torch's module for the device."""
+        """Return torch's module for the device, such as `torch.cuda`."""
         return getattr(torch, self.kind)
 
     @property

@@ -244,8 +244,8 @@ class ModuleSteps(StepSource):
 class StepSources:
     """All ways in which the steps of a recording are detected.
 
-    These are the program's marks, else calls of modules and optimizers; or only calls of modules that match
-    `step_module`.
+    These are the program's calls of `opgrip.capture.step`, else calls of modules and optimizers; or only calls of
+    modules that match `step_module`.
     """
 
     def __init__(self, recording: StepRecording, step_module: str | None) -> None:

@@ -176,7 +176,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Further facts about a gripped call in the trace of a sample, such as its arguments after the call.
+    """Effects of a gripped call in the trace of a sample: the operators that it ran, and its arguments after the call.
 
     signature : number of the call's signature
     operators : number of operators that the call ran
