@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def count_models(candidates: list[Subject]) -> dict[str, dict[str, Any]]:
-    """Return the version of each library and the number of models that could be tried."""
+    """Return, by library, its version and its number of different models among the `candidates`."""
     names = {library: {item.name for item in candidates if item.library == library} for library in LIBRARIES}
     return {
         library: {"version": importlib.import_module(library).__version__, "models": len(models)}

@@ -109,7 +109,7 @@ PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """Facts about a model and the options from which inputs are generated.
+    """Properties of a model and sizes from the options, from which inputs are generated.
 
     Attributes
     ----------
