@@ -30,7 +30,7 @@ LINE = (
 
 
 def startup_file() -> Path:
-    """Return the path of the Python environment's start-up file, which may not exist."""
+    """Return the path of the `.pth` file by which this Python starts agents; it exists if autostart is on."""
     return Path(sysconfig.get_path("purelib")) / FILE
 
 

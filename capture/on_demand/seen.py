@@ -89,7 +89,7 @@ class SeenSignatures:
             if path not in self._reported:
                 self._reported.add(path)
                 print(
-                    f"opgrip: the calls of this recording are not counted in the daily file: {error}",
+                    f"opgrip: the recording is complete, but its calls are not counted in the daily file: {error}",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -154,8 +154,8 @@ MOST_NAMES = 3
 
 
 class ModuleSteps(StepSource):
-    """Detects steps that are outermost calls of modules whose class matches a pattern or, without a pattern, that are
-    not in training mode. Calls of other modules count as parts of steps.
+    """Detects steps: calls of modules whose class matches a pattern or, without a pattern, that are not in training
+    mode, unless they are inside a call that is already a step. Calls of other modules begin no step.
 
     Attributes
     ----------

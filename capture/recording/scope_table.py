@@ -171,7 +171,9 @@ class ScopeTable:
             table.clear()
 
     def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
-        """Remove all pairs except those whose numbers are in `pairs` or were assigned in `epochs`."""
+        """Remove all (signature, scope) pairs except those whose numbers are in `pairs` or were assigned in one of the
+        `epochs`, numbered periods of the recording.
+        """
         of_epochs = (FIRST_PAIR + number for number in self._epochs.numbers(PAIR, epochs))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
             number: self.pairs[number] for number in of_epochs if number in self.pairs

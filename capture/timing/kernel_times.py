@@ -162,11 +162,12 @@ class KernelTimes:
         self._profile, self._ended_ns = None, perf_counter_ns()
 
     def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Set the device time of calls that use an accelerator but launched nothing to 0; of calls before a window's
-        records are complete to -1, which means unknown.
+        """Set the device time of calls on an accelerator that launched nothing to 0, and of calls whose kernels may not
+        have been recorded to -1, which means unknown.
 
         block : written calls of one thread
-        spans : for each window, its start, and times in ns from and until which its records are complete
+        spans : for each window (time for which torch's profiler ran), its start, and the times in ns from which and
+            until which its records are complete
         """
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             for started, first, last in spans:

@@ -109,7 +109,7 @@ class Flags:
 def arguments_in(path: Path, flags: Flags) -> list[str]:
     """Return the words of a file of profiler arguments, split as a shell does, without `#` comments.
 
-    flags : options of the profiler that need special care
+    flags : options of the profiler that take a value or that set the path of its report
     Raises `UserError` if the file cannot be read, or sets the path of the report.
     """
     try:

@@ -358,7 +358,7 @@ class BatchScale:
 
 
 def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
-    """Return the most frequent way in which a signature's calls scale; ways with known growth are preferred.
+    """Return the most frequent way in which a signature's calls scale; any for which growth is known precedes others.
 
     counts : number of calls by way
     """

@@ -40,8 +40,8 @@ grown
 
 
 class Contradiction(Exception):
-    """Raised if a call fails when the given arguments grow with the batch, or if its results do not show
-    how they grow.
+    """Raised if a trial refutes that the given arguments grow with the batch: the call fails, or the sizes of its
+    results do not tell which of their dimensions grow.
     """
 
 

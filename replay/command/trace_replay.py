@@ -348,7 +348,7 @@ def repeat(
 
     first, run_once : rows of the first replay by case number, and function that replays some cases once more
     repeats : number of replays of each case, including the first
-    base : another run, from which each case is repeated until it is decided whether it differs; or None
+    base : run with which cases are compared: after `repeats`, undecided ones are repeated further; None for none
     reference : mode with which other modes are compared
     """
     joined = {number: list(rows) for number, rows in first.items()}

@@ -167,7 +167,7 @@ def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
             case Nested(_, sizes, strides, offsets):
                 places = (torch.tensor(numbers, dtype=torch.int64) for numbers in (sizes, strides, offsets))
                 return torch._nested_view_from_buffer(parts[0], *places)
-    raise AssertionError("other tensors have no parts")
+    raise AssertionError("only sparse, quantized and nested tensors are made of parts")
 
 
 def pack(value: Any) -> Any:

@@ -88,8 +88,9 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 
 
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
-    """Print a table of results from several traces, with one row per distinct input and variant, the worst first; then
-    notes and reasons.
+    """Print a table of results from several traces with one row per distinct input and variant, and its notes below.
+
+    Rows that are not ok come first, then those with the lowest speed-up, then the longest.
     """
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)

@@ -41,7 +41,7 @@ class Confirmation:
 
     @property
     def line(self) -> str:
-        """The saving as one line of text."""
+        """The time that the candidates save per step, measured in replays of the step, as one line of text."""
         saving = saving_in_words(self.saving, self.error)
         estimated = "" if self.estimated is None else f"; estimated from single calls: {100 * self.estimated:.1f} %"
         return (

@@ -62,7 +62,7 @@ class SubjectGroup:
     """Subjects (calls to time) that run under the same settings of torch.
 
     grad : True if calls record an autograd graph
-    around : untimed subjects that run before others, as in the program, by case number
+    around : by the case number of a timed subject, the untimed one that runs right before it, as in the program
     """
 
     settings: Mapping[str, Any]

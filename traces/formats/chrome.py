@@ -137,13 +137,13 @@ def _tensor(kind: Any, shape: Any, stride: Any) -> TensorSpec:
     # older profilers write no strides
     steps = contiguous(sizes) if stride is None else _sizes(stride)
     if len(sizes) != len(steps):
-        raise ValueError("a tensor cannot be read")
+        raise ValueError("a tensor has not as many strides as sizes")
     return TensorSpec(sizes, steps, dtype, "cpu")
 
 
 def _sizes(form: Any) -> tuple[int, ...]:
     if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LIMIT >> 1 for size in form):
-        raise ValueError("a tensor cannot be read")
+        raise ValueError("a tensor's shape or strides are not a list of sizes")
     return tuple(form)
 
 

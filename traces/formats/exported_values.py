@@ -236,13 +236,13 @@ def _float(form: Any) -> float:
     if isinstance(form, str) and form in ("Infinity", "-Infinity", "NaN"):
         return float(form)
     if not isinstance(form, int | float):
-        raise ValueError("a number cannot be read")
+        raise ValueError("a value is not a number")
     return float(form)
 
 
 def _int(form: Any) -> int:
     if type(form) is not int or not -LIMIT <= form < LIMIT:
-        raise ValueError("an integer cannot be read")
+        raise ValueError("a value is not an integer of 64 bits")
     return form
 
 

@@ -309,7 +309,8 @@ def _with_values(
 
 
 def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: str, key: str) -> int | None:
-    """Return the number of the value model for stored values; raise `FormatError` if they do not match the tensor.
+    """Return the number of the value model for stored values, None if no model fits; raise `FormatError` if they do not
+    match the tensor.
 
     name, key : path of the file in the data set, and key of the tensor in the file
     """

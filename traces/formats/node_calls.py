@@ -354,10 +354,12 @@ def parse_ranges(text: str) -> dict[int, Range]:
         check_nesting(text.encode(), form)
         ranges = {int(place): (low, high) for place, (low, high) in form.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError("the ranges of values cannot be read") from error
+        raise FormatError(
+            "tensor_range is not a JSON object with the lowest and highest value of each tensor"
+        ) from error
     for low, high in ranges.values():
         if not all(type(bound) in (int, float) and -LIMIT <= bound < LIMIT for bound in (low, high)) or low > high:
-            raise FormatError("the ranges of values cannot be read")
+            raise FormatError("tensor_range is not a JSON object with the lowest and highest value of each tensor")
     return ranges
 
 

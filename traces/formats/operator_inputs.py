@@ -118,7 +118,7 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
             warnings.simplefilter("ignore")
             value = literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
-        raise ValueError("the arguments cannot be read") from error
+        raise ValueError("the arguments are not written as Python literals") from error
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):
         raise ValueError("the arguments are not a tuple and a dictionary")
     args, kwargs = value
@@ -179,7 +179,7 @@ def device_named(name: str) -> torch.device:
 
 def _tensor(*args: Any, **words: Any) -> TensorSpec:
     if len(args) not in (2, 3) or "made_of" in words or not set(words) <= {"stride", "layout"}:
-        raise ValueError("a tensor cannot be read")
+        raise ValueError("a tensor is not written as T([sizes], dtype)")
     shape, dtype, *rest = args
     # the third argument is a layout in some files and the strides in others
     strides = rest if rest and isinstance(rest[0], list | tuple) else [words["stride"]] if "stride" in words else []

@@ -55,8 +55,8 @@ class TooLargeError(FormatError):
 class ParquetLimits:
     """Limits up to which a Parquet file is read.
 
-    rows, total_bytes, texts : limits of the whole file: rows, bytes, and bytes of texts, each counted in each of its
-        rows
+    rows, total_bytes : limits of the whole file
+    texts : limit of the bytes of texts in the whole file; a text in several rows counts in each of them
     batch_texts : limit of the bytes of texts in one batch of rows
     """
 

@@ -70,7 +70,8 @@ class DistinctCalls:
             self._sum_up()
 
     def table(self, names: CallNames) -> pd.DataFrame:
-        """Return one row per group of equal calls, sorted by the start of its first call.
+        """Return one row per group of calls that are equal in all columns but their start, sorted by the group's first
+        start.
 
         The columns are `count` and all columns of `Trace.calls` except `tensors` and `first_storage`.
         """

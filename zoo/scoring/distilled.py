@@ -82,7 +82,8 @@ class Standing:
 
 
 def standing_of(header: Mapping[str, Any]) -> Standing | None:
-    """Return the times that the cases of a trace represent, from its header; None if the trace is not a distilled one.
+    """Return, from a trace's header, the time of other traces' calls that each case represents; None for a trace that
+    was not made by `opgrip corpus distill`.
 
     Raises
     ------

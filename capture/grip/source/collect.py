@@ -114,8 +114,8 @@ class Collector(ItemTable):
             needed.mark_made()
 
     def _link_words(self, piece: Piece, item: SampleItem) -> None:
-        """Add the functions and classes that a piece of source may look up by strings, in the source or in
-        arguments.
+        """Add to `item`'s dependencies the functions and classes whose names are strings in a piece of source or in
+        recorded arguments, because the code may look them up by these names.
         """
         for word in sorted(piece.names.words | self.words):
             use = Use(word, (), (), Role.TEXT)

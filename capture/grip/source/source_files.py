@@ -195,7 +195,7 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
 
 
 def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
-    """Return True if compiling the file yields code with the same names; code rewritten by pytest is not checked."""
+    """Return True if compiling the file yields code that uses the same names, or if pytest rewrote the code."""
     if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
         return True
     compiled = file.codes.get((code.co_name, code.co_firstlineno), [])

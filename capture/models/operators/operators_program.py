@@ -45,15 +45,15 @@ MOST_REASON = 200
 
 @dataclass(slots=True)
 class Coverage:
-    """How many operators the sample calls in a capture cover.
+    """How many of torch's operators a capture of single operators covers.
 
     Attributes
     ----------
-    entries : number of entries of torch's tables, or registered operators, that were run
-    samples : number of calls in the trace
-    operators : operators of torch that the samples call
-    failures : number of failed samples by operator, dtype and reason
-    uncovered : reason why no sample calls an operator, by name of the operator
+    entries : number of entries of torch's OpInfo tables, or of registered operators, that were run
+    samples : number of recorded calls of these entries, with sample inputs
+    operators : operators of torch that these calls reach
+    failures : number of failed calls by operator, dtype and reason
+    uncovered : reason why no call reaches an operator, by name of the operator
     """
 
     entries: int = 0

@@ -134,8 +134,8 @@ class _Gaps:
 
     Attributes
     ----------
-    clean : lengths in ns of the clean gaps, in which the capture only recorded a call of a known signature, by pair of
-        calls
+    clean : lengths in ns of the clean gaps, in which the capture only finished one record and began the next, of calls
+        that it had met in this order before; by pair of calls
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
