@@ -98,10 +98,10 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 
 
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
-    """Yield the calls of one thread whose place (modules and phase around them) is known, grouped into runs of
-    consecutive calls at the same place.
+    """Yield the calls of one thread that a known module or function made, grouped into runs of consecutive calls of the
+    same one.
 
-    Each item is the place of the run, with all modules that are known so far, the call, and True for the first call.
+    Each item is the module or function, with all callers that are known so far, the call, and True for the first call.
     """
     place: TimelinePlace | None = None
     for call in calls:
