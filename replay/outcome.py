@@ -64,9 +64,9 @@ class Results:
 
             results.by_call_site.groupby("module")["total_us"].sum()
 
-        The columns are those of `frame`. The values of `module`, `phase`, `count`, `share` and `captured_total_us`
-        refer to the calls at the site. Two columns are added: `line`, as `file:line function`, and `total_us`, the
-        number of calls times the replayed median.
+        It has the columns of `frame` and two more: `line`, as `file:line function`, and `total_us`, the number of calls
+        times the replayed median. The values of `module`, `phase`, `count`, `share` and `captured_total_us` refer to
+        the calls at the site.
         """
         return by_call_site(self.rows)
 

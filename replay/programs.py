@@ -141,7 +141,7 @@ def as_call(program: Program, mutates: bool) -> Function:
 
 @contextmanager
 def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
-    """Yield the folder that keeps the files of the program with this key; None if there is no store or no key.
+    """Yield the folder that keeps the files of the program with this key; None without a store or a key.
 
     A new folder is kept for later runs if the block ends without an error.
     """

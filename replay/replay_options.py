@@ -1,5 +1,5 @@
-"""All options of `opreplay` in the order of the help text: first those of each stage of a replay, then those of the
-analyses.
+"""All options of `opreplay` in the order of the help text: first the options of each stage of a replay, then the
+options of the analyses.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
     """Print the rows of candidates, worst verdicts first, the errors of wrong and failed ones, and the saving in each
     trace.
 
-    rows : all results, including those of the operators in the base mode, which come first
+    rows : all results; the rows of the base mode come first
     """
     judged = [row for row in rows if CandidateColumns.of(row).verdict is not None]
     if not judged:

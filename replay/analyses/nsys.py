@@ -81,7 +81,7 @@ Runs = dict[Key, list[NsysRun]]
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
     """Return the timed runs of each row in a report, and how many kernels, copies and other pieces of device work
-    belong to none of opgrip's ranges.
+    were launched outside opgrip's ranges.
     """
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
@@ -108,7 +108,7 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the timed runs of each row in several reports, and how many pieces of device work belong to none of
+    """Return the timed runs of each row in several reports, and how many pieces of device work were launched outside
     opgrip's ranges.
 
     Each report is evaluated separately, because their clocks differ.
@@ -124,7 +124,7 @@ def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
 
 
 def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[NsysRun]]) -> Result:
-    """Return a row with the columns of nsys; the row itself if nsys recorded none of its runs.
+    """Return a row with the columns of nsys added; the row itself if nsys recorded no runs of the row.
 
     own : the row as opgrip timed it during the run under nsys
     """

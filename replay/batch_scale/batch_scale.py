@@ -54,7 +54,7 @@ class Phased:
 
 
 def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tuple[set[int], set[int]]:
-    """Return the numbers of the storages that exist before the first call, and of those among them that hold
+    """Return two sets of storage numbers: all storages that exist before the first call, and the subset that holds
     parameters.
     """
     result_memory: set[int] = set()
@@ -96,7 +96,7 @@ def named_tensors(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
 
 
 PASSES = 8
-"""maximum number of traversals; what a call shows about earlier calls is used in the next traversal"""
+"""maximum number of traversals; if a call reveals something about earlier calls, the next traversal uses it"""
 
 CALL, OUTSIDE = "call", "outside"
 Origin: TypeAlias = tuple[str, int]

@@ -41,7 +41,7 @@ grown
 
 class Contradiction(Exception):
     """Raised if a trial refutes that the given arguments grow with the batch: the call fails, or the sizes of its
-    results do not tell which of their dimensions grow.
+    results do not reveal which of their dimensions grow.
     """
 
 
@@ -195,7 +195,7 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
 
 
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
-    """Return the indices of growing sizes together with those of the strides that grow with these sizes.
+    """Return the indices of growing sizes, and of the strides that grow with these sizes.
 
     numbers : indices among all values in the arguments, as in `ArgumentChoice`
     """
@@ -279,8 +279,8 @@ class Judge:
         return self._verdict_cache[key]
 
     def own(self, signature: Signature) -> list[ArgumentChoice]:
-        """Return the sets of arguments that can make the results of a call grow although none of its tensor arguments
-        grows.
+        """Return the sets of arguments that can make the results of a call grow while its tensor arguments keep their
+        sizes.
         """
         own_choices = self._choices.get(signature.number)
         if own_choices is None:
@@ -336,7 +336,7 @@ class Judge:
         self, signature: Signature, growths: tuple[Growth, ...], candidates: Sequence[ArgumentChoice]
     ) -> tuple[tuple[int, Growth], ...]:
         """Return (argument index, growth) of the tensor arguments that must also grow for the call to be possible;
-        empty if none are found.
+        empty if the search finds no such arguments.
 
         growths : growth of each tensor argument known so far
         candidates : other arguments of the call that might grow

@@ -43,7 +43,7 @@ MOST_INPUT_SETS = 8
 class Case:
     """The calls of one signature, or of one timing cluster of it, with everything needed to replay them.
 
-    A timing cluster is a group of calls of one signature whose times differ from those of its other calls.
+    A timing cluster is a group of calls of one signature whose times differ from the times of its other calls.
 
     values : by number, the value model or the recorded values of each tensor in `signature` and `input_sets`
     count : number of calls in the program
@@ -211,7 +211,7 @@ def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFram
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The calls that become one case: those of a signature, or of one timing cluster of it.
+    """The calls of one signature, or of one timing cluster of it, that become one case.
 
     number : number of the signature in the trace
     signature : copy of the signature; its number is the number of the case

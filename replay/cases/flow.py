@@ -191,8 +191,8 @@ def _note(needs: dict[int, StorageNeed], interface: Interface, takes: tuple[int,
 
 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
-    """Return the torch settings of each recorded context, by context number; the key None is for calls without a
-    context.
+    """Return the torch settings of each recorded context, by context number; calls without a context have the
+    key None.
 
     Equal settings are the same object. The setting of gradients is left out, because a replay runs without them.
     """

@@ -69,7 +69,7 @@ def described_case(
 
     operator : the function as an operator
     arguments : positional and keyword arguments
-    values : source of the values of each tensor argument, by its index among them
+    values : source of the values of each tensor argument, by its position in the list of tensor arguments
     name, number : name and number of the case
     """
     places = count()

@@ -169,7 +169,7 @@ def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> Nothi
     """Return the error for an option whose patterns match no name; its hint lists the names most similar to the first
     pattern.
 
-    names : the names that exist; the name of the series says what they are, such as `op`
+    names : the existing names; the series is named for their kind, such as `op`
     flag : the option, such as `--op`
     """
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
@@ -294,7 +294,7 @@ class PointOptions:
 class Variant:
     """One run configuration of a case; each one is a row of the results.
 
-    number : index of this variant among those of the case
+    number : index of this variant in the case
     values : how input values are chosen, such as `recorded` or `random`
     direction : `forward`, or `backward` to compute gradients
     mode : name of the mode; if it has an argument, both are joined by a colon

@@ -322,7 +322,7 @@ class _Linker:
 
     @property
     def outside(self) -> tuple[TensorSpec, ...]:
-        """Return the distinct tensors from outside; those that share a storage have the same storage number."""
+        """Return the distinct tensors from outside; tensors that share a storage have the same storage number."""
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 

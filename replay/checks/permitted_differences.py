@@ -146,7 +146,7 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with topk's indices `ours`, or None; they may be in any order if `sorted` is False."""
+    """Return the reason why topk's indices `ours` are wrong, or None; with `sorted=False`, any order is right."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)

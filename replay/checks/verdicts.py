@@ -83,7 +83,7 @@ class ResultVerdict:
 
 
 class WrongResultError(Exception):
-    """Raised if a call does not do what its operator does, or hides what it does; the message is the reason."""
+    """Raised if a call behaves differently from its operator, or hides its behaviour; the message is the reason."""
 
 
 def wrong(reason: str) -> ResultVerdict:

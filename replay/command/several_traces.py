@@ -192,7 +192,7 @@ class SeveralReplays:
         return True
 
     def _run_all(self) -> bool:
-        """Replay the traces of this shard, and return True if the user interrupts it; errors are those of
+        """Replay the traces of this shard, and return True if the user interrupts it; raise the same errors as
         `_run_one`.
         """
         for place, target in self._finished_first():

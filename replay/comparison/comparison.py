@@ -150,7 +150,7 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the times; UNSURE if there is no judgement."""
+        """Verdict on the times; UNSURE if the times were not judged."""
         return Verdict.UNSURE if self.judgement is None else self.judgement.verdict
 
     @property

@@ -166,7 +166,7 @@ def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int],
     """Return the JUnit test for a row.
 
     cells : columns of the comparison for the row
-    outcomes : outcome by (verdict that a gate counts, or "" for times, and id of the row); None if there are no gates.
+    outcomes : outcome by (verdict that a gate counts, or "" for times, and id of the row); None without gates.
         With gates, an UNSURE row is not skipped, because its outcome follows from the gates.
     """
     is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)

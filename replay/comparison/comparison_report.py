@@ -148,7 +148,7 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Yield the rows of a comparison, worst verdicts first and the largest slowdown first among them; a row with
+    """Yield the rows of a comparison, ordered by verdict (worst first), then by slowdown (largest first); a row with
     several verdicts is yielded once for each.
     """
     return (cells for cells, _ in rows_with_results(comparison))

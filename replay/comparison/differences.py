@@ -161,15 +161,15 @@ def _room(item: Difference, margin: float, quantile: float) -> float:
 
 
 def _more_runs(item: Difference, room: float) -> int | None:
-    """Return how many more repeats of each run reduce the variance of the log ratio to `room`; None if over
-    `MOST_RUNS`.
+    """Return how many more repeats of each run reduce the variance of the log ratio to the result of `_room`;
+    None if over `MOST_RUNS`.
     """
     return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
 
 
 def _more_new_runs(item: Difference, room: float) -> int | None:
-    """Return how many more repeats of only the new run reduce the variance of the log ratio to `room`; None if over
-    `MOST_RUNS`, or if no number does.
+    """Return how many more repeats of only the new run reduce the variance of the log ratio to the result of
+    `_room`; None if over `MOST_RUNS`, or if no number does.
     """
     return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
 
@@ -339,7 +339,7 @@ def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
 
 def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[float, int] | None:
     """Return the variance of the logarithm of summed times from repeat to repeat, and its degrees of freedom; None if
-    there are no repeats, or if rows have different numbers of repeats.
+    neither run was repeated, or if rows have different numbers of repeats.
 
     sides : for each run, (time of all calls, estimate) of each row
     """

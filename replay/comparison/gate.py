@@ -108,7 +108,7 @@ class _Subject:
         return judgement is not None and judgement.verdict is Verdict.SLOWER and judgement.ratio > limit
 
     def ends_above(self, most: float) -> bool:
-        """Return True if the upper end of the ratio's interval is above `most`, or if there is no ratio."""
+        """Return True if the upper end of the ratio's interval is above `most`, or if the ratio is unknown."""
         return self.judgement is None or self.judgement.high > most
 
     def loss(self, is_certain: bool = False) -> float:

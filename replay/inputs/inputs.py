@@ -228,7 +228,7 @@ class Inputs:
         ]
 
     def written(self) -> frozenset[int]:
-        """Return the indices of the tensor arguments whose values differ from those that `keep` stored."""
+        """Return the indices of the tensor arguments whose values have changed since `keep` stored them."""
         changed = {
             number
             for number, (storage, pristine) in enumerate(zip(self._storages, self._pristine, strict=True))

@@ -100,9 +100,7 @@ def _shrunk(lengths: torch.Tensor, have: torch.Tensor, total: int) -> torch.Tens
 
 
 def _spread(amount: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    """Return how much of `amount` each slot gets if slots are filled one after the other up to their
-    capacity `room`.
-    """
+    """Return how much of `amount` each slot gets if slots are filled one after the other, each up to its capacity."""
     before = room.cumsum(-1) - room
     return (amount - before).clamp(min=0).minimum(room)
 

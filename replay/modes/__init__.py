@@ -43,7 +43,7 @@ class Tuning:
     )
 
     def of(self, mode: str) -> Tuning:
-        """Return the settings with which a mode searches; those of no search if it does not."""
+        """Return these settings if a mode searches for faster code, else settings without a search."""
         named_mode, argument = find_mode(mode)
         return self if named_mode.tuners and argument != UNTUNED else Tuning()
 

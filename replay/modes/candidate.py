@@ -183,7 +183,7 @@ class CandidateOptions:
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
-        """Return a copy of the options whose `candidate` also has those of the folder, each with the hash of its file.
+        """Return a copy of the options whose `candidate` includes the folder's candidates, each with its file's hash.
 
         Raises
         ------

@@ -124,7 +124,7 @@ def _name(target: Any, tuning: Tuning) -> str:
 
 
 def _keep(executable: Any, path: Path) -> None:
-    """Write a compiled library (`executable`) to a file; do nothing if there is no C compiler to link it."""
+    """Write a compiled library (`executable`) to a file; do nothing if the C compiler that links it is missing."""
     whole = path.with_name(f"{path.name}.{os.getpid()}.so")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,7 +167,7 @@ def _tuned(module: Any, task: Task, target: Any) -> Any:
 
 
 def _trials_in(folder: Path) -> int:
-    """Return how many programs the completed search in a folder tried; 0 if there is no completed search."""
+    """Return how many programs the completed search in a folder tried; 0 if no search has completed."""
     done = folder / DONE
     return int(done.read_text()) if done.exists() else 0
 
@@ -197,15 +197,13 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
         )
     # the database has 1e10 seconds for a program that does not build or run
     if not any(min(map(float, record.run_secs)) < 1e9 for record in database.get_all_tuning_records()):
-        raise RuntimeError(
-            "none of the programs that the tuning tried could be run: see logs/ next to the tuning database"
-        )
+        raise RuntimeError("no program that the tuning tried could be run: see logs/ next to the tuning database")
     (folder / DONE).write_text(str(task.tuning.trials))
 
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """For an x86 CPU, let the block import only the tensor intrinsics of x86, because importing those of all targets
+    """For an x86 CPU, let the block import only the tensor intrinsics of x86, because the import for all targets
     takes a minute.
     """
     import tvm

@@ -274,7 +274,7 @@ def _sorted(call: OperatorCall) -> float:
 
 
 def _topk(call: OperatorCall) -> float:
-    """Return the number of comparisons of a top-k: each element with a threshold, and those that sort the k results."""
+    """Return the number of comparisons of a top-k: one of each element with a threshold, and more to sort k results."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)

@@ -149,7 +149,7 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
-    """Return what a plot of the given kind, such as `modes`, is to show of these runs.
+    """Return the request for a plot of the given kind, such as `modes`, with the selected rows of these runs.
 
     choices : the user's choice of rows, title and axes
     Raises `UserError` in the same cases as `check_choices`, or if no row is selected.

@@ -29,7 +29,7 @@ class Report:
     read : function that reads such a file, with the header in `attrs`; None if the format cannot be read. It may raise
         OSError, ValueError, KeyError or TypeError for a damaged file
     binary : True if the file is binary
-    package : package needed for writing, and the extra that installs it; empty if none is needed
+    package : package needed for writing, and the extra that installs it; empty if writing needs no package
     """
 
     write: Write

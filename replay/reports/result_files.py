@@ -61,7 +61,7 @@ def read_json(path: Path) -> pd.DataFrame:
     header = parse_json(path.read_bytes())
     plain = header.pop("results")
     # check the names before a data frame gets a column for each of, say, a million names
-    check_columns(dict.fromkeys(name for row in plain for name in row.keys()), path)  # noqa: SIM118 - a row is no list
+    check_columns(dict.fromkeys(name for row in plain for name in row.keys()), path)  # noqa: SIM118 - fails for a list
     rows = pd.DataFrame(plain)
     rows.attrs = header
     return rows
@@ -163,7 +163,7 @@ class _Sheet:
         self._formats: dict[str, Any] = {}
 
     def write(self, rows: Sequence[Result]) -> None:
-        """Write rows to the worksheet, as many as it can hold."""
+        """Write rows to the worksheet, at most `ROWS`."""
         cells = [row.to_plain() | {"status": row.marked_status} for row in rows[:ROWS]]
         columns = [
             about

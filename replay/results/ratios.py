@@ -32,7 +32,7 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 def shares_by(row: Result, by: str) -> dict[str, float]:
     """Return the share of a row's calls in each group, by group name; the shares add up to 1.
 
-    by : what the groups are: a name in `GROUPS`, `module`, `phase` or `line`
+    by : a name in `GROUPS`, or `module`, `phase` or `line` to group by call site
     Modules and lines of different traces are in different groups.
     """
     if by in GROUPS:

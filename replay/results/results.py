@@ -224,7 +224,7 @@ class Result:
         return cls(**core, added=added)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the values by column name: the columns that every row has, then those that analyses added."""
+        """Return the values by column name: the columns that every row has, then the columns that analyses added."""
         return {**{name: getattr(self, name) for name in CORE}, **self.added}
 
     @property

@@ -130,7 +130,7 @@ def _figures(run: Sequence[LaunchedWork]) -> tuple[int, int, int]:
 
 
 def idle_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (begin, end) of each gap between the first and the last of the spans that none of them covers.
+    """Return (begin, end) of each gap: a time between the first and the last span that no span covers.
 
     spans : (begin, end) of each span, in any order
     """

@@ -281,7 +281,7 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 
 def _checked(number: int, count: int, text: str) -> Shard:
     if not 1 <= number <= count <= MOST_SHARDS:
-        raise argparse.ArgumentTypeError(f"there is no shard {text}: {_shards_of(count)}")
+        raise argparse.ArgumentTypeError(f"shard {text} does not exist: {_shards_of(count)}")
     return Shard(number, count)
 
 

@@ -119,7 +119,7 @@ class UntrustedProcess:
         except (OSError, OverflowError):
             done = -1
         if done < size:
-            raise WrongResultError("the addresses that it sent are not those of its results")
+            raise WrongResultError("the addresses that it sent do not belong to its results")
         return torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     def place(self, size: int) -> int:

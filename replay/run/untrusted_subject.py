@@ -74,7 +74,7 @@ class UntrustedSubject(Subject):
     ) -> tuple[Stratum, float]:
         """Time one run by the other process's clock, and check the results of some runs. The parameters have no effect.
 
-        The time is increased if requests of this call take longer, outside the reported time, than those of the
+        The time is increased if requests of this call take longer, outside the reported time, than requests of the
         operator.
         """
         stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]

@@ -278,7 +278,7 @@ class SequenceSettings:
     precision : target for the interquartile range of the passes' times, relative to their median
     room_bytes : memory limit in bytes; None for most of the free memory
     mode : mode in which calls run; calls that it does not support run in eager
-    tolerance : tolerance within which results count as equal to those of eager
+    tolerance : tolerance within which results count as equal to the results in eager
     store, tuning, candidates : folder for compiled programs, options for a compiler's search, and the user's
         implementations of operators
     in_graphs : True to run the calls in graphs of the device, such as CUDA graphs
@@ -320,7 +320,7 @@ def check_mode(name: str) -> None:
 
 
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: SequenceSettings) -> CallProgram:
-    """Return the program for the calls of a signature, after comparing its results with those of eager.
+    """Return the program for the calls of a signature, after a comparison of its results with eager.
 
     call : first call of the signature
     inputs : arguments with drawn values

@@ -351,7 +351,7 @@ class DryRun:
         return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
     def _has_recorded_shapes(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
-        """Return True if a call's results have the recorded shapes and dtypes, or those that the next call needs."""
+        """Return True if the shapes and dtypes of a call's results are as recorded, or as the next call needs them."""
         result_tensors = tensors_of(result)
         if not call.gives:
             return True
@@ -377,7 +377,7 @@ class DryRun:
 
 @contextmanager
 def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield a function that applies the torch settings of a call if they differ from those of the previous call."""
+    """Yield a function that applies the torch settings of a call if the previous call had other settings."""
     current: Mapping[str, Any] | None = None
     with torch.no_grad(), ExitStack() as stack:
 

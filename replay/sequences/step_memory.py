@@ -102,7 +102,7 @@ class StepMemory:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def drop(self, numbers: tuple[int, ...]) -> None:
-        """Free the storages with these numbers, except those that existed before the first call."""
+        """Free the storages with these numbers, except storages that existed before the first call."""
         for number in numbers:
             if number not in self._outside and self.live.pop(number, None) is not None:
                 self.live_bytes -= self._sizes.pop(number)

@@ -82,9 +82,9 @@ def replay_sequence(
     excluded: Excluded = NOTHING_EXCLUDED,
     announce: Announce = lambda number, row: None,
 ) -> SequenceResult:
-    """Run all calls of a trace in start order in one thread, and return their times and memory.
+    """Run all calls of a trace in start order in one thread, and return their times and memory. Report the progress
+    outside timed regions.
 
-    tell : function called with the progress, outside timed regions
     excluded : row status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
     Raises `UserError` if the trace contains no calls.
@@ -108,7 +108,7 @@ def replay_sequence(
         on_device = _measure_on_device(dry_run, settings, on_host.kept, tell)
     result = make_result(trace, flow, dry_run.plans, on_host, on_device, settings.device)
     if dry_run.streams is not None:
-        # calls on different streams overlap, so that the sum of their times is no time of the step
+        # the sum of the calls' times is not the time of the step, because calls on different streams overlap
         walls = result.replayed_wall_ms
         result = replace(result, streams=dry_run.streams.count, replayed_ms=walls)
     return result if settings.mode == EAGER else under_mode(result, settings.mode, dry_run.programs)
@@ -120,7 +120,7 @@ def measure_passes(
     """Complete the dry run, and time passes with the host's clock until the times are precise enough.
 
     memory : newly mapped memory that results of calls should get, by index of the call
-    tell, run_pass : function called with the progress, and one that runs a pass (see `run_timed`)
+    run_pass : function that runs and times one pass, such as `run_timed`
     """
     if memory:
         pages.keep_freed_memory()

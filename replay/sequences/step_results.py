@@ -249,7 +249,7 @@ def make_result(
     """Return the result of a step from its plans and timed passes.
 
     flow, plans : the calls of the trace, and the plan of each
-    on_host, on_device : passes timed with the host's clock, and with the device's; none of the latter on the CPU
+    on_host, on_device : passes timed with the host's clock, and with the device's (no passes on the CPU)
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host
     failure = "" if passes else f"all {on_host.failures} passes failed, the last one in {on_host.failure}"
@@ -360,10 +360,10 @@ def _signatures(
 def _with_times(
     row: SignatureTimes, times_us: Times, is_contended: Flags, is_slowed: Flags, kept: int
 ) -> SignatureTimes:
-    """Return the row with the times of those of its calls during which no other process used the cores.
+    """Return the row with the times of its undisturbed calls, during which no other process used the cores.
 
-    Such calls of contended passes count only if the kept passes have too few of them. If all passes together have too
-    few, the row is marked as contended, and all times count.
+    Undisturbed calls of contended passes count only if the kept passes have too few of them. If all passes together
+    have too few, the row is marked as contended, and all times count.
 
     times_us : (passes, calls) float, the kept passes of `Passes` followed by its contended ones
     is_contended : (passes, calls) bool, True if another process used the cores during the call

@@ -39,8 +39,8 @@ class Range:
     message : operator, or phase around a timed run
     category : mode and other words that distinguish the rows of a case
     case : case number
-    profiled : name of the profiler that runs; for those that only show a range's message, the message also contains
-        case and category
+    profiled : name of the profiler that runs; if it shows only the message of a range, the message also contains case
+        and category
     """
 
     __slots__ = ("_attributes", "_begin", "_end", "_open")

@@ -48,7 +48,7 @@ RETRY_NS = 1_000_000_000
 """minimum time in ns for running contended cases again, even if all earlier runs took less"""
 MOST_IN_A_ROW = 5
 RECORDED, RECORDED_NS = 5, 200_000_000
-"""runs whose kernels are recorded after the timed runs, and time after which there is no second such run"""
+"""number of runs whose kernels are recorded after the timed runs, and time in ns after which only one is run"""
 
 NO_ROW = IDLE
 """row number for calls that are run without being measured"""
@@ -111,8 +111,8 @@ class Measurer:
         self._is_throttled = is_throttled
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
-        """Run the subjects (calls to time) of one case in turn until enough times are known, then those of the next
-        case.
+        """Run the subjects (calls to time) of one case in turn until enough times are known, then the subjects of
+        the next case.
 
         Yields the subjects of each finished case. Cases whose runs other processes disturbed run again and are yielded
         last.

@@ -202,8 +202,8 @@ class Samples:
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """Return the strata that have runs, without those that represent no calls of the program, unless all of them
-        do.
+        """Return the strata that have runs and represent calls of the program, or all strata that have runs if these
+        represent no calls.
         """
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata

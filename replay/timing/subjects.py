@@ -52,7 +52,7 @@ class Subject:
     result_bytes : size of the results
     enter : function that converts arguments for `function`; the conversion is not timed
     enters_each_run : True to call `enter` before each run; False to call it once, unless runs change the arguments
-    row : index of the row among those of the case
+    row : index of the row in the case
     shares : share of the program's calls that each input set represents; empty if all are equal
     places : positions in the program of some of its calls
     profiled : name of the profiler that is used, or empty
@@ -191,7 +191,7 @@ class Subject:
         """Run once as in a timed run, and return the system's time in ns before and after; the run is not added to the
         times.
 
-        The parameters are those of `time`.
+        The parameters are the same as in `time`.
         """
         kept = self._size, self._launch, self.samples.spent_ns
         # launches take longer while a profiler records them

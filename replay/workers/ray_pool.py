@@ -331,7 +331,7 @@ class Pool:
         return [node for node in self.ray.nodes() if node["Alive"] and self._room(node["Resources"])]
 
     def _is_every_node_bad(self) -> bool:
-        """Return True if the cluster has nodes, but none of them can run cases."""
+        """Return True if the cluster has nodes, but all of them have failed to run cases."""
         nodes = self._nodes()
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 

@@ -66,7 +66,7 @@ class Worker:
     def close(self, lets_end: bool = False) -> None:
         """End the worker process.
 
-        lets_end : True to let a process under a profiler exit by itself, because the profiler writes its report then
+        lets_end : True to wait until a process under a profiler exits, because the profiler writes its report then
         """
         if self._child is not None:
             if lets_end and self._workload.request.profiled:

@@ -225,7 +225,7 @@ def _batch_with_what_there_is(
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
-    r"""Return the requested metric that ncu reports as missing, or None if it is none of them.
+    r"""Return the name in `metrics` that ncu reports as missing, or None if ncu reports another name.
 
     text : the name in ncu's message, either plain or as a pattern such as `regex:^dram__bytes_read\.(sum|avg)$`
     """

@@ -206,8 +206,8 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
 
 
 def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
-    """Return the machine's peak rate in Gflop/s of each dtype that the rows compute in, highest first; of float32 if
-    none is known.
+    """Return the machine's peak rate in Gflop/s of each dtype that the rows compute in, highest first; if the rates of
+    these dtypes are unknown, return the rate of float32.
 
     ceilings : peak rates and bandwidths of the machine
     threads : number of threads to which the rates apply

@@ -327,7 +327,7 @@ def _note(target: str, count: int) -> str:
     name = "/".join(PurePath(target).parts[1:])
     if not name:
         found = counted(count, "sample")
-        return f"the local folder {target} contains {found}, which run in addition to those of the package"
+        return f"the local folder {target} contains {found}, which run in addition to the package's samples"
     hidden = f"; the shipped sample of that name is {PREFIX}{name}" if name in samples() else ""
     return f"{target} is read as the local folder{hidden}"
 

@@ -1,4 +1,4 @@
-"""Checks of gradients and optimizers: their sizes must match those of the forward call or of the parameters."""
+"""Checks that the sizes of gradients and optimizer tensors match the forward call or the parameters."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def _class_or_none(target: Tensor, call: Call) -> Tensor:
 def _pairs(pivots: Tensor, call: Call) -> Tensor:
     """Return the pivots of an LDL factorization as valid row numbers, counted from 1.
 
-    Negative numbers mark blocks of two rows; if those of a matrix do not occur in pairs, all its pivots become
+    Negative numbers mark blocks of two rows; if a matrix has unpaired negative numbers, all its pivots become
     positive.
     """
     size = int(call["LD"].shape[-1])

@@ -111,7 +111,7 @@ def attention(call: Call) -> Iterator[Sizes]:
     yield "head size of key", key[3], query[3]
     yield "value", value[:3], key[:3]
     # several heads of a query may share one head of a key
-    yield "heads of query modulo those of key", query[1] % key[1] if key[1] else query[1], 0
+    yield "heads of query modulo heads of key", query[1] % key[1] if key[1] else query[1], 0
     yield from shapes(call, (*query[:3], value[3]), "grad_out", "grad_out_", "out")
 
 
@@ -243,7 +243,7 @@ def padded_rows(call: Call) -> Iterator[Sizes]:
 
 
 def classes(call: Call) -> Iterator[Sizes]:
-    """Yield the check that the input of a loss has at least one class, unless there are no targets."""
+    """Yield the check that the input of a loss has at least one class, unless the target is empty."""
     shape = shape_of(call["self"])
     yield "classes", shape[1 if len(shape) > 1 else 0] > 0 or not prod(shape_of(call["target"])), True
 

@@ -137,7 +137,7 @@ class Control:
             raise SystemExit(USAGE_ERROR)
         raise UserError(
             f"rank {self.launch.rank}: {reason}",
-            "replay the collectives alone, on generated values, with --only collectives",
+            "replay only the collectives, on generated values: --only collectives",
         )
 
     def lost(self, error: Exception) -> NoReturn:
@@ -190,7 +190,7 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
 
 
 class _Life(threading.Thread):
-    """Thread that sends heartbeats, watches for those of other ranks, and notices if torchrun ends this process.
+    """Thread that sends heartbeats, watches for heartbeats of other ranks, and notices if torchrun ends this process.
 
     A thread is needed because a process that waits in a collective runs no Python code in its main thread.
 
@@ -244,7 +244,7 @@ class _Life(threading.Thread):
             os.close(end)
 
     def meet(self) -> None:
-        """Wait until all ranks have called this method; there is no time limit while they send heartbeats."""
+        """Wait until all ranks have called this method, without a time limit while they send heartbeats."""
         self._meetings += 1
         key = f"{self._prefix}/here/{self._meetings}"
         with self._lock:

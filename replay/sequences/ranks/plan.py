@@ -43,7 +43,7 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Return the path of the trace that one rank recorded; raise `UserError` if none of the paths is one.
+    """Return the path of the trace that one rank recorded; raise `UserError` if this trace is missing.
 
     unbounded : True to read the traces without limits on memory and nesting
     """

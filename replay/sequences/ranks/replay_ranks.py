@@ -215,8 +215,8 @@ class RankTotals:
 
 
 def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
-    """Exchange the times of collectives in each pass (`stamps`) with all ranks; return, for each rank, those of each
-    pass.
+    """Send the times of this rank's collectives in each pass (`stamps`) to all ranks; return, for each rank, its times
+    in each pass.
     """
     numbers = [
         number
@@ -312,7 +312,7 @@ class CollectiveStepTimes:
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
     def own(self, rank: int, signature: int) -> RankColumns | None:
-        """Return the times of one rank's calls of a signature, or None if none of them ran."""
+        """Return the times of one rank's calls of a signature, or None if no such call ran."""
         samples = self._own.get((rank, signature))
         if samples is None:
             return None

@@ -92,11 +92,11 @@ class RankStep:
 def replay_step(
     part: Trace, settings: SequenceSettings, options: RankOptions, control: Control, tell: Tell = tell_nobody
 ) -> RankStep:
-    """Run the calls of this rank together with the other ranks, and return its results.
+    """Run the calls of this rank together with the other ranks, and return its results. Report the progress outside
+    timed regions.
 
     part : trace with the calls of this rank
     control : connection to the other ranks
-    tell : function called with the progress, outside timed regions
     Raises `UserError` if a rank ends, or if a collective for which others wait cannot run.
     """
     exchanges = _read(part)
@@ -196,7 +196,7 @@ def _agree(
 
 
 def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, GroupMembers]:
-    """Create the process groups of the plan, and return those that contain this rank.
+    """Create the process groups of the plan, and return the groups that contain this rank.
 
     Every rank has to create all groups, in the same order.
 
