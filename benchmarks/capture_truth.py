@@ -6,7 +6,7 @@ between them. Half of the rounds is compared with the other half: captures with 
 itself, which is the noise floor. The error is the sum over operators of |one - other| divided by the sum of times.
 Operators whose calls take less than 50 us are left out, because the profiler's own work is a part of these times, and
 so are operators that the profiler counts differently, because it also reports composite operators. On a GPU
-(`--device cuda`) the times are those of kernels, and only operators of less than 1 us are left out.
+(`--device cuda`) the times of kernels are compared, and only operators of less than 1 us are left out.
 
 A round in which other programs took the processors is repeated at most twice, and left out if all were disturbed; a
 program with too few rounds has no figures.

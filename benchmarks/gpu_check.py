@@ -2,13 +2,13 @@
 
     make gpu-check                                       # from a fresh clone: first sets up the environment
     python benchmarks/gpu_check.py                       # if torch and opgrip's dependencies are installed
-    python benchmarks/gpu_check.py --seconds 1500        # all steps; without it, those of nine minutes
+    python benchmarks/gpu_check.py --seconds 1500        # all steps; without it, steps of nine minutes
     python benchmarks/gpu_check.py --only '*events*'     # some steps
 
 It prints one line per step, `ok`, `wrong` or `not here`, and writes one file to be sent back, which its first lines
 name: a .zip with check.json (verdicts, numbers, the machine), the output of each step, and small reports of nsys and
 ncu, which tests parse elsewhere after unpacking into tests/data/gpu. The file is replaced as a whole after each step,
-and a .jsonl with its name has each fact at once, so that a check that is cut leaves what it has found. The exit status
+and a .jsonl with its name gets each fact at once, so that the facts remain if the check is interrupted. The exit status
 is 1 if a step is wrong.
 """
 

@@ -1,12 +1,12 @@
-"""User errors, format errors, and functions that tell a program's exceptions from faults of a hook.
+"""User errors, format errors, and functions that distinguish a program's exceptions from faults of a hook.
 
 A hook of the capture runs in the middle of the program, so an exception can reach it that is meant for the program:
 from a signal handler that raises, from `PyThreadState_SetAsyncExc` (timeouts of threads), or from a debugger's trace
 function. The hook must pass such an exception on. A fault of the hook itself must only cost a record.
 
-The type of an exception does not decide this, because a signal handler and a hook can both raise `RuntimeError`; the
-place where it was raised does. Code of the program that a hook calls, such as an object's `__repr__`, counts as part of
-the hook, because it would not have run without a capture.
+The functions decide by the place in the code that raised the exception, not by the exception's type, because a signal
+handler and a hook can both raise `RuntimeError`. Code of the program that a hook calls, such as an object's `__repr__`,
+counts as part of the hook, because it would not have run without a capture.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
-    """Return True if Python called the function of `frame` by itself between two instructions of the frame
+    """Return True if Python itself called the function of `frame` between two instructions of the frame
     `interrupted`.
 
     Such functions are signal handlers, trace functions and callbacks of `sys.monitoring`. The first two receive the
@@ -218,8 +218,8 @@ MOST = 1000
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` for the innermost line of an error's traceback that is in none of the installed
-    packages; an empty string if there is none.
+    """Return ` at FILE:LINE` for the innermost line of an error's traceback that belongs to the user's code,
+    not to a library; an empty string if the traceback has no such line.
     """
     files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]

@@ -128,7 +128,7 @@ def template_of_operator(
 
 
 def template_of_sample(name: str) -> tuple[CandidateTemplate, Implementation]:
-    """Return the starting point for a sample, with its source; raise `UserError` if there is none of that name."""
+    """Return the starting point for a sample, with its source; raise `UserError` if no sample has this name."""
     if name not in samples():
         raise UserError(f"there is no sample {name!r}", did_you_mean(name, samples(), "see opgrip samples list"))
     own = samples()[name]

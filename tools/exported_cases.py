@@ -293,8 +293,8 @@ class _SampleLiterals(Literals):
         return super().of(value)
 
     def _fields(self, fields: Mapping[str, Any]) -> str:
-        """Return the attributes of an object as the source text of a dictionary, without those that the script cannot
-        create.
+        """Return the attributes of an object as the source text of a dictionary; attributes that the script cannot
+        create are left out.
 
         fields : attribute values by name
         """

@@ -169,7 +169,7 @@ def main(path: str, numbers: Sequence[str]) -> None:
 
 
 def recorded_shapes(signature: Signature) -> Shapes:
-    """Return the recorded output sizes of a signature, which are those of its first call."""
+    """Return the output sizes of a signature, which were recorded at its first call."""
     return [list(spec.shape) for spec in tensors(signature.outputs)]
 
 

@@ -173,7 +173,7 @@ class Distinct:
     ----------
     traces : number of traces counted
     operators : number of operators, including extension functions
-    extension_functions : number of extension functions, such as those of mmcv
+    extension_functions : number of extension functions, such as the functions of mmcv
     longtail : number of long-tail functions, see `find_longtail`
     """
 

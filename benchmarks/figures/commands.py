@@ -19,7 +19,7 @@ TIMED_COMMANDS = {"set-up": "make .venv/installed", "test": "make test", "test-a
 
 
 def measure_start(rounds: int) -> list[Rounds]:
-    """Return, for each round, the seconds until the help's first line and those of importing torch."""
+    """Return, for each round, the seconds until the help's first line and the seconds of importing torch."""
     first_line_seconds()
     return [[(first_line_seconds(), import_seconds(sys.executable)) for _ in range(rounds)]]
 

@@ -97,7 +97,7 @@ class Figure:
     ----------
     name : name in the table of thresholds
     unit : unit of the ratio, such as `x`; may be empty
-    meaning : description of the quantity and of what it is divided by
+    meaning : description of the quantity and of the quantity that divides it
     statistic : computes the figure from rounds `(..., N, 2)`, unless it documents another shape
     larger_is_better : True if the threshold is a minimum, False if it is a maximum
     """

@@ -323,7 +323,7 @@ def check_two_devices(place: Place) -> None:
 def _captured_script(place: Place, code: str) -> tuple[list[Path], str]:
     """Capture a script with the text `code` in the folder of `place`; return all traces and the output.
 
-    The traces include those of the script's forks.
+    The result includes traces of the script's forks.
     """
     script, traces = place.folder / "script.py", place.folder / "traces"
     script.write_text(dedent(code), encoding="utf-8")

@@ -38,7 +38,7 @@ def check_from_cpu(place: Place) -> None:
 
 
 def check_cpu_attention(place: Place) -> None:
-    """Check that attention of the CPU, of a length that is no multiple of 8, runs as kernels of the device."""
+    """Check that attention of the CPU, of a length that is not a multiple of 8, runs as kernels of the device."""
     draws = [torch.randn(2, 12, 197, 64, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
     tensors = [draw.requires_grad_() for draw in draws]
     attend = torch.nn.functional.scaled_dot_product_attention

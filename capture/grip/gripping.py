@@ -45,7 +45,7 @@ KEEP = Keep()
 
 
 class Grips:
-    """Context manager that grips functions: those that match patterns, also in modules loaded later, and those passed
+    """Context manager that grips functions that match patterns, also in modules loaded later, and functions passed
     to `grip`.
 
     Parameters

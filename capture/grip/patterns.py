@@ -327,7 +327,7 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
 
 
 def _rename_code(code: CodeType, qualname: str) -> CodeType:
-    """Return code in which the qualified names of functions are those that they have in their module.
+    """Return code in which each function has the qualified name that it has in its module.
 
     qualname : qualified name of the outermost function
     """

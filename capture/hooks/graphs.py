@@ -101,7 +101,7 @@ class GraphWatch:
             if self.recorder.write_ahead is not None:
                 self.recorder.write_ahead_of(number)
             mode.launched = start = perf_counter_ns()
-            # what a launch runs on the host, such as the update of random seeds, is part of it
+            # the launch includes its work on the host, such as the update of random seeds
             mode.idle = True
             try:
                 result = run(graph, *args, **kwargs)

@@ -71,7 +71,7 @@ _OF_OPERATORS = ("models", "operators")
 class OperatorOptions:
     shapes: str = option(
         DEFAULT,
-        "tensor shapes: those of torch's samples (default), about a million elements (large), or random by --seed",
+        "tensor shapes: like torch's samples (default), about a million elements (large), or random by --seed",
         choices=SHAPES,
         only=_OF_OPERATORS,
     )

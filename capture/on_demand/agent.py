@@ -146,7 +146,7 @@ class Agent:
             self._free.release()
 
     def stop(self, discard: bool = False) -> bool:
-        """End the current recording; with `discard`, write no file. Return False if there is no recording."""
+        """End the current recording; with `discard`, write no file. Return True if there was one."""
         session = self._session
         if session is not None:
             session.stop(discard)

@@ -105,8 +105,8 @@ def record_together(
 
 
 def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int | None:
-    """Return the number of a step that none of the ranks `chosen` reaches within `distance_s` seconds, or None if
-    they count no steps.
+    """Return the number of a step that no rank in `chosen` reaches within `distance_s` seconds, or None if they
+    count no steps.
     """
     first, since_s = _positions(chosen), monotonic()
     sleep(LOOK_S)

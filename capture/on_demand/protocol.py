@@ -238,7 +238,7 @@ def make_folder() -> Path:
             problem = UserError(f"{folder} cannot be created", str(error.strerror).lower())
         except UserError as error:
             problem = error
-    raise problem or UserError("there is no folder for sockets", "set XDG_RUNTIME_DIR to a folder with a short name")
+    raise problem or UserError("no folder for sockets was found", "set XDG_RUNTIME_DIR to a folder with a short name")
 
 
 def check_private(folder: Path) -> None:

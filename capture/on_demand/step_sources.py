@@ -134,7 +134,7 @@ class OptimizerSteps(Boundaries):
     name = OPTIMIZER
 
     def enter(self) -> None:
-        """Watch all optimizers; the steps are those of the first one that makes a step."""
+        """Watch all optimizers; the first one that makes a step determines the steps."""
         self._optimizer: ref[Any] | None = None
         self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
 

@@ -108,7 +108,7 @@ class GraphTemplates:
     Attributes
     ----------
     signatures : number of the signature of each graph's launches
-    all_signatures : these numbers, and those of graphs that no longer exist
+    all_signatures : these numbers, and the numbers of graphs that no longer exist
     captures : captures of graphs whose calls were not all taken, in order
     """
 

@@ -98,7 +98,7 @@ class _Table(Generic[Key]):
         return {place: time for place, time in self.least_ns.items() if place not in self.first}
 
     def _thin_out(self, call: int) -> None:
-        """Keep only the fastest and slowest call sites: among recurring ones, and among those that may still recur.
+        """Keep only the fastest and slowest of the recurring call sites, and of the call sites that may still recur.
 
         call : how many calls the signature had up to now
         """

@@ -112,7 +112,7 @@ class SignatureTable:
         return number
 
     def is_open(self, number: int) -> bool:
-        """Return True if the signature is open: none of its calls has ended yet."""
+        """Return True if the signature is open: no call of it has ended yet."""
         return number in self._open
 
     def open_name(self, number: int) -> str:
@@ -222,7 +222,7 @@ class SignatureTable:
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], epochs: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open ones, and those of `epochs`; return the numbers of the others.
+        """Remove all signatures except `numbers`, open signatures, and signatures of `epochs`; return the kept numbers.
 
         The caller must hold the lock.
         """

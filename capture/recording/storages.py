@@ -66,7 +66,7 @@ class StorageNumbers:
             return NO_STORAGE
 
     def numbers_of(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
-        """Return the storage numbers of an operator's results; results that are None are left out.
+        """Return the storage numbers of an operator's results, without results that are None.
 
         Raises
         ------

@@ -49,7 +49,7 @@ class CaptureReport:
         part; None if writing succeeded
     full_values : after the block, the store of full values, with its size and error; None if none were requested
     child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
-        earlier program, which `force` removes; `cut_child_files` those that killed processes could not end
+        earlier program, which `force` removes; `cut_child_files` are incomplete traces of killed processes
     dumps : with `last`, paths of the written traces
     grips : gripped functions; `written` lists the samples' folders, and `refused` the reasons why functions were not
         gripped

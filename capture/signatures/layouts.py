@@ -75,7 +75,7 @@ def with_groups(op: Hashable, described_args: tuple[Any, ...]) -> tuple[Any, ...
     """Return the specs of a collective's arguments with the spec of the process group in place of its name, which has
     no meaning after the program has ended.
 
-    op : operator; for one that is no functional collective, the arguments are returned unchanged
+    op : operator; for one that is not a functional collective, the arguments are returned unchanged
     """
     if getattr(op, "namespace", None) not in _FUNCTIONAL or not _is_distributed():
         return described_args

@@ -48,7 +48,7 @@ class KernelTimes:
 
     Attributes
     ----------
-    failure : reason why there are no records, or None
+    failure : reason why the records are missing, or None
     fallback : reason why calls were timed by events instead, or None
     graphs : the CUDA graphs that the program captured
     is_cut : True if torch's profiler stopped collecting records too early

@@ -214,7 +214,7 @@ class Blocks:
         block: ThreadCalls,
         duration_ns: NDArray[np.int64],
     ) -> None:
-        """Request observations of values at call sites whose calls take other times than those of the same signature
+        """Request observations of values at call sites whose calls take other times than calls of the same signature
         elsewhere.
 
         All arrays are (N,), for the calls of the block.
@@ -228,7 +228,7 @@ class Blocks:
         return self.calls - self.marks.total()
 
     def count_own(self) -> int:
-        """Return the number of calls without `record_function` labels, including those that are not written yet.
+        """Return the number of calls without `record_function` labels, including calls that are not written yet.
 
         Each call that a thread has collected is counted only at the first request after it.
         """
@@ -243,7 +243,7 @@ class Blocks:
             return self.own_written + self._in_flight + sum(calls for _, calls in self._counted.values())
 
     def begin_file(self) -> None:
-        """Start a new file, which contains none of the earlier records."""
+        """Start a new file, which contains no earlier records."""
         self.calls = self.perturbed = 0
         self.marks.clear()
         self._threads.clear()
@@ -258,7 +258,7 @@ class Blocks:
         mode.device.forget(starts)
 
     def forget_thread(self, number: int) -> None:
-        """Remove what is known of a thread that has ended, by the number of its mode."""
+        """Remove the data of a thread that has ended, by the number of its mode."""
         for table in (self._threads, self._sequence, self._forward, self._last):
             table.pop(number, None)
 

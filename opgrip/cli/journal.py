@@ -58,8 +58,8 @@ class Journal(Generic[T]):
     resume : True to continue with the items that the file has
     replace : True to discard the items that the file has
     blamed : file named in the error message if the journal cannot be written; None to name the journal
-    describe : called with the settings in the file and those of this run if they differ; returns words for the error
-        message, such as `of a run with other options`
+    describe : called with the settings in the file and the settings of this run if they differ; returns words for the
+        error message, such as `of a run with other options`
 
     Attributes
     ----------

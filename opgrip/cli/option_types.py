@@ -146,7 +146,7 @@ def _number(text: str, what: str = "a number", is_allowed: Callable[[float], boo
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Return True if a name matches one of the shell patterns, or if there are no patterns."""
+    """Return True if a name matches one of the shell patterns, or if `patterns` is empty."""
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 

@@ -108,7 +108,7 @@ def titled(title: str) -> Callable[[type[T]], type[T]]:
 
 
 def title_of(declared: type) -> str:
-    """Return the title under which the help lists the options of a dataclass; `others` if none was set."""
+    """Return the title under which the help lists the options of a dataclass, by default `others`."""
     return _titles.get(declared, "others")
 
 

@@ -72,8 +72,8 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Raise `UserError` if an output file cannot be written, if it exists and `force` is False, or if its name ends in
-    none of the suffixes.
+    """Raise `UserError` if an output file cannot be written, if it exists and `force` is False, or if its name does
+    not end in one of the suffixes.
 
     Parameters
     ----------
@@ -272,7 +272,7 @@ ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")
 
 
 class ByteSink(Protocol):
-    """Writable stream for the bytes of a trace; what was written before `flush` can be read from the trace file."""
+    """Writable stream for the bytes of a trace; after `flush`, the trace file contains all bytes written before."""
 
     def write(self, data: bytes, /) -> int: ...
 

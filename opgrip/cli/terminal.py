@@ -83,7 +83,7 @@ def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
 
     If the environment variable NO_COLOR is set, the console writes no colours, bold or italic text.
     """
-    # rich is imported late in this file and those that print, to keep `--help` fast
+    # this file and other files that print import rich late, to keep `--help` fast
     from rich.console import Console
 
     plain = bool(os.environ.get("NO_COLOR"))

@@ -35,7 +35,7 @@ class TableColumn:
 
     Attributes
     ----------
-    value : name of the attribute of a row that the cell shows, or a function of the row; None is shown as `-`
+    value : name of the attribute of a row that the cell shows, or a function of the row; `-` is printed for None
     form : format specification of Python for the value, such as `,.1f`; such cells are right-aligned and never wrapped;
         empty for text
     rank : on a narrow terminal, columns with the highest rank are left out first; columns with rank 0 never
@@ -83,7 +83,7 @@ def print_table(
     title: str = "",
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the width of the terminal; print nothing if there are no rows.
+    """Print a table that fits the width of the terminal; print nothing if `rows` is empty.
 
     If the output is not a terminal, each column is as wide as its longest text.
 

@@ -32,7 +32,7 @@ _INJECTIONS = {"NSYS_PROFILING_SESSION_ID": "nsys", "CUDA_INJECTION64_PATH": "a 
 
 def running_profile() -> str | None:
     """Return the text `the program profiles itself` if a torch profiler runs now in any thread, otherwise None."""
-    # the first tells only of this thread, and beginning a second profile ends that of another thread
+    # the first condition covers only this thread; a second profile would end a profile of another thread
     if _is_profiling_here() or getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         return "the program profiles itself"
     return None

@@ -225,7 +225,7 @@ class Gpu:
     Parameters
     ----------
     nvml : the module `pynvml`, initialized
-    handle : NVML's handle of the GPU or MIG instance; the clocks are those of the whole GPU
+    handle : NVML's handle of the GPU or MIG instance; clocks are read from the whole GPU
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:

@@ -38,7 +38,7 @@ NOISE = ("USDT:",)
 """beginnings of lines on stderr that torch's profiler prints and that do not explain an error"""
 LONGEST_WORDS = 200
 MOST_PRINTED = 100_000
-"""maximum number of bytes that are read of what a child has written to stdout and stderr"""
+"""maximum number of bytes that are read from the stdout and stderr of a child"""
 PR_SET_PDEATHSIG = 1
 
 
@@ -345,7 +345,7 @@ def run_program(
     """Run a command in a new process group until it ends, then kill the processes that it left running.
 
     timeout_s : seconds after which the command is killed; None for no limit
-    env : environment variables of the command; None for those of this process
+    env : environment variables of the command; None to pass on the variables of this process
     log : file to which its stdout and stderr are written; None to return them
     started : called with the process id when the command has started
     """

@@ -174,7 +174,7 @@ def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
 
 
 def _model_in_words(model: ValueModel) -> str:
-    """Return the kind of a value model and its parameters as text, without those that are zero, false or missing."""
+    """Return the kind of a value model as text, with the parameters that are not zero, false or missing."""
     facts = value_model_to_json(model)
     kind = facts.pop("model")
     return f"{kind}, {', '.join(f'{name} {_in_brief(fact)}' for name, fact in facts.items() if fact)}"

@@ -76,8 +76,8 @@ def add_output(parser: argparse.ArgumentParser, help: str, required: bool = Fals
 
 
 def report_output(args: argparse.Namespace, what: str) -> None:
-    """Print on stderr what a subcommand has written to its output file.
+    """Print on stderr that a subcommand has written its output file.
 
-    what : text that names the content, such as `3 rows`
+    what : description of the content, such as `3 rows`
     """
     print(f"{args.prog}: wrote {what} to {args.output}", file=sys.stderr)

@@ -39,7 +39,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     add_reading(parser)
 
 
-@verb("trace tuner", "write recorded shapes for tuners of kernels, or find those that are tuned", EXAMPLES, prepare)
+@verb("trace tuner", "write recorded shapes for tuners of kernels, or find which are already tuned", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.force)
     if args.output is not None and args.tuned is not None:

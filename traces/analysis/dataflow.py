@@ -116,7 +116,7 @@ class Storage:
     Attributes
     ----------
     number : number of the storage in the trace
-    bytes : size in bytes up to the end of the last tensor in it that is an argument, or a result if none is an argument
+    bytes : size in bytes up to the end of the last argument in it, or of the last result if it has no arguments
     made_by : index of the call that first returned a tensor in it; None for memory from before the capture, such as
         parameters
     first, last : indices of the first and the last call that use it

@@ -264,7 +264,7 @@ class _Join:
         return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
 
     def _mover(self, numbers: _Numbers) -> Callable[[Any], Any]:
-        """Return a function that replaces the value-model numbers in an argument by those of the merged trace."""
+        """Return a function that replaces the value-model numbers in an argument by numbers of the merged trace."""
 
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, TensorSpec):

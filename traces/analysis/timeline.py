@@ -83,7 +83,7 @@ def frames_of(scope: Scope) -> list[tuple[str, str]]:
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
     """Yield each run of consecutive calls that one thread made in the same module or function.
 
-    Calls without a place are left out. `calls` are those of one thread, in start order.
+    Calls without a place are left out. `calls` must be the calls of one thread in start order.
     """
     run: list[P] = []
     around: TimelinePlace | None = None

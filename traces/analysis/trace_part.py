@@ -107,7 +107,7 @@ class Outline:
 
 
 def read_outline(reader: TraceReader, partial: bool) -> Outline:
-    """Return what a selection of calls needs of a trace, whose file is read once.
+    """Return the outline of a trace, for a selection of calls; the file is read once.
 
     partial : accept a cut trace
 

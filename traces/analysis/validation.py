@@ -98,7 +98,7 @@ SHOWN = 5
 
 
 class References:
-    """Checks, in file order, that numbers by which records refer to others exist, and that none is used twice."""
+    """Checks, in file order, that the numbers to which records refer exist, and that no number is defined twice."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
@@ -364,7 +364,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 class _Totals:
-    """Checks that there is one header, and that the totals in the closing record are right."""
+    """Checks for a second header, for records after the closing record, and for wrong totals in that record."""
 
     def __init__(self, validation: Validation) -> None:
         self._validation = validation

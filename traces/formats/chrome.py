@@ -189,7 +189,7 @@ DEFAULTS = (
     NO_GRADIENTS,
     "results: the file has none",
     "devices of tensors: the file has none, so they are where the file has kernels, else on the processor",
-    "dtypes of tensors in lists: the file has none, so they are those of the call's other tensors, or float32",
+    "dtypes of tensors in lists: the file has none, so they are taken from the call's other tensors, or float32",
     "modules: the file names them by class and number, if recorded with_stack=True",
 )
 MOST_EVENTS = 10_000_000

@@ -97,7 +97,7 @@ class NodeStorages:
 
 
 class NodesRead:
-    """Counts the nodes of a file, and those that cannot be read, while the file is read twice."""
+    """Counts all nodes and the unreadable nodes of a file that is read twice."""
 
     def __init__(self, file: ForeignFile) -> None:
         self._file = file

@@ -76,7 +76,7 @@ class KnownStrides:
             self._strides.pop(self._key(tensor, sizes(shape)), None)
 
     def of(self, tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the remembered strides of a tensor, or those of a contiguous tensor."""
+        """Return the remembered strides of a tensor, or the strides of a contiguous tensor."""
         return self._strides.get(self._key(tensor, shape)) or contiguous(shape)
 
     @staticmethod
@@ -277,7 +277,7 @@ class Encoder:
         """Return the port that holds these arguments or results.
 
         kinds : types in the schema, such as `Tensor?`
-        are_results : True for results, in which None is an undefined tensor
+        are_results : True for results, in which None means an undefined tensor
         """
         columns = zip(values, kinds, strict=True)
         items = [

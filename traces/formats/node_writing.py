@@ -152,7 +152,7 @@ class _Writer:
         place.inside, place.around = ("forward", "", ""), place.innermost
 
     def _labels(self, place: _Place, row: Any) -> Iterator[NodeStep]:
-        """Yield nodes for a call's phase and module if they differ from those of the thread's previous call.
+        """Yield nodes for a call's phase and module if the thread's previous call had others.
 
         row : the call, as a row of the call table
         """

@@ -225,8 +225,7 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads: first those that the dispatcher has, then those of TorchScript
-    only.
+    """Return torch's schemas of an operator's overloads; overloads that only TorchScript has come last.
 
     name : operator with or without overload
     """

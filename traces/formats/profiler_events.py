@@ -95,7 +95,7 @@ class OperatorKernels:
     device_ns: Counter[str]
 
     def add(self, other: OperatorKernels) -> None:
-        """Add the kernels of another operator to those of this one."""
+        """Add the kernels of another operator to this one."""
         self.launches.update(other.launches)
         self.device_ns.update(other.device_ns)
 

@@ -73,7 +73,7 @@ def message_from_json(message_class: Any, form: Any) -> Any:
     if not isinstance(form, dict):
         raise FormatError("a message of the file is not a JSON object")
     try:
-        # the names of types are those of an enumeration that is not declared here
+        # the names of types belong to an enumeration that is not declared here
         known = {name: value for name, value in form.items() if name != "type"}
         return json_format.ParseDict(known, message_class(), ignore_unknown_fields=True)
     except Exception as error:

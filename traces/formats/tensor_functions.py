@@ -85,7 +85,7 @@ WHOLE = {"torch.nn.functional.scaled_dot_product_attention": "aten.scaled_dot_pr
 
 
 class EndOfReading(ValueError):
-    """Raised if a statement fails such that none of the calls after it can be determined."""
+    """Raised if a statement fails such that no call after it can be determined."""
 
 
 def run_function(name: str, recording: MetaRecording, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

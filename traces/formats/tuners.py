@@ -86,7 +86,7 @@ class Matrix(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A product of matrices (M, K) and (K, N), in a batch or alone (None).
+    """A batch of products of matrices (M, K) and (K, N), or a single product if `batch` is None.
 
     dtypes : dtypes of the matrices and of the result
     bias : dtype of a vector that is added, or None

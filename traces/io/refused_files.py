@@ -81,7 +81,7 @@ def kind_of(start: bytes) -> FileKind | None:
 
 def _kind_of_json(start: bytes) -> FileKind | None:
     text = start.lstrip()
-    # a damaged record of a trace is none of these
+    # a damaged record of a trace is not a file of another kind
     if not text.startswith((b"{", b"[")) or re.match(rb'\{\s*"type"', text):
         return None
     first, _, rest = text.partition(b"\n")

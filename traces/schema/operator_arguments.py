@@ -74,7 +74,7 @@ class Interface:
     opaque: bool = False
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages of argument tensors, and those of result tensors.
+        """Return the storages of the argument tensors, and the storages of the result tensors.
 
         mentioned : storages of all tensors of a call, arguments first
         """

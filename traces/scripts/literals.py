@@ -142,8 +142,8 @@ class ValueSource:
         self.is_exact = True
 
     def of(self, model: Drawable | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return a Python expression for a tensor with this shape and dtype and with values like those of a value
-        model.
+        """Return a Python expression for a tensor with this shape and dtype and with the kind of values that
+        a value model describes.
 
         Raise `UserError` if neither torch functions nor a literal can provide such values.
         """

@@ -288,7 +288,7 @@ def _late_rows(source: Iterable[CallBlock]) -> Iterator[Rows]:
 
 
 def _near_rows(source: Iterable[CallBlock]) -> Iterator[tuple[Rows, int | None]]:
-    """Yield the calls of a file in parts, without those that come much later in the file than their start time
+    """Yield the calls of a file in parts, without calls that come much later in the file than their start time
     requires.
 
     Each part comes with a time in ns before which no call of a later part starts; None for the last part.

@@ -32,7 +32,7 @@ def doubt_of_graphs(share: float) -> str:
 
 @dataclass(slots=True)
 class GraphCalls:
-    """The calls of a CUDA or HIP graph as columns, and how the time of a launch is divided among them.
+    """The calls of a CUDA or HIP graph as columns, and the share of each in the time of a launch.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class GraphLaunches:
 
     def weights_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, Weights]:
         """Return the share of each call in the time of its launches, by the signature of the launches, if the estimate
-        is replaced by measured times. Graphs with a call that has none are left out.
+        is replaced by measured times. Graphs with a call without a measured time are left out.
 
         times_ns : time of a call by signature
         """

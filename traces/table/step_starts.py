@@ -245,7 +245,7 @@ class CallFilter:
         self._scopes, self._signatures = NumberSet(), NumberSet()
 
     def note(self, record: Record | CallBlock) -> None:
-        """Keep what the conditions need of a record; records come in the order of the trace."""
+        """Keep the data of a record that the conditions need; records must come in the order of the trace."""
         if isinstance(record, Scope):
             # as in `Trace.calls`, a backward call belongs to the module of its forward call
             of_forward = None if record.forward is None else self._modules.get(record.forward)

@@ -210,8 +210,8 @@ class Trace:
         """Return a table with one row per CUDA or HIP graph: calls, captured, split, launches, device_us, share.
 
         `calls` is the number of calls in the graph, `captured` is True if the trace has them, `split` is how the
-        launches' time is divided among them, and `share` is the share of the device's time that the launches take, 0 to
-        1.
+        launches' time is divided among the calls, and `share` is the share of the device's time that the launches
+        take, 0 to 1.
         """
         launched, known = self.source.launches(), self.source.graphs.graphs
         own = self.own_distinct_calls if launched else None

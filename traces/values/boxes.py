@@ -269,7 +269,7 @@ class Boxes:
             checks.whole(self.groups, "a count of groups", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return boxes whose columns follow the quantiles, or are uniform if there are no quantiles.
+        """Return boxes whose columns follow the quantiles, or are uniform if `quantiles` is None.
 
         If `groups` is known, this number of boxes are separate, and the others are slightly moved
         copies of them.

@@ -125,7 +125,7 @@ FEW = 1024
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Distribution of floats within a range; the fields are those of the value model `Floats` with the same names."""
+    """Distribution of floats within a range; the fields have the same meaning as in the value model `Floats`."""
 
     mean: float
     std: float

@@ -149,7 +149,7 @@ class Floats(Ordered):
     ) -> torch.Tensor:
         """Return `count` values in random order, with the recorded shares of nan, infinities and denormals.
 
-        zeros : share of zeros among them
+        zeros : share of zeros in the values
         total : number of elements to which the other shares refer; None for `count`
         """
         specials: list[torch.Tensor] = []

@@ -125,8 +125,8 @@ class Triangular:
             raise FormatError("a model of triangular matrices with an invalid diagonal or spread")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return triangular matrices whose linear systems have bounded solutions, unlike those of random
-        triangular matrices.
+        """Return triangular matrices whose linear systems have bounded solutions; the solutions of random
+        triangular systems are not bounded.
         """
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _any(self.high, shape, dtype, generator)

@@ -193,7 +193,7 @@ def _with_total(model: Any, outputs: Any) -> Any:
 def _with_groups(model: Any, outputs: Any) -> Any:
     """Return the value model of the input boxes, with the number of groups set to the number of boxes in the output.
 
-    A group is a box and those that non-maximum suppression removes because they overlap it.
+    A group is a box and the boxes that non-maximum suppression removes because they overlap it.
     """
     rows = _size(outputs)
     return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model

@@ -1,4 +1,4 @@
-"""Value models of increasing numbers: arithmetic progressions, and offsets such as those of segments."""
+"""Value models of increasing numbers: arithmetic progressions, and offsets such as the bounds of segments."""
 
 from __future__ import annotations
 

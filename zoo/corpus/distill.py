@@ -222,7 +222,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 
     Raises
     ------
-    UserError : if none of the cases has a time
+    UserError : if no case has a time
     """
     frame = corpus.frame
     median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)

@@ -236,8 +236,8 @@ def cover(corpus: Corpus) -> pd.DataFrame:
     contains.
 
     Its columns are op, category, is_public (a program can call it), is_covered (the corpus contains it), and for each
-    source the number of models and of signatures with the operator. Operators that are not public are internal ones of
-    torch and those of other packages.
+    source the number of models and of signatures with the operator. Operators that are not public are internal
+    operators of torch and operators of other packages.
     """
     frame = corpus.frame.assign(plain=corpus.frame["op"].map(plain_operator))
     public = public_operators()
@@ -274,7 +274,7 @@ def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
-    """Print for each category of operators how many the corpus contains, and the names of those that it lacks.
+    """Print for each category of operators how many the corpus contains, and the names of the missing ones.
 
     Parameters
     ----------

@@ -191,7 +191,7 @@ def _trace(
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A replayed case with correct results, and what it is compared with.
+    """A replayed case with correct results, and the time that it is compared with.
 
     Attributes
     ----------

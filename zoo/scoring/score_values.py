@@ -34,7 +34,7 @@ class TraceScore:
     origin : the trace and its model
     statuses : number of replayed cases by status
     slowed : number of replayed cases that other processes slowed down
-    time_us : time in the replay of the cases that are ok, including those that the baseline lacks
+    time_us : time in the replay of the cases that are ok, including cases that the baseline lacks
     compared : number of cases that are ok in both the replay and the baseline
     base_us : time in the baseline of the replayed cases
     ok_base_us : time in the baseline of the cases that are ok in both
@@ -98,7 +98,9 @@ class TraceScore:
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """A model, whose score is the geometric mean of those of its runs, such as inference and training, each a trace.
+    """A model, whose score is the geometric mean of the scores of its runs.
+
+    A run, such as inference or training, has one trace.
 
     Attributes
     ----------

@@ -68,8 +68,8 @@ def check_ways(ways: int, traces: int) -> None:
 
 
 def is_counted(row: Result) -> bool:
-    """Return True if a row counts for a score: the case of a named trace, run forward, with the recorded batch,
-    and alone.
+    """Return True if a row counts for a score: its trace has a name, and its case was run as in the program, see
+    `is_of_program`.
     """
     return bool(row.trace) and is_of_program(row)
 

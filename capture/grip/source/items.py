@@ -142,7 +142,7 @@ class ClassItem(SampleItem):
     file, node : source file, and syntax node of the class in it
     whole : complete source of the class; None if only parts are included
     decorators : decorators that are included
-    bases : imported base classes, including those of omitted bases, each with its expression in the source or None
+    bases : imported base classes, also of omitted bases, each with its expression in the source or None
     parts : included methods and attributes, by name
     is_live : True if objects of the class may exist
     is_made : True if the constructor may be called
@@ -173,7 +173,7 @@ class PartItem(SampleItem):
     ----------
     owner : item of the class
     pieces : statements that define it
-    value : value of the attribute, which the sample contains if there are no statements
+    value : value of the attribute, which the sample contains if `pieces` is empty
     """
 
     owner: ClassItem | None = None
@@ -187,7 +187,7 @@ def unit(item: SampleItem) -> SampleItem:
 
 
 def pieces_of(item: SampleItem) -> list[Piece]:
-    """Return the pieces of source that belong to an item; those of a class's parts do not belong to the class."""
+    """Return the pieces of source that belong to an item; a class does not include the pieces of its parts."""
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):

@@ -330,7 +330,7 @@ class Layout:
         return "\n".join([head, *self._body(item)])
 
     def _bases(self, item: ClassItem) -> list[str]:
-        """Return the base classes of a class as text, without those that the sample leaves out."""
+        """Return the base classes and the metaclass that a class has in the sample, as source text."""
         texts_by_base: dict[type, str] = {}
         queue = list(item.cls.__bases__)
         for base in queue:

@@ -240,7 +240,7 @@ def operators_program(
 
 
 def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, path: str) -> list[OperatorEntry]:
-    """Return those of the selected operators that a trace calls, with the calls of the trace as samples.
+    """Return the selected operators that a trace calls, with the calls of the trace as samples.
 
     runner : finds the operators that the selected entries call
     path : file of the trace, for the message

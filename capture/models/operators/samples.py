@@ -200,8 +200,8 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
 
 
 def run_backward(result: Any, arguments: Arguments) -> Any:
-    """Return the gradients of a call's results with respect to its arguments, or None if none of these needs a
-    gradient.
+    """Return the gradients of a call's results with respect to its arguments, or None if no result or no
+    argument requires a gradient.
     """
     outputs = [item for item in tensors_in(result) if item.requires_grad]
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]

@@ -163,7 +163,7 @@ ENDS = {
 
 
 OF_TRITON = re.compile(r"nanobind: | - (leaked|\.\.\.) |See https://nanobind\.")
-"""What the fork of a process that has imported triton may write at its end: objects that were not freed, by address."""
+"""lines that the fork of a process with triton may write at its end: objects that were not freed, by address."""
 
 
 @pytest.mark.parametrize("end", ENDS)

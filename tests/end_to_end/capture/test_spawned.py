@@ -134,7 +134,7 @@ def test_calls_of_pool_workers_are_written_before_the_pool_kills_them(tmp_path: 
     (tmp_path / "train.py").write_text(POOL.format(method=method), encoding="utf-8")
     done = run_command("opcapture", "-o", "t.jsonl", "--", "train.py", cwd=tmp_path, fresh=True)
     assert (done.returncode, done.stdout) == (0, "[8.0, 18.0]\n"), done.stderr
-    # a slow pool ends by itself
+    # a slow pool may end before it is killed
     (trace,) = tmp_path.glob("t.*pid*.jsonl")
     was = "was killed" if ".part" in trace.name else "it started"
     assert f"calls of a process that {was}, to {trace.name}" in done.stderr

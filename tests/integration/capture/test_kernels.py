@@ -103,7 +103,7 @@ def test_each_recorded_step_has_its_kernels(tmp_path: Path) -> None:
 
 
 class Graph:
-    """Graph of the operators that run while it is captured; a launch runs none of them."""
+    """Graph of the operators that run while it is captured; a launch does not run them."""
 
     def __init__(self) -> None:
         self.began_ns = self.ended_ns = 0

@@ -99,7 +99,7 @@ def facts(program: SmallProgram, outputs: Any) -> Iterator[tuple[str, Any]]:
 
 
 def as_seen(tensor: Tensor) -> tuple[Any, ...]:
-    """Return what a program can observe of a tensor, with numbers as bits: nan equals itself, and 0.0 is not -0.0."""
+    """Return everything observable of a tensor, with numbers as bits: nan equals itself, and 0.0 is not -0.0."""
     bits = tensor.detach().clone().reshape(-1).contiguous().view(torch.uint8)
     made_by = type(tensor.grad_fn).__name__
     return (

@@ -213,7 +213,7 @@ def test_kernel_columns_of_rows_timed_by_events(tmp_path: Path) -> None:
     rows = rows_of(cases, settings_of(device=DEVICE, exec_mode=EVENTS, iterations=9), before)
     counts = {row.op.split(".")[-1 if row.case == 9 else 1]: KernelColumns.of(row) for row in rows}
     sin, cos = DURATIONS["aten::sin"] / 1e3, DURATIONS["aten::cos"] / 1e3
-    # neither those of the calls before
+    # kernels of the preceding calls are not counted
     assert {op: (own.kernels, own.launches, own.gpu_us) for op, own in counts.items()} == {
         "cos": (1, 1, cos),
         "sin": (1, 1, sin),

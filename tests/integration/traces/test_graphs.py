@@ -50,7 +50,7 @@ def names_of(trace: Trace) -> list[str]:
 @pytest.mark.parametrize(
     ("more", "split", "times"),
     [
-        # 400 ns for 800 bytes of sin outside of the graph, and none of cos, which has three times the bytes
+        # 400 ns for 800 bytes of sin outside of the graph; cos has three times the bytes and no measured time
         ([], BY_ESTIMATE, [400, 0, 1200, 800, 0, 2400]),
         ([GraphTimes(3, [100, 0, 100]), GraphTimes(3, [200, 0, 0])], BY_KERNELS, [1200, 0, 400, 2400, 0, 800]),
     ],

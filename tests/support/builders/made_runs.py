@@ -58,7 +58,7 @@ def make_run(
 ) -> Results:
     """Return generated results of a replay whose cases take 1 us to 1 ms.
 
-    Standard deviations are those of the logarithm of a time.
+    Standard deviations refer to the logarithm of a time.
 
     Parameters
     ----------

@@ -55,7 +55,8 @@ def installed() -> dict[str, str]:
 
 
 def find_passed_tests(items: list[pytest.Item], cache: pytest.Cache, of_all_folders: bool = False) -> list[pytest.Item]:
-    """Return those of `items` that are not slow and passed in the last run; none if a package was removed or changed.
+    """Return the tests in `items` that are not slow and passed in the last run; an empty list if a package was
+    removed or changed.
 
     of_all_folders : False to return only tests of the folders in `INDEPENDENT_FOLDERS`
     """

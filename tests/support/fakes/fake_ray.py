@@ -107,7 +107,7 @@ class FakeRay:
         return SimpleNamespace(options=options)
 
     def wait(self, items: Sequence[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
-        """Replace `ray.wait`: return the items that are ready and the others; if none is ready, let time pass."""
+        """Replace `ray.wait`: return the items that are ready and the others; if no item is ready, let time pass."""
         ready = [item for item in items if self._is_ready(item)][:num_returns]
         if not ready:
             self.sleep(timeout)

@@ -59,7 +59,7 @@ def method(
 
 
 def found(path: str) -> tuple[Callable[..., Any], type | None, str]:
-    """Return the function at a path `module:qualname`, the class whose method it is or None, and its qualname."""
+    """Return the function at a path `module:qualname`, its class if it is a method, and its qualname."""
     module, _, entry = path.partition(":")
     owner, thing = None, import_module(module)
     for name in entry.split("."):

@@ -233,7 +233,7 @@ def _report_end(ended: int, child: int, reply: int) -> None:
 
 
 def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
-    """Replace this fork's standard streams by those of the request; in a worker of a replay, fork again first.
+    """Replace this fork's standard streams by the streams of the request; in a worker of a replay, fork again first.
 
     files : descriptors received with the request: reply, standard streams, and files passed to a worker
     """

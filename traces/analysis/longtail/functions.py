@@ -113,7 +113,7 @@ class LongTail:
 class _Sum:
     """Sums over all calls of one function.
 
-    The fields are those of `LongTailFunction`; in addition:
+    The other fields have the same meaning as in `LongTailFunction`.
 
     Attributes
     ----------

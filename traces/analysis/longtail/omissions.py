@@ -174,7 +174,7 @@ def is_script(file: str, header: Mapping[str, Any]) -> bool:
 
 
 def _run_options(options: Sequence[str]) -> list[str]:
-    """Return the options of `opcapture` that determine which program runs, without those that change the capture."""
+    """Return the options of `opcapture` that determine which program runs, without options that change the capture."""
     run_options: list[str] = []
     pending = iter(options)
     for word in pending:

@@ -128,7 +128,7 @@ class Redactor:
         return redacted
 
     def outputs(self, op: str, record: str, outputs: Any, facts: CallFacts) -> Any:
-        """Return the redacted results of a call. Numbers among them are treated as values, because a replay
+        """Return the redacted results of a call. Numbers in results are treated as values, because a replay
         needs no results.
 
         record : name of the record's type in the report

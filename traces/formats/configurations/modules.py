@@ -307,7 +307,7 @@ def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool
     """Return True if the results of a call have memory, because a tensor or device among its arguments is not `meta`.
 
     function : operator that is called
-    tree : the arguments, and `taken` the tensors among them
+    tree, taken : the arguments, and the tensors in them
     """
     if any(not tensor.is_meta for tensor in taken):
         return True

@@ -1,4 +1,4 @@
-"""Lists of recorded problems for tuners of kernels, read by the tuners' own code where it is installed."""
+"""Lists of recorded problems for tuners of kernels, read by the tuners' own code if it is installed."""
 
 from __future__ import annotations
 
