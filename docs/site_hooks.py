@@ -1,4 +1,4 @@
-"""What `mkdocs.yml` adds to mkdocs: pages from the repository's root, files outside `docs/`, and plain docstrings."""
+"""Hooks of mkdocs, which add pages from the repository's root, files outside `docs/`, and plain docstrings."""
 
 from __future__ import annotations
 

@@ -136,8 +136,8 @@ class UserError(Exception):
 
     Parameters
     ----------
-    problem : what is wrong, with the name of the file, option or package
-    hint : what the user can do; empty if that is clear from the problem
+    problem : description of the mistake, with the name of the file, option or package
+    hint : remedy for the user; empty if it is clear from the problem
     """
 
     def __init__(self, problem: str, hint: str = "") -> None:

@@ -50,7 +50,7 @@ MOST_TENSORS = 50_000
 MOST_GRAPHS = 1000
 SPREAD = 4
 """distance in standard deviations between the mean and the bounds of drawn values"""
-NO_RANGE = "values of tensors: normal numbers with the file's means and standard deviations; those of results as needed"
+NO_RANGE = "values of tensors: normal numbers by the file's means and standard deviations; values of results as needed"
 
 
 def recognizes(head: Head) -> bool:

@@ -28,7 +28,7 @@ from opgrip.traces.schema.json_values import LIMIT, device_name, sizes
 from opgrip.traces.schema.records import NO_STORAGE
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous, plain_name
 
-NO_STRIDES = "strides: files before schema 1.1.1 have none but those of views, so other tensors are contiguous"
+NO_STRIDES = "strides: files before schema 1.1.1 have only the strides of views, so other tensors are contiguous"
 PLACEHOLDER = re.compile(r"<(\w+)>")
 LIST = re.compile(r"(GenericList|Tuple)\[(.*)\]", re.DOTALL)
 TENSOR = re.compile(r"Tensor\((.*)\)", re.DOTALL)
