@@ -145,7 +145,7 @@ def tensor_of(
         raise ValueError("a tensor's size is not a number of elements")
     strides = contiguous(sizes) if stride is None else tuple(stride) if isinstance(stride, list | tuple) else ()
     if len(strides) != len(sizes) or not all(map(_is_size, (*strides, offset, math.prod(sizes)))):
-        raise ValueError("a tensor has strides or an offset that do not fit its shape")
+        raise ValueError("a tensor is too large, or its strides or offset do not fit its shape")
     with_gradients = requires_grad is True and (kind.is_floating_point or kind.is_complex)
     return TensorSpec(sizes, strides, kind, device_name(device), offset=offset, requires_grad=with_gradients)
 

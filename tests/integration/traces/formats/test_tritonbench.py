@@ -91,7 +91,7 @@ def test_shipped_trace_is_written_except_for_unsupported_calls(tmp_path: Path) -
     ],
 )
 def test_text_that_is_not_a_call_is_refused_and_not_run(text: str) -> None:
-    with pytest.raises(ValueError, match=r"cannot be read|unsupported|more than 64 bits|are not|is not"):
+    with pytest.raises(ValueError, match=r"do not fit|cannot be read|unsupported|more than 64 bits|are not|is not"):
         parse_call(text)
 
 

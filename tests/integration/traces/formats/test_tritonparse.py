@@ -85,7 +85,7 @@ def test_trial_launches_of_the_autotuner_are_counted_separately(tmp_path: Path) 
             {"extracted_args": {"f": {"type": "function", "repr": "<function f>"}}},
             "the kernel's argument f, a function",
         ),
-        ({"extracted_args": {"x": {**TENSOR, "stride": [1]}}}, "strides or an offset that do not fit"),
+        ({"extracted_args": {"x": {**TENSOR, "stride": [1]}}}, "strides or offset do not fit"),
         ({"extracted_args": {"x": {**TENSOR, "device": 5}}}, "expected"),
         ({"extracted_args": {"BLOCK": TENSOR}}, "a constant of the kernel is a tensor"),
         ({"extracted_args": {"n": {"type": "int", "value": 1 << 70}}}, "64 bits"),
