@@ -119,7 +119,7 @@ def test_malformed_file_is_reported_in_one_line(tmp_path: Path, content: str) ->
 @pytest.mark.slow
 def test_oversized_configurations_are_refused(tmp_path: Path) -> None:
     (tmp_path / "lists.json").write_text('{"op": {"config": [' + "[]," * (3 << 20) + "[]]}}")
-    with pytest.raises(UserError, match="holds more than 4,194,304 values"):
+    with pytest.raises(UserError, match="contains more than 4,194,304 values"):
         list(TraceReader(tmp_path / "lists.json", format_name=NAME))
     path = tmp_path / "config.json"
     items = number([number(1)] * 2000, "genericlist")
