@@ -30,10 +30,12 @@ from opgrip.errors import UserError
 from opgrip.platform.sandbox import Child, Ended, check_bubblewrap
 from opgrip.replay.checks.verdicts import WrongResultError
 from opgrip.replay.inputs.filling import memory_of
+from opgrip.replay.inputs.inputs import as_recorded
 from opgrip.replay.modes.candidate import Candidate
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.run.workload import Workload
 from opgrip.traces.codec.record_forms import to_json
+from opgrip.traces.rebuild import tensor_over
 from opgrip.traces.schema.arguments import DTYPES, GeneratorSpec, TensorSpec, decode, encode, map_leaves
 from opgrip.traces.schema.records import Signature
 
@@ -342,10 +344,7 @@ class UntrustedCall:
                 storage = owned[address].to(spec.device).untyped_storage()
             else:
                 storage = self._places[number][1]
-            empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
-            tensor = empty.set_(storage, spec.offset, spec.shape, spec.stride or ())
-            tensor = tensor.conj() if spec.conj else tensor
-            outputs.append(torch._neg_view(tensor) if spec.neg else tensor)
+            outputs.append(as_recorded(tensor_over(storage, spec), spec))
         return outputs
 
 

@@ -25,6 +25,7 @@ import torch
 
 from opgrip.errors import UserError
 from opgrip.platform.sandbox import receive_request, write_message
+from opgrip.replay.inputs.inputs import as_recorded
 from opgrip.replay.modes.candidate import Candidate
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import is_accelerator, module_of, synchronizer, use_device
@@ -32,6 +33,7 @@ from opgrip.replay.operators.lookup import find_operator
 from opgrip.replay.operators.memory import Arguments, Function, limit_memory
 from opgrip.replay.timing import pages
 from opgrip.traces.codec.record_forms import from_json
+from opgrip.traces.rebuild import tensor_over
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, decode, encode, leaves, map_leaves
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import plain_name
@@ -168,15 +170,10 @@ class CallProcess:
         if not isinstance(leaf, TensorSpec):
             return leaf
         assert leaf.storage is not None, "the parent numbers them"
-        assert leaf.stride is not None, "the parent sends strided tensors"
         storage = self._storages[leaf.storage]
         if leaf.device != "cpu" and storage.device.type == "cpu":
             storage = self._storages[leaf.storage] = torch.UntypedStorage(storage.nbytes(), device=leaf.device)
-        empty = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
-        tensor = empty.set_(storage, leaf.offset, leaf.shape, leaf.stride)
-        tensor = tensor.conj() if leaf.conj else tensor
-        tensor = torch._neg_view(tensor) if leaf.neg else tensor
-        return tensor.requires_grad_() if leaf.requires_grad else tensor
+        return as_recorded(tensor_over(storage, leaf), leaf)
 
     def _described(self, leaf: Any, memory: torch.UntypedStorage | None) -> dict[str, Any]:
         if memory is None:

@@ -21,6 +21,7 @@ from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import DeviceMap, Inputs, as_recorded
 from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.operators.lookup import Unsupported
+from opgrip.traces.rebuild import tensor_over
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import ValueModel
 
@@ -148,9 +149,7 @@ class StepMemory:
         storage = self.live.get(number)
         if storage is None:
             raise Unsupported(self.unmade.get(number, "no recorded call returned the memory that it reads"))
-        assert spec.stride is not None, "checked when the call was prepared"
-        empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
-        return as_recorded(empty.set_(storage, spec.offset, spec.shape, spec.stride), spec)
+        return as_recorded(tensor_over(storage, spec), spec)
 
     def holds(self, number: int, spec: TensorSpec) -> bool:
         """Return True if the storage with this number exists and is large enough for a tensor with this spec."""
