@@ -15,6 +15,7 @@ from math import fsum
 from operator import eq
 from typing import IO, TYPE_CHECKING
 
+from opgrip.cli.command import counted
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.replay.analyses import UnaskedAnalysis, analyses
@@ -23,7 +24,7 @@ from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, judge_rows
 from opgrip.replay.results.results import RAN, SKIPPED, WRONG, Result
-from opgrip.replay.results.savings import JudgedStep, counted_signatures, judged_steps, saving_lines, summary_lines
+from opgrip.replay.results.savings import JudgedStep, judged_steps, saving_lines, summary_lines
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
@@ -88,9 +89,13 @@ def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dic
     trace = workload.trace
     captured_us = {case.trace_number: case.captured_us for case in cases}
     shares: dict[int, dict[str, tuple[int, float]]] = {}
-    for label in list(trace.labels.index[:MOST_LABELS]):
+    labels = list(trace.labels.index[:MOST_LABELS])
+    if not labels:
+        # a table of all calls need not be made
+        return shares
+    own = trace.own_calls["signature"]
+    for label in labels:
         inside = trace.within_labels(partial(eq, label))
-        own = trace.own_calls["signature"]
         counts = Counter(own[inside.reindex(own.index)].tolist())
         total_us = fsum(count * captured_us.get(number, 0.0) for number, count in counts.items())
         for case in workload.cases:
@@ -143,7 +148,7 @@ def _print_without_gradients(rows: Sequence[Result], file: IO[str]) -> None:
         row.error for row in rows if row.mode == CANDIDATE and row.status == SKIPPED and _key(row) in timed
     )
     for reason, count in reasons.items():
-        print_line(f"gradients {counted_signatures(count)} are not judged: {reason}", file)
+        print_line(f"gradients of {counted(count, 'signature')} are not judged: {reason}", file)
 
 
 def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:

@@ -10,6 +10,7 @@ from math import fsum, hypot, inf
 from statistics import fmean
 from typing import Any
 
+from opgrip.cli.command import counted
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.results.judgement import FASTER, SLOWER, UNDECIDED, VERDICTS, CandidateColumns
 from opgrip.replay.results.results import FAILED, WRONG, Result
@@ -23,11 +24,6 @@ def saving_in_words(saving: float, error: float, digits: int = 1) -> str:
     digits : number of decimals of both
     """
     return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.{digits}f} % ± {100 * error:.{digits}f}"
-
-
-def counted_signatures(count: int) -> str:
-    """Return the number of signatures as part of a sentence, such as `of 4 signatures` for a count of 4."""
-    return f"of {count} signature{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,9 @@ class JudgedStep(StepSaving):
     @property
     def line(self) -> str:
         """Return the verdicts and the saving as one line of text."""
-        of, of_gradients = (counted_signatures(sum(counts.values())) for counts in (self.verdicts, self.gradients))
+        of, of_gradients = (
+            f"of {counted(sum(counts.values()), 'signature')}" for counts in (self.verdicts, self.gradients)
+        )
         parts = [f"{verdict} on {self.verdicts[verdict]} {of}" for verdict in (WRONG, FAILED) if self.verdicts[verdict]]
         parts += [
             f"gradients {verdict} on {self.gradients[verdict]} {of_gradients}"
@@ -156,7 +154,7 @@ class MeanSaving:
     def line(self) -> str:
         """Return the mean saving as one line of text."""
         return (
-            f"mean over {self.models} model{'s' if self.models != 1 else ''}, {self.traces} traces: "
+            f"mean over {counted(self.models, 'model')}, {counted(self.traces, 'trace')}: "
             f"{saving_in_words(self.saving, self.error, 2)} of the step "
             f"(the judged operators take {100 * self.share:.2f} % of it)"
         )

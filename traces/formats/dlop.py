@@ -248,8 +248,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
                 continue
             op, args, kwargs = call_of(name, row.cells)
         except Unfit as error:
-            for _ in range(row.count):
-                file.losses.skip(name, str(error))
+            file.losses.skip(name, str(error), row.count)
             continue
         keywords = {key: argument(value) for key, value in kwargs.items()}
         builder.add_call(op, map(argument, args), keywords, count=row.count, scope=scope)
