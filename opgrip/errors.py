@@ -153,9 +153,9 @@ class UserError(Exception):
 class NothingSelectedError(UserError):
     """Raised if a trace contains nothing that the user selected; not an error if another of several traces does.
 
-    Parameters
+    Attributes
     ----------
-    advice : the part of the hint that holds for all traces
+    advice : end of the hint that also applies to other traces, such as a better pattern to try; empty if there is none
     """
 
     advice = ""

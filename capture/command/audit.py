@@ -144,7 +144,7 @@ OTHER_FORM = "same total: under a dispatch mode, autograd calls another variant 
 PRINTING = "opgrip: a tensor is printed"
 
 MADE_OF = {"aten::repeat_interleave": "aten::repeat_interleave", "aten::where": "aten::nonzero_numpy"}
-"""operators of which one overload only calls another operator, and that other operator"""
+"""operators with an overload that only calls another operator, each with that other operator"""
 
 NOT_DISPATCHED = {
     "aten::empty": "torch.tensor() and similar functions allocate without the dispatcher",
@@ -194,9 +194,10 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_made_of_others(event: Any) -> bool:
-    """Return True for the event of an operator that counts as the operators inside it.
+    """Return True if the operators inside an operator's event are counted instead of the operator.
 
-    It is an overload that only calls other operators, or one that autocast calls a second time with cast arguments.
+    This is so for an overload that only calls other operators, and if autocast calls the operator a second time with
+    cast arguments.
     """
     below = {child.name for child in event.cpu_children}
     return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below

@@ -247,7 +247,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check_grips(args: argparse.Namespace) -> None:
-    """Raise `UserError` if the options ask for functions to be gripped in a way that is not possible."""
+    """Raise `UserError` if `--grip` is used with `--private`, or `--grip-to` without `--grip`."""
     if args.private and args.grip:
         raise UserError("--grip writes samples with source and values", "leave out --private or --grip")
     if args.grip_to is not None and not args.grip:

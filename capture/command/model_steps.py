@@ -38,9 +38,7 @@ from opgrip.errors import UserError, cause_of, in_words_of_python, place_of
 from opgrip.traces.table.trace import Trace, load
 
 MOST_LEARNED = 2
-"""maximum number of warm-up steps that the capture watches: calls that are new in one step are examined again in the
-next
-"""
+"""maximum number of warm-up steps that run under the capture, which then examines new calls without recording them"""
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """suffixes of trace files"""
 
@@ -69,7 +67,10 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 
 
 def build(args: argparse.Namespace, reporter: Reporter) -> ModelProgram:
-    """Build the model that the options request, with weights drawn from the seed."""
+    """Build the model that the options request, with weights drawn from the seed.
+
+    If the model has a fixed number of steps, as `opinfo:all` has, `args.steps` is set to it and `args.warmup` to 0.
+    """
     source = source_of(args.model)
     refuse_options(args, OPTIONS, source.lacks, source.hint)
     torch.manual_seed(args.seed)
@@ -197,7 +198,7 @@ def values_problem(capture: Capture) -> str | None:
 
 
 OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemandOptions))
-"""options that print a table, or that apply to programs that continue to run"""
+"""options of the command that `capture` does not take: they print a table, or apply to programs that continue to run"""
 OF_MODULES = ("run", "warmup", "steps", "autocast")
 """options for building a model, which have no effect on a given module"""
 

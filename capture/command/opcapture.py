@@ -267,9 +267,8 @@ def own_cost() -> CaptureCost:
 
 @torch.no_grad()
 def _measure() -> tuple[float, float]:
-    """Return the time that a capture adds to a small operator, and between two operators, in ns.
-
-    Blocks without and with a capture alternate, so that a change of the machine's speed affects both.
+    """Measure what `own_cost` returns. Blocks without and with a capture alternate, so that a change of the machine's
+    speed affects both.
     """
     boxes = torch.rand(16, 4)
     for _ in range(WARMUP):

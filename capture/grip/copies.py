@@ -18,14 +18,16 @@ Array = np.ndarray[Any, Any]
 
 
 class Arrays:
-    """Converts numpy arrays to specs with tensors; views of one array become tensors in one storage."""
+    """Converts numpy arrays to `ArraySpec` objects, which hold a tensor over the array's memory.
+
+    Views of one array become tensors in one storage.
+    """
 
     def __init__(self) -> None:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
-        """Return the spec of an array with a tensor over its memory, or over a copy if torch does not support its
-        strides.
+        """Return the `ArraySpec` of an array; its tensor is a copy if torch does not support the array's strides.
 
         Raises
         ------

@@ -40,7 +40,7 @@ class GrippedCall:
     random_state : state of torch's CPU generator before the call, if the call drew random numbers, else None
     operators, operator_ns : number and total time of the operators that it ran
     duration_ns : time of the call
-    settings : torch settings as in a trace's `Context`, and autocast in the form `cpu:bfloat16`
+    settings : torch settings by name, such as `grad` and `default_dtype`, and autocast in the form `cpu:bfloat16`
     """
 
     args: tuple[Any, ...]
@@ -64,7 +64,7 @@ class Gripped:
     owner : class of a method, None for a function
     entry : qualified name, such as `delta2bbox` or `Coder.decode`
     name : name of the sample
-    tags : values of `opgrip.samples.tags.Tag`
+    tags : kinds of operators that the function runs, such as `Reduce`, from `opgrip.samples.tags.Tag`
     calls : recorded calls
     by_reference : True if the sample imports the function instead of containing its code
     """
@@ -90,7 +90,7 @@ class Keep:
     ----------
     calls : maximum number of recorded calls, all with different signatures
     name : name of the sample; None for the function's own name
-    tags : tags from the user, in addition to detected ones
+    tags : tags of the sample from the user, such as `Reduce`, in addition to detected ones
     by_reference : True if the sample imports the function instead of containing its code
     """
 
@@ -150,7 +150,7 @@ class Keeper:
 
         Parameters
         ----------
-        arguments : the arguments as specs
+        arguments : the arguments as `take` of `objects.py` returns them
         args, kwargs : the live arguments
         call : function that runs the call
         """

@@ -1,7 +1,8 @@
-"""Conversion of live arguments to nested specs, which contain the live tensors and plain values.
+"""Conversion of live arguments to nested specs, from which equal arguments can be made later.
 
-Objects are read without calling any of the program's code; not even `isinstance` is used, because classes can override
-it.
+An object becomes a spec with the name of its class and its fields, for example an `ObjectSpec`; tensors and plain
+values remain as they are. Objects are read without calling any of the program's code; not even `isinstance` is used,
+because classes can override it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _NAMES_BY_ID = {id(thing): name for name, thing in SAFE_OBJECTS.items()}
 
 
 class CannotHold(Exception):
-    """Raised if a sample cannot hold an argument; the message gives the reason."""
+    """Raised if a sample cannot hold a value, such as a lock or a sparse tensor; the message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +67,9 @@ class SpecTree:
 
     Attributes
     ----------
-    tree : nested specs, live tensors and plain values; `Opaque` for values that cannot be held
+    tree : nested specs, live tensors and plain values; `Opaque` for values that a sample cannot hold
     names : classes, functions and enum members to which `tree` refers by name
-    refused : reason why an argument cannot be held, ignoring fields of objects; None if all can be held
+    refused : reason why a sample cannot hold an argument, ignoring fields of objects; None if it can hold all
     """
 
     tree: Any
@@ -319,7 +320,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_class(cls: type) -> None:
-    """Raise `CannotHold` if objects of a class hold more than attributes and the content of a builtin type."""
+    """Raise `CannotHold` if objects of a class consist of more than attributes and the content of a builtin type."""
     if cls not in _checked:
         _checked[cls] = _refusal(cls)
     if (reason := _checked[cls]) is not None:

@@ -148,7 +148,9 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return the Python function behind an attribute of a module or class, or None."""
+    """Return the Python function behind an attribute of a module or class; None if the attribute is no function, static
+    method or class method.
+    """
     # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
         value = value.__func__

@@ -92,7 +92,7 @@ class Running(OrderlyMode):
     Attributes
     ----------
     operators, operator_ns : number and total time of the operators
-    tags : tags of a sample that follow from the operators
+    tags : tags of a sample, such as `Reduce`, that follow from the operators so far
     """
 
     supports_higher_order_operators = True
@@ -105,7 +105,6 @@ class Running(OrderlyMode):
 
     @property
     def tags(self) -> frozenset[str]:
-        """Tags of a sample that follow from the operators so far."""
         return frozenset[str]().union(*self._tags_by_call.values())
 
     @classmethod
@@ -153,7 +152,7 @@ leave_compiled(Running)
 
 
 def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:
-    """Yield the tags of a function that follow from one call of an operator in it.
+    """Yield the tags, such as `Reduce`, that a function's sample gets because the function called an operator.
 
     Parameters
     ----------

@@ -70,6 +70,7 @@ def difference(expected: Any, got: Any) -> str | None:
     Parameters
     ----------
     expected : live values, or a `Sketch`; with a sketch, only types of numbers, shapes and dtypes are compared
+    got : live values
     """
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
@@ -236,7 +237,7 @@ def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall
     """Return the calls that `write_calls` wrote into a folder, with live arguments and results.
 
     Nothing that the files name is imported. If the full values of a call are missing, its arguments are drawn from
-    value models, its results are a `Sketch`, and `after` is unknown.
+    value models, its `results` are a `Sketch`, and its `after` is None.
 
     Parameters
     ----------

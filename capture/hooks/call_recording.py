@@ -188,12 +188,10 @@ class CallRecording(ThreadMode):
     def _find_after(
         self, error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[CallPoint | None, Storages | None]:
-        """Return the call point and the storages of a call whose prediction could not be tested because of a nested
-        tensor.
+        """Return what `_find` returns for a call whose comparison with the predicted call raised `error`.
 
-        error : error that the test raised
-
-        For any other error, the call is counted as lost, and both results are None.
+        Comparing fails for nested tensors. Without one among the arguments, the call is counted as lost, and both
+        results are None.
         """
         try:
             if not any(tensor.is_nested for tensor in argument_tensors(args, kwargs)):

@@ -120,7 +120,7 @@ _eager = _Eager()
 
 def region_name(graph: Any) -> str:
     """Return a name for a compiled region: the kernels that it launches, joined by `+`, in the order of
-    inductor's code.
+    inductor's code; `region` if it launches none.
     """
     region: str | None = getattr(graph, "_opgrip_name", None)
     if region is None:

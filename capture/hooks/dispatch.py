@@ -163,7 +163,8 @@ class RecordingMode(CallRecording):
     def _match_storages(
         self, node: CallPoint, args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> Storages | None:
-        """Return the storages of a call's tensors if they share memory as in the predicted call, else None.
+        """Return the numbers of the storages of a call's tensors; None if these share memory in another way than in the
+        predicted call.
 
         node : call point of the predicted call
         """

@@ -23,11 +23,13 @@ from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.accelerator_records import Graph
 
 Launch = tuple[Epochs, int, int, int, Callable[..., Any]]
-"""epochs of the recording and number of its current one, signature and pair numbers, function that runs a launch"""
+"""what a launch of a graph needs: the counter of times that the recording's tables were cleared and its value, the
+numbers of the launch's signature and of its (signature, scope) pair, and the function that runs the launch
+"""
 
 
 class GraphWatch:
-    """A context in which captures of CUDA graphs are recorded as templates, and each launch of a graph as one call.
+    """A context in which the calls in each capture of a CUDA graph are recorded once, and each launch as one call.
 
     If neither this recording nor a `GraphKeeper` has seen the capture of a graph, the trace has its launches, but not
     the calls in it.

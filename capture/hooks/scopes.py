@@ -1,4 +1,4 @@
-"""Hooks that inform each thread's mode about the running module, the optimizer step and the autocast settings."""
+"""Hooks that inform each thread's dispatch mode about the running module, the optimizer step and autocast."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ScopeWatch:
-    """A context that keeps the modes of all threads informed about the running module, optimizer step and
+    """A context that keeps the dispatch modes of all threads informed about the running module, optimizer step and
     autocast settings.
     """
 
@@ -80,7 +80,7 @@ class ScopeWatch:
         return functools.wraps(original)(watched)
 
     def _mode_here(self) -> tuple[ThreadMode | None, int]:
-        """Return this thread's mode, and the number of enclosing modules; the mode is None if modules are not
+        """Return this thread's dispatch mode, and the number of enclosing modules; the mode is None if modules are not
         tracked now.
         """
         try:

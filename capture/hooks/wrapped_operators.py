@@ -38,7 +38,7 @@ def measured(
     started: Callable[[], int],
     on_device: bool = True,
 ) -> Run | None:
-    """Return a function that calls `run` and measures its device time or page faults, or None if it need not.
+    """Return a function that calls `run` and measures its device time or page faults, or None if it needs neither.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def measured(
     run : function that runs the operator
     func : operator, or None for other functions
     values : arguments of the call
-    started : returns the start of the running call in ns, the key of the measurement
+    started : returns the start of the running call in ns, by which the measurement is found later
     on_device : True if device time should be measured for the call itself
     """
     tensors = tensors_in(values)

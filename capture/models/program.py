@@ -243,7 +243,8 @@ class ModelSource:
     form : form of its model names, for the help text
     matches : function that returns True for a `--model` of this source
     load : function that builds the program, or raises `UserError`
-    lacks : values of `Option.only` whose options are not supported; the error message for them has the hint `hint`
+    lacks : groups of options that the source does not support, by values of `Option.only` such as `operators`
+    hint : advice in the error message for these options
     runs : supported values of `--run`
     takes : which of the options `sequence_length` and `new_tokens` are supported
     """

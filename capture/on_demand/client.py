@@ -122,7 +122,7 @@ def find_processes(word: str) -> list[RecordableProcess]:
 def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
     """Send a request to a process and yield its answers as they arrive.
 
-    do : kind of the request
+    do : kind of the request, one of `REQUESTS`
     fields : further fields of the request
 
     Raises
@@ -201,7 +201,7 @@ def _process_at(path: Path) -> RecordableProcess | None:
 
 
 def _connect(path: Path) -> MessageSocket:
-    """Connect to the process that a socket's path names.
+    """Return a connection to the process that a socket's path names.
 
     Raises
     ------
@@ -259,7 +259,7 @@ TRIES = 3
 def attach(pid: int) -> str:
     """Start an agent in a running process, by Python's remote execution if possible, else by gdb.
 
-    Return a line about it that names the method.
+    Return a line for the user that names the method.
 
     Raises
     ------

@@ -99,8 +99,10 @@ class RecordingRequest:
     Attributes
     ----------
     output : pattern for the path of the trace
-    steps, seconds, warmup, begins_at : as in `Extent`
-    step_module : path of the module whose calls are the steps
+    steps, warmup : number of steps to record, and of steps before them that are examined but not recorded
+    seconds : time in seconds during which steps to record may begin
+    step_module : pattern for the classes of modules whose calls are steps
+    begins_at : number of the program's step at which the recording may begin, see `session.position`
     wait_s : time in seconds after which the request fails if no step begins
     sampled : True for periodic recordings, which the process requests itself
     options : options of `Capture`, which override the process's settings

@@ -26,8 +26,8 @@ class Extent:
     steps : number of recorded steps; None for all steps that begin within `seconds`
     seconds : time in seconds after the start of the first step during which more steps may begin
     warmup : number of steps before the recorded ones in which the capture examines signatures without recording calls
-    begins_at : position of the program, see `session.position`, at which the first recorded step may begin; None for
-        the next step
+    begins_at : number of the program's step, see `session.position`, at which the first recorded step may begin; None
+        for the next step
     """
 
     steps: int | None = 3
@@ -59,7 +59,7 @@ class StepRecording:
     cut : number of steps that were unfinished when the recording or their thread ended
     refused : number of steps that could not be recorded, by reason
     done : event that is set when nothing more will be recorded
-    began_at : position of the program when the first recorded step began, see `session.position`
+    began_at : number of the program's step when the first recorded step began, see `session.position`
     first_call_ns : start of the first recorded step, by `perf_counter_ns`
     """
 
@@ -85,7 +85,9 @@ class StepRecording:
     def begin_step(self, nested: bool) -> ThreadStep | None:
         """Record this thread until `end_step` is called, and return the step; return None if it is not recorded.
 
-        Never raises an error. For `nested`, see `enter_step`.
+        Never raises an error.
+
+        nested : True if the step is a call, so that it ends before any dispatch mode that was active when it began
         """
         try:
             with self._lock:

@@ -124,7 +124,7 @@ class StepCapture(Capture):
 
         Parameters
         ----------
-        nested : True if the step ends before everything that was already active when it began
+        nested : True if the step is a call, so that it ends before any dispatch mode that was active when it began
         label : label of the step's calls in the trace
 
         Raises
@@ -337,7 +337,7 @@ def load() -> None:
 def position() -> int | None:
     """Return the number of steps that the program has marked or, if it marks none, of collectives that it has begun.
 
-    This position is the same for all ranks of a job. It is None if unknown.
+    This number is the same for all ranks of a job. It is None if unknown.
     """
     return marks.steps or collectives_begun()
 

@@ -36,8 +36,8 @@ class AgentSettings:
     ----------
     name : name of the process in `opcapture list`
     output : pattern for the absolute paths of recordings
-    steps, seconds, warmup : as in `Extent`
-    step_module : pattern for classes of modules whose calls are steps; None to detect steps (see `sources_of`)
+    steps, seconds, warmup : steps of a recording whose request does not name them; see `Extent`
+    step_module : pattern for classes of modules whose calls are steps; None to detect steps (see `StepSources`)
     signal : name of the signal that requests a recording, or None
     every_s : interval of periodic recordings in seconds, or None
     new_only : True to keep only periodic recordings with signatures that are new to the service, and to count all calls

@@ -73,7 +73,7 @@ class Location:
     ----------
     module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
-    inside : name of the enclosing call, as in `Scope`; None outside such a call
+    inside : name of the recorded function, such as a gripped one, that the thread is running; None outside of all
     autocast : device types for which autocast is on, with dtype, such as `cpu:bfloat16`; empty if it is off
     gripped : True if `inside` is a gripped function or a higher-order operator
     modules : modules called from here and the locations inside them, by id of the module

@@ -35,7 +35,7 @@ class GraphCapture:
     Attributes
     ----------
     signature : number of the signature of the graph's launches
-    mode : mode of the thread that captured the graph
+    mode : dispatch mode of the thread that captured the graph
     started_ns, ended_ns : start and end of the graph's capture by `perf_counter_ns`
     parts : calls that belong to the graph, by thread
     """
@@ -58,9 +58,7 @@ class GraphCapture:
     def record(self, describe: Callable[[Columns], tuple[Sequence[int], Sequence[int]]]) -> Graph:
         """Return the trace's record of the graph.
 
-        Parameters
-        ----------
-        describe : returns the signature and scope numbers of calls
+        describe : returns the signature numbers and the scope numbers of calls, given as in `ThreadCalls.calls`
         """
         if not self.parts:
             return Graph(self.signature)
@@ -90,7 +88,7 @@ class KeptGraph:
     ----------
     graph : record of the graph, with numbers of the recording that has seen its capture
     records : the records that it refers to, by type and number
-    keys : key of each signature by its number
+    keys : by signature number, the key (from `call_key`) by which another recording finds an equal signature
     """
 
     graph: Graph
@@ -109,7 +107,7 @@ class GraphTemplates:
     ----------
     signatures : number of the signature of each graph's launches
     all_signatures : these numbers, and the numbers of graphs that no longer exist
-    captures : captures of graphs whose calls were not all taken, in order
+    captures : captures of graphs whose calls the threads' modes still hold, oldest first
     """
 
     def __init__(self, add_signature: Callable[[str, torch.device, int], int]) -> None:

@@ -42,7 +42,7 @@ MOST_LOOKS = 4
 """maximum number of call sites to observe per signature"""
 
 PlaceKey = tuple[int, int]
-"""scope, and memory of the first tensor, or `ANY` if that memory is not used again"""
+"""call site: number of its scope, and number of the first tensor's storage; `ANY` if that memory is not used again"""
 ANY = -1
 Key = TypeVar("Key", bound=Hashable)
 
@@ -193,7 +193,7 @@ class PlaceTimes:
     ) -> Iterator[tuple[int, PlaceKey]]:
         """Add calls; yield the signature and call site of calls whose values should be observed.
 
-        All arrays are (N,); `memory` has the storage of each call's first tensor.
+        All arrays are (N,), one element per call; `memory` has the storage number of each call's first tensor.
         """
         # most operators of a program are too short for differences to matter
         long = set(signatures[durations_ns >= LEAST_NS].tolist()) - self._complete
@@ -219,7 +219,7 @@ class PlaceTimes:
 
 
 EARLY = frozenset({2, 4, 8})
-"""numbers of a signature's calls to observe, counted among the calls that are looked up by their key"""
+"""which calls of a signature to observe: the 2nd, 4th and 8th of those that are looked up by key and not predicted"""
 LATE = 32
 """number of calls until the first observation of a late call; the number is multiplied by four for each further one"""
 MOST_TRIES = 1000
@@ -247,7 +247,7 @@ class Observations:
 
     Attributes
     ----------
-    spent_ns : total time of the capture's own work, without the fast path that records a call
+    spent_ns : total time of the capture's own work, except that of recording a predicted call
     suspended : True if nothing is observed
     """
 
@@ -279,7 +279,7 @@ class Observations:
             self._idle_since_ns = None
 
     def set_learning(self, learning: bool) -> None:
-        """Begin (`learning` is True) or end the learning steps before the recorded ones.
+        """Begin (`learning` is True) or end the warm-up steps, in which the capture examines calls and records none.
 
         During these, observations have no time limit. Afterwards, a signature's values are observed again only after
         `LATE` of its calls, or at the call sites that `want_at` requested.
@@ -308,9 +308,7 @@ class Observations:
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return the number of calls of a signature after which calls need not be looked up by key, but can be
-        predicted.
-        """
+        """Return how often a signature's calls must be looked up by key before later calls are predicted instead."""
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS
@@ -329,7 +327,7 @@ class Observations:
     def want_at(self, number: int, place: PlaceKey, modes: Sequence[ThreadMode]) -> None:
         """Request that the next recorded call of a signature at a call site is observed.
 
-        modes : modes of all threads
+        modes : dispatch modes of all threads
         """
         self._places.setdefault(number, set()).add(place)
         for mode in modes:
@@ -385,7 +383,7 @@ class Observations:
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
         """Count calls by signature, and schedule observations for signatures whose next observation is due.
 
-        modes : modes of all threads
+        modes : dispatch modes of all threads
         """
         counts = Counter(filter(self._next.__contains__, signatures))
         for number, count in counts.items():

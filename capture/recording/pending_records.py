@@ -36,7 +36,7 @@ class PendingRecords:
 
     Parameters
     ----------
-    own_calls : marks the thread while records are made
+    own_calls : marks the thread while it describes records, because operators that it runs for this are not recorded
     privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
     redacts_late : True to leave redaction and encoding to the code that writes records to a file
 
@@ -64,7 +64,7 @@ class PendingRecords:
                 raise
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return the entries of `lines` for a record.
+        """Return a record as `lines` holds it: one or more records with their lines, which are empty if made later.
 
         Call this with the lock held, and call `take_back` if the entries are not added.
         """

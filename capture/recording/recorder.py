@@ -6,7 +6,7 @@ handlers. Such an exception loses at most the call that it interrupts, which is 
 ====================  ================================================================================
 part                  contents
 ====================  ================================================================================
-`threads`             modes that record the threads
+`threads`             dispatch modes, one for each recorded thread
 `places`, `scopes`    origins of calls; numbers of scopes, and of signatures in scopes
 `signatures`          numbers and records of signatures
 `fitter`              value models
@@ -59,7 +59,7 @@ class Recorder:
 
     Parameters
     ----------
-    make_mode : function that returns a new mode for a thread without one
+    make_mode : function that returns a new dispatch mode for a thread without one
     model : module to which module paths are relative; without it, each outermost module that is called starts its own
         path
     stack_depth : number of source lines kept per scope
@@ -198,12 +198,12 @@ class Recorder:
                 table.forget()
 
     def prune(self, epochs: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
-        """Remove old numbers and their records; return the names of all records to which calls may still refer.
+        """Remove old numbers and their records; return type and number of all records to which calls may still refer.
 
         Parameters
         ----------
-        epochs : epochs whose numbers a thread may still use
-        pairs : numbers of the pairs of signature and scope of calls that are not written yet
+        epochs : epochs (periods between two clearings of the tables) whose numbers a thread may still use
+        pairs : numbers of the (signature, scope) pairs of calls that are not written yet
         running : signature and scope of each call that has not ended
         """
         running = list(running)

@@ -23,7 +23,8 @@ FIRST_PAIR = 1 << 61
 
 
 class Epochs:
-    """Numbers that were assigned between two clearings of the recorder's tables; such a period is an epoch.
+    """Assigns numbers to records, and knows in which epoch, the period between two clearings of the recorder's tables,
+    each number was assigned.
 
     Attributes
     ----------
@@ -37,7 +38,10 @@ class Epochs:
         self._ends: dict[int, dict[Hashable, int]] = {}
 
     def next(self, kind: Hashable) -> int:
-        """Return a new number for a record of a kind. The caller must hold the lock of the tables."""
+        """Return a new number for a record of a kind, which is the record's type or `PAIR`.
+
+        The caller must hold the lock of the tables.
+        """
         number = self._next[kind]
         self._next[kind] = number + 1
         return number
@@ -172,7 +176,7 @@ class ScopeTable:
 
     def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
         """Remove all (signature, scope) pairs except those whose numbers are in `pairs` or were assigned in one of the
-        `epochs`, numbered periods of the recording.
+        `epochs`, the periods between two clearings of the tables.
         """
         of_epochs = (FIRST_PAIR + number for number in self._epochs.numbers(PAIR, epochs))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {

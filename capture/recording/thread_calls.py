@@ -1,4 +1,4 @@
-"""Calls of one thread as columns, which are made from the integers that its mode collected."""
+"""Calls of one thread as columns, which are made from the integers that its dispatch mode collected."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ class ThreadCalls:
 
     Attributes
     ----------
-    mode : mode of the thread
-    calls : (N, 4), pair number, start, end and sequence number of each call
+    mode : dispatch mode of the thread
+    calls : (N, 4), for each call the number of its (signature, scope) pair, start and end in ns, and autograd's
+        sequence number
     tensors : (N,), number of tensors of each call
     flows : (sum of `tensors`,), storage numbers of these tensors, call after call
     open_since_ns : start of the first call that had not ended when the last of these calls ended

@@ -38,13 +38,13 @@ class ThreadMode(OrderlyMode):
     last : call point of the last operator call, or the start point of the current location
     started : start of that call in ns
     launched : start of the last launch of a CUDA graph in ns
-    rows : integers of all calls that were not taken yet; for each call its pair, start and end in ns, autograd sequence
-        number (negative in a backward pass), and storages of input and output tensors. A call is added in one step that
-        cannot be interrupted
+    rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
+        scope) pair, start and end in ns, autograd sequence number (negative in a backward pass), and storages of input
+        and output tensors. A call is added in one step that cannot be interrupted
     first_sequence : autograd sequence number before the first call
     idle : True if calls are not recorded
-    epochs : first and last epoch of the recorder's tables whose numbers this thread may use; the last is None while the
-        thread looks up a call
+    epochs : first and last epoch (period between two clearings of the recorder's tables) whose numbers this thread may
+        use; the last is None while the thread looks up a call
     device, faults, own_work : device times, page faults and the capture's own work between the calls of this thread
     ended : True if the thread is known to have ended
     """
@@ -103,14 +103,12 @@ class ThreadMode(OrderlyMode):
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
         """Return the start in ns and the call point of each call that the thread is running, outermost first.
 
-        Parameters
-        ----------
-        last_start, last_end : start and end of the last call that was taken from `rows`
+        last_start, last_end : start and end of the last call that was removed from `rows`
         """
 
     @abstractmethod
     def check_settings(self) -> None:
-        """Note if torch settings that scopes contain have changed."""
+        """Use new scopes for later calls if torch settings, which scopes contain, have changed."""
 
     @abstractmethod
     def forget_calls(self) -> None:
@@ -203,7 +201,7 @@ class ThreadMode(OrderlyMode):
 
 
 class ThreadModes:
-    """The modes of all threads of a process, one for each thread.
+    """The dispatch modes of all threads of a process, one for each thread.
 
     Attributes
     ----------
@@ -262,11 +260,11 @@ class ThreadModes:
             mode.idle = idle
 
     def forget(self, mode: ThreadMode) -> None:
-        """Remove the mode of a thread that has ended, after its calls were taken."""
+        """Remove the mode of a thread that has ended, after its calls were written."""
         with suppress(ValueError):
             self.all.remove(mode)
 
     @property
     def waiting(self) -> int:
-        """Number of integers in `rows` of all threads, which were not taken yet."""
+        """Number of integers in `rows` of all threads: calls that are not written yet."""
         return sum(len(mode.rows) for mode in tuple(self.all))

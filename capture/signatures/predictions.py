@@ -129,7 +129,7 @@ class CallPoint(Recognizer):
     grad : True if gradient mode is on
     turns : call points that predict the first call after a move to another location, by location
     scope : number of the scope
-    pair : pair number of calls that return one tensor
+    pair : number of the (signature, scope) pair, for calls that return one tensor
     """
 
     __slots__ = ("after", "grad", "history", "pair", "scope", "successors", "turns")
@@ -263,7 +263,7 @@ class CallPredictor:
         ----------
         entry : recognizer of the call
         modes : True if gradient mode is on, and True if inference mode is
-        point : returns the numbers of the call's scope and pair
+        point : returns the number of the call's scope, and that of its (signature, scope) pair
         """
         key = place, modes, last.history, entry.number
         node = self._nodes.get(key)

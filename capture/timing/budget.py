@@ -13,7 +13,7 @@ from typing import Protocol
 from opgrip.traces.schema.records import THINNED
 
 BURST_S = 20.0
-"""time in seconds whose credit can be spent at once; a capture starts with this credit"""
+"""a capture may spend at once what its share allows in this time in seconds; it starts with this credit"""
 WITH_VALUES, WITH_SCOPES = 1 / 2, 1 / 4
 """parts of the maximum credit below which values are not observed, and below which scopes are not tracked"""
 MARGIN = 0.65
@@ -115,7 +115,10 @@ class Budget:
         return Thinning.VALUES if self._credit_ns < WITH_VALUES * self._most_ns else Thinning.NOTHING
 
     def begin_step(self, is_left_out: bool) -> None:
-        """Note that a step starts in this thread, and if it is left out as `thinning` requires."""
+        """Note that a step starts in this thread.
+
+        is_left_out : True if the step is not recorded, because `thinning` returned `Thinning.STEPS`
+        """
         self.spending.begin_step(not is_left_out)
         now, passed = self._now_ns(), self.left_out[Thinning.STEPS]
         mean_ns = max(1.0, (now - self._looked_ns) / max(1, passed - self._looked_at))

@@ -16,7 +16,7 @@ from opgrip.traces.schema.records import Record
 GraphLaunch: TypeAlias = tuple[int, int, int]
 """signature of a launch, its thread, and its position among the thread's calls"""
 KernelCounts: TypeAlias = dict[int, dict[str, list[int]]]
-"""by signature and name of a kernel, how often it ran and for how long"""
+"""by signature and name of a kernel: number of runs and their total time in ns"""
 
 
 def add_kernel(kernels: KernelCounts, signature: int, item: LaunchedWork) -> None:
@@ -61,7 +61,10 @@ class GraphNodes:
         self._calls += ((graph.signature, part) for part in parts)
 
     def find(self, windows: Sequence[Window]) -> None:
-        """Find the nodes of the graphs that were captured in these windows, and the call that added each."""
+        """Find the nodes of the graphs that were captured in these windows, and the call that added each.
+
+        windows : periods for which torch's profiler collected records
+        """
         nodes = [item for window in windows for item in nodes_in(window.events, window.distance_ns)]
         for signature, calls in self._calls:
             own = (item for item in nodes if item.thread in calls.idents)

@@ -35,7 +35,9 @@ from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
 from opgrip.traces.schema.records import Record
 
 MOST_CALLS_OF_WINDOW = 100_000
-"""number of calls after which a new window begins, because torch's profiler stops collecting at 128 MiB of records"""
+"""number of calls after which the collection of records is ended and begun again, because torch's profiler stops at 128
+MiB of records
+"""
 
 
 class KernelTimes:
@@ -123,7 +125,7 @@ class KernelTimes:
             self.fallback = reason
 
     def renew(self, graphs: GraphCaptures) -> None:
-        """End the window and begin another if it is long, because its records stay in memory until it ends.
+        """End the collection of records after many calls, and begin another, because records stay in memory until then.
 
         graphs : the program's graph captures, during which devices must not be queried
         """
@@ -244,13 +246,16 @@ class KernelTimes:
             self._blocks.append(WrittenCalls(thread, idents, first, signatures, starts, ends.tolist(), untimed))
 
     def take_windows(self) -> list[Window]:
-        """Remove and return the windows that have ended, all of whose calls were written."""
+        """Remove and return the windows, periods in which torch's profiler collected records, that have ended."""
         windows = self._windows[:]
         del self._windows[: len(windows)]
         return windows
 
     def records(self, windows: Sequence[Window]) -> Iterator[Record]:
-        """Yield the trace's records of device times and kernels for the calls in these windows."""
+        """Yield the trace's records of device times and kernels for the calls in these windows.
+
+        windows : periods for which torch's profiler collected records
+        """
         if not windows:
             return
         kernels: KernelCounts = {}

@@ -28,13 +28,13 @@ from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thr
 BLOCK = 1024
 """maximum number of calls in one record"""
 COLUMNS = 4
-"""number of integers that a mode stores per call, followed by the storages of the call's tensors"""
+"""number of integers that a dispatch mode stores per call, followed by the storages of the call's tensors"""
 INTERRUPTED_NS = 1_000_000
 """minimum duration in ns of calls that other processes may have interrupted: about a time slice of the system"""
 MOST_SEQUENCES = 1 << 18
 """maximum number of forward calls that wait for their backward calls"""
 UNKNOWN = -1
-"""placeholder for the signature of a pair that was not looked up yet"""
+"""placeholder for the signature of a (signature, scope) pair that was not looked up yet"""
 
 
 class Blocks:
@@ -302,7 +302,7 @@ class Blocks:
         return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[:used][is_flow], open_since_ns), used
 
     def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return five integers, (N, 5), about each pair of signature and scope with these numbers, (N,).
+        """Return five integers, (N, 5), about each (signature, scope) pair with these numbers, (N,).
 
         The columns are signature, scope, and 1 or 0 for a `record_function` label, for a signature with an argument
         that requires a gradient, and for one with a tensor on an accelerator.
@@ -365,7 +365,7 @@ class Blocks:
         return numbers
 
     def _forward_scopes(self, numbers: Sequence[int]) -> list[int | None]:
-        """Return the scopes of the forward calls that made the autograd nodes with these sequence numbers."""
+        """Return the scopes of the forward calls that made the autograd nodes with these numbers; None if unknown."""
         tables = [made for made in self._forward.values() if made]
         if len(tables) == 1:
             return list(map(tables[0].get, numbers))

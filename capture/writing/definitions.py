@@ -34,7 +34,7 @@ SIGNATURE_BYTES = 8_000
 each get a different batch size
 """
 INTEGER_BYTES = 40
-"""memory in bytes of an integer in a mode's list"""
+"""memory in bytes of an integer that a dispatch mode has collected"""
 
 Pending = tuple[Record, bytes]
 """a record and its encoded line"""
@@ -77,7 +77,7 @@ class _File:
 
 
 class Definitions:
-    """Records to which other records refer, by name, for one file or several successive files.
+    """Records to which other records refer, by name (see `name_of`), for one file or several successive files.
 
     Records are redacted when they are written to a file. Each file has a separate redaction, because a redaction
     renumbers value models.
@@ -191,7 +191,7 @@ class Definitions:
 
 
 def name_of(record: Record) -> Hashable:
-    """Return the name by which other records refer to a record."""
+    """Return the name by which other records refer to a record: its type, and its number or that of its signature."""
     if isinstance(record, Observed | Graph):
         return type(record), record.signature
     return type(record), getattr(record, "number", None)

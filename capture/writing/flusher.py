@@ -30,7 +30,9 @@ ALIVE_S = 1.0
 """interval in seconds between checks whether the writing thread still runs"""
 PAUSE_S = 50e-6
 PATIENCE = 12
-"""length of pauses while values are fitted, relative to the fitting: each launch needs the interpreter's lock"""
+"""length of the pauses between values that are fitted, relative to the time of fitting; the program's threads need
+Python's interpreter lock
+"""
 UNLIMITED = RecordingLimits()
 
 
@@ -221,7 +223,7 @@ class Flusher:
 
     @property
     def signatures(self) -> int:
-        """Number of signatures in the file without labels, or in the recording if the file gets all of them."""
+        """Number of signatures, without `record_function` labels, that are in the file or will be written to it."""
         signatures = self.recorder.signatures
         if self._held is None or not (self._learns or self.reached is not None):
             return len(signatures) - len(signatures.marks)

@@ -80,7 +80,7 @@ def overrides(cls: type, name: str) -> bool:
 
 
 def functions_of(attribute: Any) -> list[Any]:
-    """Return the functions behind an attribute of a class, such as getter and setter of a property."""
+    """Return the functions behind a class's attribute, such as getter and setter of a property, or an empty list."""
     if isinstance(attribute, property):
         return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
     for name in ("__func__", "func"):
@@ -93,7 +93,7 @@ def functions_of(attribute: Any) -> list[Any]:
 def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
     """Return True if a decorator turns a method into a property, a static method or another descriptor.
 
-    piece : source that contains the decorator
+    piece : source of the method with its decorators
     value : the decorated attribute of the class
     """
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
@@ -128,7 +128,7 @@ class ClassParts:
     Parameters
     ----------
     collector : collector of the sample's items
-    own : classes of the object whose method is the sample; the `forward` of such a module is not called implicitly
+    own : classes of the object whose method is the sample; `forward` of these is not included unless code calls it
     """
 
     def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
@@ -149,7 +149,10 @@ class ClassParts:
             item.is_live = item.has_bases = True
 
     def part(self, cls: type, name: str) -> SampleItem:
-        """Return the item for an attribute `name` that a class itself defines; a new item is added to the sample."""
+        """Return the item for an attribute `name` that a class itself defines; a new item is added to the sample.
+
+        For a class that is included completely, or imported, return the item of the class.
+        """
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem) or is_whole(cls):
             if isinstance(item, ClassItem):

@@ -75,7 +75,10 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add everything that a piece of source needs; refuse its item if something cannot be included."""
+        """Add items for everything that a piece of source needs.
+
+        If something cannot be included, `item`, to which the piece belongs, is marked as impossible to extract.
+        """
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
@@ -236,7 +239,7 @@ class Collector(ItemTable):
         return piece
 
     def class_item(self, cls: type) -> SampleItem:
-        """Return the item for a class; a new item has no parts yet."""
+        """Return the item for a class; `classes.py` adds methods and attributes to a new item later."""
         key = ("class", id(cls))
         if key in self._items:
             return self._items[key]
@@ -283,7 +286,9 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add the objects to which a value refers; refuse the item if the value cannot be written as source.
+        """Add items for the objects to which a value refers.
+
+        If the value cannot be written as source, `item`, which needs it, is marked as impossible to extract.
 
         what : noun for the value in the reason
         """

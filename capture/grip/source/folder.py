@@ -116,13 +116,9 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
     """Return the text of a sample's module that imports the function, and the classes and functions among its
-    arguments.
+    arguments; raise `UserError` if one of them cannot be imported by name.
 
     origin : line about the origin of the function
-
-    Raises
-    ------
-    UserError : the function cannot be imported by name
     """
     owner = owner_of(gripped)
     target = owner if owner is not None else gripped.function
@@ -332,8 +328,9 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 
 
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
-    """Return tags that follow from the source of a function and its helpers; of itself only, if a helper's is
-    missing.
+    """Return the tags of a sample, such as `ForLoop`, that follow from the source of a function and its helpers.
+
+    Without the source of a helper, only the function counts; without its own, there are no tags.
     """
     name = getattr(function, "__qualname__", "function")
     try:
@@ -347,7 +344,7 @@ def source_tags(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def tags_of(requirements: Requirements) -> frozenset[str]:
-    """Return tags that follow from the source of everything that a function certainly needs."""
+    """Return the tags, such as `ForLoop`, that follow from the source of everything that a function certainly needs."""
     # excludes `may_need`: code that may never be called
     uncertain = {needed for item in requirements.items for needed in item.may_need}
     certain = set(reachable(requirements.root, uncertain))

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 
 class Role(Enum):
-    """How a free name is used."""
+    """How a free name, which a piece of source uses but does not bind, is used."""
 
     DEFINE = "evaluated where the piece is defined"
     RUN = "evaluated when it runs"

@@ -45,7 +45,7 @@ class SampleItem:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A place in a piece of source that refers to an item.
+    """A name in a piece of source that refers to an item.
 
     Attributes
     ----------
@@ -231,7 +231,7 @@ def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleIte
 
 
 def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the top-level items that contain the included ones, so that a definition follows everything that it
+    """Return the top-level items that contain the included ones, sorted so that a definition follows everything that it
     needs.
     """
     included = list(included)

@@ -59,7 +59,6 @@ class Edits:
             self.replace(begin, begin + min(blank, before), " " * after)
 
     def apply(self, begin: int, end: int) -> str:
-        """Return the changed text between two offsets."""
         pieces, at = [], begin
         for (start, stop), text in sorted(self._changes.items(), key=lambda change: (change[0][0], -change[0][1])):
             # skip changes inside a range that was already replaced
@@ -71,8 +70,10 @@ class Edits:
 
 
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """Return the changes that a piece of source needs in a sample, except indentation and its own name: its
-    items get the `names` of the sample, and type annotations that `keeps` rejects are removed.
+    """Return the changes that a piece of source needs in a sample, except those to indentation and to its own name.
+
+    names : name in the sample of each item
+    keeps : returns False for a type annotation that is to be removed
     """
     edits = Edits(piece.file)
     _rename(edits, piece.links, names)
@@ -133,7 +134,7 @@ def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]
 
 
 def _replace_statement(edits: Edits, statement: ast.stmt, text: str) -> None:
-    """Replace a statement by a text, or remove it if the text is empty and other statements remain next to it."""
+    """Replace a statement by `text`; if the text is empty, remove the statement, or write `pass` if it is alone."""
     begin, end = edits.file.span(statement)
     around = edits.file.parents[statement]
     bodies = [getattr(around, name, []) for name in ("body", "orelse", "finalbody")]
@@ -179,7 +180,6 @@ def _remove_from_variable(edits: Edits, holder: ast.AnnAssign, annotation: Annot
 
 
 def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str) -> None:
-    """Replace the name of a function or class in its definition."""
     begin = edits.file.span(node)[0]
     name_match = re.compile(r"(?:async\s+)?(?:def|class)\s+(\w+)").match(edits.file.text, begin)
     assert name_match is not None
@@ -211,7 +211,10 @@ _FUTURE = "from __future__ import annotations"
 
 
 class Layout:
-    """Writes the items of one sample as source; `root` is the sample's function or method, `annotations` are kept."""
+    """Writes the items of one sample as source; `root` is the sample's function or method.
+
+    names, annotations : name of each item in the sample, and type annotations that are kept
+    """
 
     def __init__(
         self,
@@ -243,7 +246,6 @@ class Layout:
         return text
 
     def text(self, item: SampleItem) -> str:
-        """Return the source of the definition of one item."""
         if isinstance(item, ClassItem):
             return self._class(item)
         if isinstance(item, FunctionItem):
@@ -300,7 +302,6 @@ class Layout:
 
     @staticmethod
     def _lambda(node: ast.Lambda, edits: Edits, name: str) -> str:
-        """Return the source of a function that does the same as a lambda."""
         file = edits.file
         begin, end = file.span(node)
         begin += len("lambda")
@@ -371,7 +372,7 @@ class Layout:
         return lines or ["    pass"]
 
     def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
-        """Return the docstring of a class; of a class other than that of the sample's method, only the first line."""
+        """Return a class's docstring, shortened to its first paragraph unless a method of the class is the sample."""
         edits = Edits(item.file)
         summary, paragraph, rest = item.file.segment(node).partition("\n\n")
         quotes = summary.lstrip("rRbBuU")[:3]
@@ -392,7 +393,6 @@ class Layout:
 
 
 def _is_whole(expression: str) -> bool:
-    """Return True if an expression can be split over several lines without parentheses."""
     try:
         ast.parse(f"_ = {expression}")
     except SyntaxError:

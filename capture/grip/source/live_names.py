@@ -84,7 +84,7 @@ class Meaning:
 
 
 def resolve(use: Use, namespace: Namespace) -> Meaning:
-    """Return the live object to which a free name with its attributes refers."""
+    """Return the live object to which a free name with its attributes refers, and how a sample includes it."""
     thing, attribute_count = namespace.lookup(use.name), 0
     while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and attribute_count < len(use.attributes):
         thing = getattr(thing, use.attributes[attribute_count], ABSENT)
@@ -160,7 +160,7 @@ def wrapped(thing: Any) -> Any:
 
 def plain(thing: Any) -> Any:
     """Return the function inside wrappers that script, compile or record it, because samples also run in other
-    modes.
+    modes; `thing` itself if it is no such wrapper.
     """
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):

@@ -103,7 +103,9 @@ _ANY = Import("typing", "Any", "Any")
 def hints_of(
     collector: Collector, included: Iterable[SampleItem]
 ) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
-    """Return the annotations to keep, and the additional items that these need; their names are linked to items.
+    """Return the type annotations whose names the sample defines or can import, and the items to add for them.
+
+    Links from the names in these annotations to items are added to the pieces of source.
 
     included : items of the sample
     """
@@ -168,7 +170,7 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class ModuleText:
-    """The text of a sample's self-contained module, and the names that it defines, includes, imports and lacks.
+    """The text of a sample's self-contained module, with what it defines and imports.
 
     Attributes
     ----------
@@ -312,7 +314,7 @@ def _label(item: SampleItem) -> str:
 
 
 def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered: list[SampleItem]) -> list[SampleItem]:
-    """Return the items in order of precedence for names: two items of the same name cannot both keep it.
+    """Return the items in order of precedence for names, because only the first of two items with one name keeps it.
 
     ordered : top-level items in the order of their definitions
     """

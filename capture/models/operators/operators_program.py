@@ -108,7 +108,7 @@ class Operators:
 
     Attributes
     ----------
-    entries : callables with sample inputs
+    entries : operators and other callables, with sample inputs
     reasons : reason why a registered operator has no samples, by name
     wanted : registered operators that should be covered
     """
@@ -263,7 +263,7 @@ def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage
     """Yield the operators that a trace calls, with the calls' arguments as samples.
 
     functions : selected operators by name
-    coverage : gets the calls that cannot be samples, as failures
+    coverage : receives the calls that cannot be samples, as failures
     """
     by_op: dict[str, list[Signature]] = {}
     for signature in trace.signatures:
