@@ -229,10 +229,10 @@ class Scorer(Protocol):
     """Computes scores from the results of `opreplay`; a package registers one with the entry point `opgrip.scorers`."""
 
     def check(self, header: Mapping[str, Any]) -> None:
-        """Raise `UserError` if a trace requests a score, by its header, that cannot be computed."""
+        """Raise `UserError` if the header of a trace's results requests a score that cannot be computed."""
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
-        """Print the scores of the replay of one trace; print nothing if the trace requests none."""
+        """Print the scores of the replay of one trace; print nothing if its header requests none."""
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline, and return a function that prints the scores of several traces relative to it.

@@ -26,7 +26,7 @@ from opgrip.traces.schema.arguments import leaves
 
 
 class ProgramSettings(Protocol):
-    """The parts of a request that decide how programs are made.
+    """The parts of a request that decide how programs, the functions that run a call in a mode, are made.
 
     store : folder for compiled programs; None to keep none
     by_clock_of_device : True if runs are timed by the device's clock, on torch's streams
@@ -64,8 +64,8 @@ def make_program(
     """Return the program that runs a call in the mode of a variant.
 
     examples : arguments of this call and of other calls of the signature; the mode may write into them
-    settings : device, store of compiled programs, and options of the modes
-    key : key of the program in the store; None to keep nothing
+    settings : device, folder of compiled programs, and options of the modes
+    key : key of the program in that folder; None to keep nothing
     grad : True if gradients of the results are needed
     op : name of the operator, by which a user's implementation is found
     Raises `Unsupported` if the mode does not support the device, or its compiler rejects the call.
@@ -125,8 +125,9 @@ NO_GRADIENT = "not differentiable: its results have no gradient"
 
 
 def as_call(program: Program, mutates: bool) -> Function:
-    """Return a program as a function with the arguments of the call; it writes into them if the call does
-    (`mutates`).
+    """Return a program as a function with the arguments and results of the call itself.
+
+    mutates : True if the call writes into its arguments; the function then does so too
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -217,9 +218,10 @@ def with_backward(program: Program, places: Sequence[int]) -> Function:
 
 
 def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], Arguments]:
-    """Return a function that runs the program forward, and returns arguments for the function `gradients`.
+    """Return a function that runs the program forward, and returns arguments for the function `gradients`. It raises
+    `Unsupported` if one of the results has no gradient.
 
-    places : indices of the results of which gradients are computed; the function raises `Unsupported` if one has none
+    places : indices of the results from which the backward pass starts
     """
 
     def enter(arguments: Arguments) -> Arguments:

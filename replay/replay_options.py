@@ -178,7 +178,6 @@ def _text(value: Any) -> str:
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Return the parser of `opreplay`."""
     parser = OneLineParser("opreplay", usage="opreplay [options] [TRACE ...]", description=DESCRIPTION, epilog=EXAMPLES)
     parser.add_argument(
         "trace",

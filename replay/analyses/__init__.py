@@ -1,4 +1,4 @@
-"""Analyses of a replay: each one adds columns to the result rows, or prints more about them.
+"""Analyses of a replay, such as profilers: each adds columns to the result rows, or prints more about them.
 
 An analysis is a module of this package, or an entry point `opgrip.analyses` of another package.
 """
@@ -90,7 +90,7 @@ class AnalysisSession:
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """Options class for an analysis that has no options."""
+    """The options of an analysis that has none."""
 
 
 class Analysis:
@@ -102,8 +102,8 @@ class Analysis:
 
     options : class of its options
     columns : class of the columns that it adds; None if it adds none
-    counts_work : True if it needs the operations and bytes of the operators inside subgraphs and samples
-    place : position in the order of analyses: low if it forks this process, high if it runs torch in this process
+    counts_work : True if it needs the floating-point operations and moved bytes of each operator inside subgraph cases
+        and samples
     prints_partial : True if it can print results of an interrupted replay
     saw_all : False if it could not analyse all rows; a later replay with `--resume` analyses the others
     header : fields to add to the header of result files
@@ -130,7 +130,7 @@ class Analysis:
         return list(rows)
 
     def finish(self) -> None:
-        """Remove files that this analysis kept for `--resume`; called after the results are written."""
+        """Delete files that this analysis kept for `--resume`. It is called after the result file is written."""
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print results of this analysis that are not in columns."""

@@ -66,7 +66,8 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 
 def _without_impossible(rows: Sequence[Result], ceilings: Ceilings, workload: Workload) -> list[Result]:
-    """Return the rows; a candidate is wrong if its time is far below what moving and computing the data takes.
+    """Return the rows, of which a candidate's row is wrong if its time is far below what moving and computing the data
+    takes.
 
     ceilings : peak rates and bandwidths measured on this machine
     """

@@ -44,8 +44,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NsysColumns(Columns):
-    """The columns that the Nsight Systems analysis adds to a row."""
-
     nsys_us: float | None = column("median of the profiled runs, by the clock of nsys", "us", "nsys us")
     nsys_own_us: float | None = column(
         "median of the profiled runs, by the clock of opgrip; its difference from `median_us` is the cost of profiling",
@@ -67,8 +65,8 @@ class NsysColumns(Columns):
 
 @dataclass(slots=True)
 class NsysRun:
-    """One timed run of a row (or a phase before or after it), with the kernels and copies that were
-    launched during it.
+    """A timed run of a row, or a phase such as the warm-up, with the kernels and copies that were launched during
+    it.
     """
 
     span: NsysRange
@@ -76,12 +74,12 @@ class NsysRun:
 
 
 Runs = dict[Key, list[NsysRun]]
-"""timed runs by row"""
+"""timed runs by the row's key"""
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
-    """Return the timed runs of each row in a report, and how many kernels, copies and other pieces of device work
-    were launched outside opgrip's ranges.
+    """Return the timed runs of each row in a report, and how many pieces of device work (kernels, copies and others)
+    were launched outside all ranges that opgrip marked.
     """
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
@@ -109,9 +107,7 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
     """Return the timed runs of each row in several reports, and how many pieces of device work were launched outside
-    opgrip's ranges.
-
-    Each report is evaluated separately, because their clocks differ.
+    all ranges that opgrip marked. Each report is evaluated separately, because their clocks differ.
     """
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
@@ -180,14 +176,12 @@ FLAGS = Flags(
     {"-o": "--output", "-t": "--trace", "-s": "--sample", "-f": "--force-overwrite", "-c": "--capture-range"},
 )
 PASSES = 2
-"""number of passes; the second pass runs the rows that the first one missed"""
+"""number of runs under nsys; the second runs the cases of which the first report contains nothing"""
 
 
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class NsysOptions:
-    """Options of the Nsight Systems analysis."""
-
     nsys: bool = option(
         False,
         (
@@ -315,8 +309,8 @@ def _options_on_gpu(nsys: Nsys) -> tuple[str, ...]:
 
 
 def _reports_in(folder: Path) -> list[Path]:
-    """Return the report files of one nsys run, in order: `report`, or `report.1`, `report.2` and so on, one for each
-    part of the cases.
+    """Return the report files of one nsys run in numeric order: `report`, or one per process of cases, `report.1`,
+    `report.2`...
     """
     return sorted(folder.glob(f"report*{REPORT}"), key=lambda path: (len(path.name), path.name))
 

@@ -39,7 +39,7 @@ class NsysRange:
 
     case : number of the case; -1 if the range has none
     message : operator, or name of the phase
-    category : mode and other words that distinguish the rows of a case
+    category : text that distinguishes the rows of a case, such as the mode
     start_ns, end_ns : time since the start of the report
     process : lower 24 bits of the process number
     """

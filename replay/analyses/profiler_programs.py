@@ -1,4 +1,4 @@
-"""Finds profilers, merges their options with the user's, and runs cases once more under them."""
+"""Finds profilers, merges the user's options for them with opgrip's, and runs the cases once more under them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from opgrip.replay.run.request import RunRequest
 
 Key = tuple[int, str]
-"""case number, and the words that distinguish the rows of the case"""
+"""key of a row: case number, and text that distinguishes the rows of the case, such as the mode"""
 
 
 def key_of(row: Result) -> Key:
@@ -33,9 +33,9 @@ def key_of(row: Result) -> Key:
 
 
 def why_unseen(own: Result | None) -> str:
-    """Return why a profiler's report contains nothing about a row.
+    """Return the reason why a profiler's report contains nothing about a row.
 
-    own : the row as opgrip timed it during the profiled run; None if its case did not run
+    own : the row as opgrip timed it under the profiler; None if its case did not run there
     """
     if own is None:
         return "it was not run again"
@@ -72,11 +72,12 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """The command-line options of a profiler that need special care.
+    """Command-line options of a profiler that opgrip sets itself, or that it must know to merge its options with the
+    user's.
 
-    output : option for the path of the report, which only opgrip may set
-    joined : option whose value is a list; the user's values are added to opgrip's
-    short : long names of options by short names
+    output : option for the path of the report, such as `--output`; the user may not set it
+    joined : option whose value is a list, such as `--trace`; the user's items are added to opgrip's
+    short : long names of options by their short names
     repeatable : options that may appear several times
     """
 
@@ -86,8 +87,8 @@ class Flags:
     repeatable: Collection[str] = ()
 
     def read(self, words: Sequence[str], valued: Collection[str]) -> Iterator[tuple[str, str | None, list[str]]]:
-        """Yield (long name, value, words) of each option on a command line; the name is empty for words that are not
-        options.
+        """Yield (long name, value, words) of each option on a command line. The value is None if it is missing; the
+        name is empty for a word that is not an option.
 
         valued : options whose value may be the next word
         """
@@ -109,8 +110,7 @@ class Flags:
 def arguments_in(path: Path, flags: Flags) -> list[str]:
     """Return the words of a file of profiler arguments, split as a shell does, without `#` comments.
 
-    flags : options of the profiler that take a value or that set the path of its report
-    Raises `UserError` if the file cannot be read, or sets the path of the report.
+    Raises `UserError` if the file cannot be read, or sets the path of the report, the option `flags.output`.
     """
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
@@ -126,10 +126,10 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return a profiler's arguments from opgrip (`own`) and from the user (`others`).
+    """Return the arguments of a profiler, from those of opgrip (`own`) and those of the user (`others`).
 
-    If both set an option, the user's value is used. Lists are joined, and repeatable options are passed several times;
-    `flags` says which options these are.
+    If both set an option, the user's value is used, unless `flags` says that the values are joined or that the option
+    is repeatable.
     """
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
@@ -153,10 +153,7 @@ def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) ->
 
 
 def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a profiler to its end and return its output and exit status; raise `OSError` if it cannot be started.
-
-    words : command line
-    """
+    """Run a program to its end and return its output and exit status; raise `OSError` if it cannot be started."""
     return subprocess.run(
         words,
         stdin=subprocess.DEVNULL,
@@ -170,10 +167,7 @@ def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last lines that a finished program printed, or its exit status if it printed nothing.
-
-    done : output and exit status of the program
-    """
+    """Return the last lines that a finished program printed, or its exit status if it printed nothing."""
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     return "; ".join(lines[-LAST_LINES:]) or f"status {done.returncode}"
 
@@ -191,7 +185,7 @@ def profiled_command(folder: Path, request: RunRequest, without: Collection[int]
 
 
 def profiled_rows(folder: Path) -> list[Result]:
-    """Return the result rows that the command of `profiled_command` wrote to `folder`."""
+    """Return the result rows that the command of `profiled_command` wrote to `folder`; none if it wrote no file."""
     path = folder / "rows.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [Result.from_plain(json.loads(line)) for line in lines]

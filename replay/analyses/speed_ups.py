@@ -27,7 +27,7 @@ FIRST_MEANS = "first calls s: time in seconds of each case's first call, with co
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
-    """The speed-up of a group of rows over the rows with which they are compared.
+    """The speed-up of a group of rows, each over the row with which it is compared.
 
     cases : number of cases whose status is ok in both
     mean : geometric mean over the cases, each counted once
@@ -46,6 +46,7 @@ class SpeedUp:
 
 
 def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
+    """Return the speed-up of the rows whose status is ok; None if none of them has one."""
     import numpy as np
 
     compared = [row for row in rows if row.status == OK and row.speed_up]
@@ -108,8 +109,8 @@ class PointsAnalysis(UnaskedAnalysis):
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print one table of speed-ups for each column in `DIMENSIONS` with several values; the other columns keep their
-    first value.
+    """Print one table of speed-ups for each column in `DIMENSIONS` that has several values. In the rows of a table, the
+    other columns have their first value.
 
     reference : the mode whose rows are compared
     """
@@ -243,7 +244,7 @@ class Scaling:
     operator, mode : operator and mode of the rows; all cases that are ok at all values count, weighted by calls
     points : values of the option
     gains : throughput at each value, relative to the first value
-    turning : last value whose throughput is at least `WORTH` times the best before it
+    turning : largest value that is still worth using: its throughput is at least `WORTH` times the best before it
     """
 
     operator: str
@@ -261,7 +262,7 @@ SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}
 
 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
-    """Return one entry per operator and mode, the one with most time first; empty if the option has only one value.
+    """Return one entry per operator and mode, longest time first; empty if the option has only one value.
 
     dimension : a key of `SWEPT`
     """
@@ -302,11 +303,10 @@ def _name(row: Result) -> str:
 
 
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
-    """Return the time in us for the same amount of work at each value of an option, or None if no case is ok at all
-    values.
+    """Return the time in us for the same amount of work at each of the values `points` of an option; None if no case is
+    ok at all values.
 
-    dimension : `threads`, `batch` or `streams`
-    points : values of the option
+    dimension : a key of `SWEPT`
     """
     point_of = attrgetter(SWEPT[dimension])
     by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
@@ -325,6 +325,7 @@ def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> lis
 
 
 def _turning(points: Sequence[int], gains: Sequence[float]) -> int:
+    """Return the last value of an option at which the gain is at least `WORTH` times the best gain before it."""
     turning, best = points[0], gains[0]
     for point, gain in zip(points[1:], gains[1:], strict=True):
         if gain >= best * WORTH:

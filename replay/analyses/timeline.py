@@ -26,8 +26,6 @@ SUFFIX = ".timeline.json.gz"
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class TimelineOptions:
-    """The option `--profile`."""
-
     profile: bool = option(
         False,
         "run the cases once more under torch's profiler, and write a timeline for Perfetto next to "
@@ -55,7 +53,7 @@ class TimelineAnalysis(Analysis):
         return options.profile
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """Run the cases of the rows under torch's profiler, write the timeline, and return the rows unchanged.
+        """Write a timeline of the cases, run once more under torch's profiler, and return the rows unchanged.
 
         Raises `UserError` if the profiler recorded nothing.
         """
@@ -85,7 +83,8 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Merge Chrome traces from one machine into one, with all event times relative to the start of the first trace.
+    """Return one Chrome trace of several from one machine; all event times are relative to the start of the first
+    trace.
 
     timelines : the traces as JSON objects; the first one is modified
     """

@@ -109,14 +109,16 @@ Key: TypeAlias = tuple[int, int]
 
 @dataclass(slots=True)
 class _Pass:
-    """The facts about tensors that one traversal of the calls finds out.
+    """The knowledge about tensors that one traversal of the calls collects.
 
-    growths, origins : growth of each tensor, and where its values come from
-    memory : growth of a storage's first tensor that grows, or of its first tensor
+    growths, origins : growth of each tensor (which of its sizes and strides the batch multiplies), and where its values
+        come from
+    memory : for each storage, the growth of its first tensor that grows, or of its first tensor if none grows
     verdicts : for each signature, how many of its calls scale in which way
     requested_origins : origins (calls or storages) whose tensors are to grow from the next traversal on
     begun : True once a tensor grows
-    guessed : True if a guess about rows requires a new traversal
+    guessed : True if it was guessed how a matrix product's rows grow, before the growth of its inputs was known; then
+        the traversal is repeated
     """
 
     growths: dict[Key, Growth] = field(default_factory=dict)
@@ -279,10 +281,10 @@ class BatchScale:
     def _anchored(
         self, going: _Pass, phased: Phased, signature: Signature, keys: Sequence[Key], growths: Sequence[Growth]
     ) -> tuple[tuple[int, Growth], ...]:
-        """Return ((argument index, growth),) if the data argument of an operator in `ANCHORS` should grow with the
-        batch but does not yet, else an empty tuple.
+        """Return ((argument index, growth),) if the data argument of an operator in `ANCHORS` does not grow yet but
+        should grow with the batch, otherwise an empty tuple.
 
-        going : facts found in the current traversal
+        going : what the current traversal has found
         phased, signature : the call with its phase, and its signature
         keys, growths : key and growth of each tensor argument
         """
@@ -302,8 +304,8 @@ class BatchScale:
         return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
-        """Mark a tensor as growing with the batch in this traversal (`going`), and the tensors from which it was
-        computed from the next traversal on.
+        """Mark a tensor as growing with the batch in this traversal (`going`); from the next traversal on, the tensors
+        from which its values come grow instead.
 
         key, place : the tensor, and its index among the tensor arguments of the signature
         growth : which sizes and strides of the tensor grow
@@ -358,7 +360,8 @@ class BatchScale:
 
 
 def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
-    """Return the most frequent way in which a signature's calls scale; any for which growth is known precedes others.
+    """Return the most frequent way in which a signature's calls scale; a way of which all growths are known is
+    preferred to any other, however frequent that is.
 
     counts : number of calls by way
     """

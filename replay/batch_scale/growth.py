@@ -97,7 +97,7 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
     if any(after[place] != before[place] * factor for place in moved):
         raise ValueError(f"a tensor of shape {tuple(spec.shape)} cannot grow to {tuple(shape)}")
     if offset not in (spec.offset, spec.offset * factor):
-        raise ValueError("its offset does not grow by the same factor")
+        raise ValueError("a tensor has an offset that does not grow by the same factor")
     sizes = tuple(place for place in moved if place < count)
     steps = tuple(place - count for place in moved if place >= count)
     return Growth(sizes, steps, (1,) * len(sizes), offset != spec.offset)

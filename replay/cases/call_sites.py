@@ -17,7 +17,7 @@ MOST_SITES = 2048
 phase
 """
 OTHERS = "(others)"
-"""name of the module or line that represents the other call sites"""
+"""text in place of the module or line in an entry that adds up several call sites"""
 PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ["module", "phase", "file", "line", "function"]
 
@@ -44,7 +44,7 @@ class CallSite:
 
 
 def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, tuple[CallSite, ...]]:
-    """Return the call sites of each group of calls, by group number, the call site with most calls first.
+    """Return the call sites of each group of calls, by group number, most calls first.
 
     calls : rows of `Trace.calls` or `Trace.distinct_calls`, with the column `count`
     groups : group number of each row of `calls`
@@ -138,7 +138,7 @@ def from_text(text: str) -> tuple[CallSite, ...]:
 
 def module_of(sites: Sequence[CallSite]) -> str:
     """Return the module path that all call sites share; if they differ, a pattern that matches all of them, such as
-    `layers.*.linear1`.
+    `layers.*.linear1`; an empty text without call sites.
     """
     paths = list(dict.fromkeys(site.module for site in sites))
     if len(paths) < 2:

@@ -117,13 +117,13 @@ class Case:
 def make_cases(
     trace: Trace, selection: Selection = Selection(), with_preceding_calls: bool = False, in_order: bool = False
 ) -> list[Case]:
-    """Return one case per signature, the one with the largest share of time first.
+    """Return one case per signature, largest share of time first.
 
-    Calls made inside an extension function are not cases, because they are part of that function. A gripped function is
-    represented by the operator calls that it made. A distilled trace also contains calls that only precede its cases;
-    they are left out.
+    Calls made inside a function of an extension module are not cases, because they are part of that function. A gripped
+    Python function is represented by the operator calls that it made. A distilled trace, which was reduced to
+    representative cases, also contains calls that only run before these cases; they are left out.
 
-    with_preceding_calls : True to include the preceding calls of a distilled trace
+    with_preceding_calls : True to include the latter
     in_order : True to keep the order of signatures if no call has a time
     Raises `UserError` if a pattern of `selection` matches nothing.
     """
@@ -187,11 +187,11 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
 
 
 def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of calls with their number `count`: one row per distinct call, but one row per single call for
-    signatures in `looked_at`.
+    """Return a table of calls with the column `count`, the number of calls that a row represents: one row per distinct
+    call, but one row per single call for signatures in `looked_at`.
 
     Rows of single calls keep their index in the trace's call table. If `looked_at` contains only a sample of a
-    signature's calls, the numbers of the sampled calls add up to the number of all its calls.
+    signature's calls, the counts of its rows add up to the number of all its calls.
 
     distinct : one row per distinct call of the trace, with `count`
     looked_at : single calls of some signatures (see `calls_looked_at`)

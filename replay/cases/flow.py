@@ -34,7 +34,7 @@ class FlowingCall:
         perturbed are corrected
     captured_host_ns : host time in the program, corrected likewise
     takes, gives : storage number of each tensor argument, and of each tensor result; `NO_STORAGE` if unknown
-    over : numbers of the storages that no later call uses
+    over : numbers of the storages that this call is the last to use
     settings : torch settings of the call; calls with equal settings share one object
     """
 

@@ -152,8 +152,8 @@ class FunctionTrial:
 
 
 def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> FunctionTrial:
-    """Run a function once on copies of its arguments and return what happened. Its exceptions are not raised, because
-    the case's result row reports them.
+    """Run a function once on copies of its arguments and return what happened. An exception of the function is not
+    raised here, because the case's result row reports it.
     """
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])

@@ -97,9 +97,7 @@ _Result: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SubgraphCall:
-    """One call in a subgraph; `takes` and `gives` are the storages of its arguments and results, numbered
-    by first use.
-    """
+    """One call in a subgraph, with the storages of its arguments and results, numbered by first use."""
 
     signature: int
     takes: tuple[int, ...]
@@ -110,6 +108,7 @@ class SubgraphCall:
 class SubgraphRun:
     """One run of a subgraph: the consecutive calls that one thread made in one module or function.
 
+    place : name of the module or function, and phase
     escaping_results : results that calls after the run use, as (index of the call in the run, index of its result)
     time_ns, raw_ns : sum of its calls' times in the program, with and without correction for the capture's own work
     contexts, scope : number of the torch settings of each call; scope number of the first call
@@ -127,9 +126,7 @@ class SubgraphRun:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A call of the trace; `number` is its index in the call table, `place` its subgraph (None if it is not
-    selected).
-    """
+    """A call of the trace: its index in the call table, and its module or function (None if not selected)."""
 
     number: int
     place: TimelinePlace | None
@@ -148,7 +145,7 @@ def make_runs(
 ) -> list[SubgraphRun]:
     """Return the runs of all subgraphs, thread by thread, in the order in which each thread made them.
 
-    places, facts : the subgraph of each scope, by scope number, and facts by signature number
+    places, facts : module or function of each scope, by scope number; facts by signature number
     selected : indices of the selected calls in the trace's call table
     """
     threads: dict[tuple[int, int], list[_Row]] = {}
@@ -160,7 +157,7 @@ def make_runs(
 
 
 def geometry(spec: TensorSpec) -> tuple[object, ...]:
-    """Return the layout by which a storage's tensor is recognized: two tensors with equal layouts are the same."""
+    """Return what distinguishes a tensor from others in the same storage, such as its shape, strides and offset."""
     return (spec.shape, spec.stride, spec.offset, spec.dtype, spec.layout, spec.conj, spec.neg)
 
 
@@ -187,7 +184,7 @@ def _rows(
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
     """Return, for each result that a call uses, the index of the last call that uses it. If a call takes a tensor whose
-    layout no result has, the last result in the same storage counts as used. `facts` : by signature number.
+    layout no result has, it counts as a use of the last result in the same storage.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
@@ -285,8 +282,9 @@ class Links:
 def link(
     calls: Sequence[SubgraphCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]
 ) -> Links:
-    """Return the calls of a subgraph with the origin of each tensor that they take. `facts` are by signature number.
+    """Return the calls of a subgraph with the origin of each tensor that they take.
 
+    facts : facts by signature number
     escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
         outputs; if there are none, the last call's results are the outputs
     """
@@ -322,7 +320,7 @@ class _Linker:
 
     @property
     def outside(self) -> tuple[TensorSpec, ...]:
-        """Return the distinct tensors from outside; tensors that share a storage have the same storage number."""
+        """The distinct tensors from outside; tensors that share a storage have the same storage number."""
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
@@ -372,8 +370,8 @@ class _Linker:
         return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        """Return an earlier result in this storage (`memory` is its number) that differs from `spec` only in sizes,
-        which vary by call, or None.
+        """Return an earlier result in the storage `memory` that differs from `spec` only in sizes, which vary, or
+        None.
         """
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):

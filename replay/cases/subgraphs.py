@@ -145,7 +145,7 @@ class _Builder:
 
     def _part(self, result: ResultOf) -> fx.Node:
         node = self._results[result.call]
-        assert node is not None, "what marks a range gives no tensor"
+        assert node is not None, "a call that marks a range of a profile returns no tensor"
         for key in paths_of(self._calls[result.call].signature.outputs)[result.place]:
             node = self.graph.call_function(operator.getitem, (node, key))
         return node
@@ -164,10 +164,10 @@ def paths_of(tree: Any) -> list[tuple[Any, ...]]:
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, TimelinePlace]:
-    """Return the module or function of each scope whose calls are selected, by scope number.
+    """Return the module or function of each scope whose calls are selected, by scope number. A backward call belongs to
+    the module or function of the forward call that caused it, in a separate phase.
 
     unit : `module` or `function`
-    A backward call belongs to the module or function of the forward call that caused it, in a separate phase.
     """
     origin = origins(trace)
     find = partial(_module, module_types(trace)) if unit == MODULE else _function
@@ -237,7 +237,7 @@ def make_units(
     unit: str,
     extensions: Collection[str] = TRUSTED_EXTENSIONS,
 ) -> list[Case]:
-    """Return one case per distinct subgraph, the one with the largest share of time first.
+    """Return one case per distinct subgraph, largest share of time first.
 
     A subgraph is an uninterrupted sequence of calls that one thread made in one module or function; forward, backward
     and optimizer are separate subgraphs. Subgraphs with equal signatures and equal dataflow become one case. The

@@ -72,8 +72,7 @@ class PlacedCalls:
     rows: Sequence[int | None]
 
     def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
-        """Return the timing clusters of these calls, the one with most calls first; an empty list if all calls take
-        similar times.
+        """Return the timing clusters of these calls, most calls first; an empty list if all calls take similar times.
 
         selected : indices of the selected calls in the call table
         """
@@ -181,10 +180,10 @@ def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return a copy of a signature with the recorded values and results of one of its later calls, or None if their
-    number of tensors differs.
+    """Return a copy of a signature with the recorded values and results of one of its later calls; None if that call
+    has another number of tensors.
 
-    observed : what was recorded about the later call
+    observed : values and results that were recorded from the later call
     """
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
@@ -270,7 +269,7 @@ def _without_memory(leaf: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CapturedTimes:
-    """Times of a case's calls in the program; the fields have the same meaning as the `captured_` fields of `Case`."""
+    """Times of a case's calls in the program, as in the `captured_` fields of `Case`."""
 
     count: int
     median_us: float

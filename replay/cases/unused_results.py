@@ -61,8 +61,8 @@ def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Cas
 
 
 def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose operator the device has, and a note that names that operator; empty if it is the recorded
-    one.
+    """Return a case whose operator the device has, and a note that names that operator. The note is empty if the
+    operator is the recorded one.
     """
     if case.operator is not None:
         return case, ""
@@ -170,7 +170,7 @@ def _used_in_training(case: Case, places: set[int]) -> set[int]:
 
 
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """Return, by signature number, the indices of results that a later call takes, among the candidates.
+    """Return, by signature number, the indices of those candidates that a later call takes.
 
     candidates : indices of the results to examine, by signature number
     """

@@ -57,8 +57,7 @@ def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPositi
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
-    """Return True if the sizes of a shape lie within the range of sizes that several runs have produced, and these runs
-    differ.
+    """Return True if a shape lies within the range of shapes that several runs have produced, and these runs differ.
 
     beyond : True to allow sizes outside this range in dimensions whose size varies between the runs
     """
@@ -108,7 +107,7 @@ class Plain:
 
 
 def plain(leaf: Any) -> Plain | None:
-    """Return the values of a result (`leaf`), or None if it is neither a tensor nor a number.
+    """Return the values of a result; None if it is neither a tensor nor a number.
 
     Raises RuntimeError or NotImplementedError for a tensor that torch cannot convert to a dense one.
     """
@@ -281,7 +280,7 @@ The error of n terms added one by one grows with n, the effect of their last bit
 to 170.
 """
 OVERALL = 0.25
-"""part of the maximum error that the root mean square of all errors may reach; the cases above reach up to 8 in float32
+"""part of the maximum error that the root mean square of all errors may reach; in the measurements above, 8 in float32
 """
 TYPICAL = 0.99
 """quantile of the reference's errors that is taken as the typical error of an element"""
@@ -338,8 +337,8 @@ def rounded(
 
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
-    """Return a mask, (elements,) bool, of the elements of an integer or bool result that depend on rounding and have a
-    possible value.
+    """Return a mask, (elements,) bool, of the elements of an integer or bool result that depend on rounding and have
+    one of the values that rounding can cause.
 
     An element depends on rounding if the runs disagree on it; any value in the range of the runs is then correct.
 

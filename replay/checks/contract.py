@@ -1,5 +1,5 @@
-"""Checks of a candidate (a user's implementation of an operator) apart from its values: types, strides, shared memory,
-unwritten arguments, repeatable results.
+"""Checks of a candidate (a user's implementation of an operator) other than of its results' values: types, strides,
+shared memory, arguments that must not be written, repeatable results.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ class _Run:
 def check_contract(
     operator: Function, candidate: Function, inputs: Inputs, unused: Collection[int] = ()
 ) -> ResultVerdict:
-    """Return the verdict on whether a candidate's results have the operator's types, strides and memory, whether it
-    writes only where the operator does, and whether it is repeatable.
+    """Return the verdict on a candidate's results apart from their values: whether they have the types, strides and
+    memory of the operator's results, are the same in each run, and whether only arguments that the operator writes were
+    written.
 
     inputs : arguments, which are copied for each run
     unused : indices of outputs that the program does not use; they are not checked

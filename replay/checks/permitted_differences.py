@@ -16,9 +16,7 @@ from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.operators.memory import Arguments
 
 LEAVES_EMPTY = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})
-"""operators with results for their backward that are empty on a CPU if there is no backward, and of any shape on other
-devices
-"""
+"""operators with results for their backward only; without one, they are empty on a CPU, and of any shape elsewhere"""
 
 UNINITIALIZED = frozenset(
     {
@@ -104,8 +102,8 @@ def chosen_otherwise(
     """Check outputs that may differ from the reference's because another of several equal elements was chosen. Return,
     by output index, a description of the error, or None if the output is correct.
 
-    The result is empty for operators that do not choose. Indices may differ from the reference's if they point at equal
-    elements; they must be valid, and distinct if each element is returned once.
+    The result is empty for operators that do not choose elements. Indices may differ from the reference's if they point
+    at equal elements; they must be valid, and distinct if each element is returned once.
 
     actual, reference : outputs of the mode and of the reference
     """
@@ -132,8 +130,10 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices `ours` along a dimension (or into the flattened input), or None. They may
-    differ from the reference's, `theirs`; `bound` are the call's arguments by name.
+    """Return what is wrong with the indices `ours` along a dimension or into the flattened input; None if nothing is.
+
+    bound : arguments of the call by name
+    theirs : indices of the reference, from which those in `ours` may differ
     """
     return _pointing(*_source(bound, ours, theirs))
 
@@ -146,7 +146,7 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return the reason why topk's indices `ours` are wrong, or None; with `sorted=False`, any order is right."""
+    """Return what is wrong with topk's indices `ours`; None if nothing is. With `sorted=False`, any order is right."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -156,7 +156,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices `ours` of cummax or cummin, or None; none may exceed its position."""
+    """Return what is wrong with the indices `ours` of cummax or cummin, or None; none may exceed its own position."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):

@@ -149,7 +149,7 @@ class Reference:
             return torch.zeros(len(ours.values), dtype=torch.bool)
         if ours.numeric:
             terms = self._terms / max(len(ours.values), 1)
-            assert self._truths is not None, "there are runs of it"
+            assert self._truths is not None, "a call with runs in float64 has truths"
             return rounded(ours, reference, runs[0], runs[1:], tolerance, terms, self._truths.tf32)
         return unsettled(ours, [reference, *runs])
 
@@ -286,10 +286,10 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return how the nesting of a candidate's results (`ours`) differs from that of the reference's, as text, or None
-    if it does not.
+    """Return how the nesting of a candidate's results (`ours`) differs from that of the reference's, as text; None if
+    it does not differ.
 
-    where : text that names the position within the results
+    where : text that names the position of both in the whole results
     """
     own, right = _parts(ours), _parts(reference)
     if own is None and right is None and (ours is None) == (reference is None):

@@ -107,7 +107,7 @@ def _report_problems(outcome: ReplayOutcome, reporter: Reporter) -> None:
 
 
 def _check_scorers(workload: Workload) -> None:
-    """Raise `UserError` if a score is requested for a trace that has none."""
+    """Raise `UserError` if the trace's header requests a score that cannot be computed."""
     from opgrip.replay.outcome import scorers
 
     for scorer in scorers.values():

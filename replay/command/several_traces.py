@@ -63,7 +63,7 @@ class Unmatched:
         self._advice = ""
 
     def add(self, error: NothingSelectedError) -> None:
-        """Count a trace in which no case is selected, by the problem that `error` describes."""
+        """Count a trace in which no case is selected; `error` says why."""
         self._counts[error.problem] += 1
         self._advice = self._advice or error.advice
 
@@ -249,8 +249,8 @@ class SeveralReplays:
         return outcome.interrupted
 
     def _check_kinds(self, part: Path, rows: Iterable[Result], replay: TraceReplay) -> None:
-        """Check that stored rows of a trace were measured on the kind of machine that runs cases now; errors are those
-        of `_run_one`.
+        """Raise `OtherMachinesError` if stored rows of a trace were measured on another kind of machine than runs cases
+        now.
 
         part : file of the stored rows
         replay : replay of the trace on the current machine
@@ -315,7 +315,7 @@ class SeveralReplays:
             return
         trace_hash = hash_of(earlier.header.get("traces", {}).get(name))
         if trace_hash is not None and trace_hash != self._hashes[name]:
-            raise UserError(f"{output} has rows of a different trace with this name", "write to another file")
+            raise UserError(f"{output} has rows of another trace named {name}", "write to another file")
         workload = replay.workload
         if repeated_rows(own, expected_rows(workload.cases, workload), workload.timing.caches):
             raise UserError(

@@ -344,11 +344,11 @@ class TraceReplay:
 def repeat(
     first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None, reference: str = EAGER
 ) -> RowsByCase:
-    """Repeat cases in new processes, and return the rows of all cases, each combined from all repeats.
+    """Repeat cases in new processes, and return the rows of all cases by case number, each combined from all repeats.
 
-    first, run_once : rows of the first replay by case number, and function that replays some cases once more
+    first, run_once : rows of the first replay, and function that replays some cases once more
     repeats : number of replays of each case, including the first
-    base : run with which cases are compared: after `repeats`, undecided ones are repeated further; None for none
+    base : another run, or None; with it, cases that may differ from it are repeated until that is decided
     reference : mode with which other modes are compared
     """
     joined = {number: list(rows) for number, rows in first.items()}
@@ -377,8 +377,8 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
 
 
 def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
-    """Return the run that `--until-decided` names; for a run of several traces, only the rows of the trace `origin`."""
-    assert output.until_decided is not None, "asked for"
+    """Return the run that `--until-decided` names, with only the rows of the trace `origin` if several are replayed."""
+    assert output.until_decided is not None, "the caller checks it"
     base = read_run(Store(output.store).find(output.until_decided))
     return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
 

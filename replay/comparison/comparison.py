@@ -75,9 +75,8 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns that have the same value in all rows of a case within each of the two runs.
-
-    Cases of the runs can be matched without these columns, even if the runs have different values.
+    """Return the columns that have the same value in all rows of a case within each of the two runs. Cases of the two
+    runs are matched without these columns.
     """
     columns: list[str] = []
     for name in ("device", *OF_RUN):
@@ -87,7 +86,7 @@ def run_columns(base: Results, new: Results) -> list[str]:
 
 
 def _count(run: Results, columns: Sequence[str]) -> int:
-    """Return how many different rows a run has if `columns` are ignored."""
+    """Return how many distinct rows a run has if the columns `columns` are left out."""
     return len({row.identity_without(*columns) for row in run})
 
 
@@ -268,9 +267,9 @@ class Comparison:
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
-        """Return the total times of the cases in each group, the group with the longest time first.
+        """Return the total times of the cases in each group, longest time first.
 
-        by : name of the grouping (see `shares_by`); None for a single group of all cases
+        by : `op`, `module`, `family`, `mode` or another grouping of `shares_by`; None for a single group of all cases
         Rows whose runs were all contended are left out, because their times cannot be added.
         """
         members: dict[str, list[tuple[float, Compared]]] = defaultdict(list)

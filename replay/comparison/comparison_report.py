@@ -190,8 +190,8 @@ def _timed_row(pair: Pair) -> tuple[ComparisonColumns, Result]:
 
 def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> tuple[ComparisonColumns, Result]:
     row, latest = base or new, new or base
-    assert row is not None, "it is of one of them"
-    assert latest is not None, "it is of one of them"
+    assert row is not None, "a row of a comparison is in one of the two runs"
+    assert latest is not None, "a row of a comparison is in one of the two runs"
     cells = ComparisonColumns(
         verdict=word,
         op=row.op,

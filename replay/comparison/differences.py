@@ -154,7 +154,8 @@ def _level(probabilities: Sequence[float]) -> float:
 def _room(item: Difference, margin: float, quantile: float) -> float:
     """Return the largest variance of a log ratio, without drift, at which its verdict is not UNSURE.
 
-    margin, quantile : relative difference that counts as equal; standard errors on each side of the interval
+    margin : largest relative difference at which times count as the same
+    quantile : number of standard errors on each side of the ratio that its interval covers
     """
     within = log(1 + margin) - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
     return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2

@@ -33,8 +33,8 @@ NOTHING = "no case was timed in both runs"
 HINT = f"write {', '.join(f'{name}<=5%' for name in TIMED)}, or {', '.join(f'{name}<=0' for name in COUNTED)}"
 
 TOTAL_END, ROW_END, ROW_RATIO = 1.05, 1.25, 1.5
-"""factors on a gate's limit: maximum upper end of the total's interval, maximum upper end of a decided row's interval,
-and maximum ratio of an undecided row
+"""factors that are applied to a gate's limit: for the upper end of the total's interval, for that of a decided row's,
+and for the ratio of an undecided row
 """
 REPEATS, MOST_REPEATS = 5, 20
 """smallest and largest number of repeats that is recommended"""
@@ -113,7 +113,7 @@ class _Subject:
 
     def loss(self, is_certain: bool = False) -> float:
         """Return how much the total may become slower because of this subject: its share of time times the possible
-        increase.
+        increase; inf if its time is unknown.
 
         is_certain : True to return the ratio of the times instead
         """

@@ -56,8 +56,6 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """One replay in a results store."""
-
     path: Path
 
     @property
@@ -259,7 +257,7 @@ def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[st
     rows : rows of all shards
     """
     shards = shards_in(runs)
-    assert shards is not None, "they are shards"
+    assert shards is not None, "the caller passes only shards"
     numbers, count = sorted({*shards[0]}), shards[1]
     filled = [run.header for run in runs if run.rows] or [runs[0].header]
     header = {name: value for name, value in filled[0].items() if name != SHARD}
@@ -283,8 +281,7 @@ def machines_of(rows: Iterable[Result]) -> dict[str, str]:
 
 
 def in_order(rows: Iterable[Result], header: Mapping[str, Any]) -> list[Result]:
-    """Return the rows of merged shards in the order of a single replay: by trace, then the case with the largest share
-    of time first.
+    """Return the rows of merged shards in the order of a single replay: by trace, then by share of time, largest first.
 
     header : header of the merged run, with the names of its traces in order
     """

@@ -55,8 +55,8 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature with arguments and results converted to another dtype; the signature itself if no tensor can
-    be converted or `dtype` is None.
+    """Return a signature with arguments and results converted to another dtype; the signature itself if `dtype` is None
+    or no tensor can be converted.
     """
     if dtype is None:
         return signature

@@ -49,8 +49,8 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """True if CPU memory that was pinned in the program should be pinned here; pinning for an accelerator that is
-        not used would start it.
+        """Return True if CPU memory that was pinned in the program should be pinned here, which would start an
+        accelerator even if the replay does not use it.
         """
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
@@ -136,7 +136,6 @@ class Inputs:
 
     @property
     def storages(self) -> list[torch.UntypedStorage]:
-        """The memory of the tensors."""
         return self._storages
 
     def copy(self) -> Inputs:
@@ -196,7 +195,7 @@ class Inputs:
 
     @property
     def has_floats(self) -> bool:
-        """True if `change` changes a value."""
+        """Return True if `change` changes a value."""
         return bool(self._float_memory())
 
     def change(self, amount: float) -> None:

@@ -100,7 +100,9 @@ def _shrunk(lengths: torch.Tensor, have: torch.Tensor, total: int) -> torch.Tens
 
 
 def _spread(amount: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
-    """Return how much of `amount` each slot gets if slots are filled one after the other, each up to its capacity."""
+    """Return how much of `amount` each element gets if the elements are filled one after the other, each up to its
+    value in `room`.
+    """
     before = room.cumsum(-1) - room
     return (amount - before).clamp(min=0).minimum(room)
 

@@ -1,5 +1,6 @@
-"""Modes: ways to run a call, such as eager or compiled. A mode is a module of this package, or an entry point
-`opgrip.modes` of another package.
+"""Modes: ways to run a call, such as eager or compiled.
+
+A mode is a module of this package, or an entry point `opgrip.modes` of another package.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 EAGER, CANDIDATE = "eager", "candidate"
 UNTUNED = "untuned"
-"""argument of modes that can search for faster code, with which they do not"""
+"""argument of modes that can search for faster code, as in `tvm:untuned`; with it, they do not search"""
 
 
 @titled("execution")
@@ -43,7 +44,9 @@ class Tuning:
     )
 
     def of(self, mode: str) -> Tuning:
-        """Return these settings if a mode searches for faster code, else settings without a search."""
+        """Return these settings if a mode, such as `tvm`, searches for faster code, otherwise settings without a
+        search.
+        """
         named_mode, argument = find_mode(mode)
         return self if named_mode.tuners and argument != UNTUNED else Tuning()
 

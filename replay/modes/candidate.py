@@ -134,7 +134,7 @@ def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class CandidateOptions:
-    """Options that name the candidates, the users' implementations that replace operators."""
+    """Options that name the candidates, which are users' implementations of operators."""
 
     candidate: tuple[Candidate, ...] = option(
         (),
@@ -172,14 +172,11 @@ class CandidateOptions:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Return the names and patterns of the operators that have a candidate."""
+        """The names and patterns of the operators that have a candidate."""
         return tuple(dict.fromkeys(item.op for item in self.candidate))
 
     def find(self, op: str) -> Candidate | None:
-        """Return the first candidate whose name or pattern matches an operator, or None.
-
-        op : full name of the operator
-        """
+        """Return the first candidate whose name or pattern matches the operator's full name; None if there is none."""
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
@@ -213,7 +210,7 @@ class CandidateOptions:
 
 @mode(CANDIDATE, differentiable=True, ahead=False)
 def run_candidate(task: Task) -> Program:
-    """Run the user's implementation of the operator, given by `--candidate`."""
+    """Return the user's implementation of the operator, given by `--candidate`, as a program."""
     if task.candidate is None:
         raise NotImplementedError("no candidate for this operator: name one with --candidate OPERATOR=FILE.py:FUNCTION")
     return Program(task.candidate())

@@ -80,8 +80,8 @@ def _call_of(task: Task, arguments: Arguments) -> TensorCall:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return addresses, shapes, strides and dtypes of tensors; a graph can run on all sets of tensors for which these
-    are equal.
+    """Return a key of some tensors: their addresses, shapes, strides and dtypes. A graph can run on all tensors with
+    the key of those with which it was captured.
     """
     return tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 

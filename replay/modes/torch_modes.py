@@ -151,9 +151,10 @@ def run_as_called(task: Task) -> Program:
 
 @mode("cpu", differentiable=True, ahead=False)
 def run_on_cpu(task: Task) -> Program:
-    """Run the call on the CPU: copy its tensors there and the results back, which is a part of the time.
+    """Return the call as a program that copies its tensors to the CPU, runs there, and copies the results back; the
+    time includes the copies.
 
-    As the reference, it shows whether a device computes what the CPU does.
+    As the reference mode, it shows whether a device computes what the CPU does.
     """
     from torch import Tensor, device
 

@@ -1,4 +1,4 @@
-"""Torch settings under which a case ran in the program, and the operators that these settings allow to use TF32."""
+"""The torch settings under which a case ran in the program, and the operators that may use TF32 under them."""
 
 from __future__ import annotations
 

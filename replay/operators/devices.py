@@ -219,9 +219,7 @@ class DeviceTraits:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """Raise `UserError` if the devices are not different accelerators of one kind, because cases are spread
-    over them.
-    """
+    """Raise `UserError` if the devices over which cases are to be spread are not different accelerators of one kind."""
     first, *others = devices
     if not others:
         return

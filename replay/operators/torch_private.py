@@ -16,7 +16,9 @@ _places = PrivatePlaces()
 
 
 def private_places() -> dict[str, str]:
-    """Return, by name of each private function of torch, `found` or what the replay lacks without it."""
+    """Return, by name of each private function of torch, `found`, or the text that says what the replay lacks without
+    it.
+    """
     return _places.report()
 
 
@@ -44,7 +46,7 @@ def is_dispatched(function: Any) -> bool:
 decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = _places.take_later(
     "torch._decomp.decomposition_table", {}, "candidates begin with a call of their operator"
 )
-"""function that returns functions in terms of other operators, by overload"""
+"""function that returns torch's decompositions: by overload, a function that computes it by other operators"""
 
 
 operator_names: Callable[[], Sequence[str]] = _places.take(
@@ -150,7 +152,7 @@ def traced_backward(
     """Return the graph with which AOTAutograd computes a function's gradients, and the graph's inputs; None if it
     creates no graph.
 
-    run : function that is called with the traced `forward`'s results and runs their backward
+    run : function that is called with the results of the traced `forward` and runs their backward
     """
     aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()
     if aot_function is None or make_boxed is None or partition is None:

@@ -74,6 +74,10 @@ def _arguments(call: OperatorCall) -> list[tuple[str, torch.Tensor]]:
 
 
 def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool) -> int:
+    """Return how many bytes of one argument a call reads and writes.
+
+    written : True if the call writes into the argument
+    """
     whole = distinct_bytes(tensor)
     if written:
         if call.name in OVERWRITES or (call.schema is not None and name in call.schema.outs):

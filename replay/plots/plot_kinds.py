@@ -167,7 +167,7 @@ def _draw_series(axes: Axes, place: int, name: str, offset: float, groups: Seque
 
 
 def _scale(axes: Axes) -> None:
-    """Give the x axis a logarithmic scale with plain numbers as labels, so that 2 and 1/2 are equally far from 1."""
+    """Make the x axis logarithmic, with plain numbers as labels, so that 2 and 1/2 are equally far from 1."""
     from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")

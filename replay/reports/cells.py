@@ -262,9 +262,8 @@ def read_completed(
 
 
 def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
-    """Return the rows of a file that this replay would measure again.
+    """Return those of `rows` (the rows of a file) that a replay with the rows `expected` would measure again.
 
-    expected : rows of the replay before they are measured
     caches : cache states of the replay
     """
     keys = {_key(row) for row in expected}

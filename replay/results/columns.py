@@ -26,7 +26,7 @@ class Column:
 
     meaning : one-line description of the column
     unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share from 0 to 1; empty if it has no unit
-    heading : heading in the printed table; the column is printed if a row has a value for it
+    heading : heading in the printed table, which shows the column if a row has a value; empty to never print it
     name : name of the field
     whole : True if the column contains integers
     several : True if the column contains lists

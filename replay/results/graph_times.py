@@ -33,8 +33,8 @@ class GraphColumns(Columns):
 
 
 def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
-    """Return the rows, with captured times of calls in launches in proportion to replayed ones, if all calls of a graph
-    were replayed and the trace does not have the times of their kernels.
+    """Return the rows. If the trace lacks the times of the kernels of a CUDA graph and all its calls were replayed, the
+    captured time of the graph's launches is divided among these calls in proportion to their replayed times.
     """
     signature_of = {case.number: case.trace_number for case in cases}
     factors = trace.source.changes_by(_times_ns(rows, signature_of), trace.signatures)
@@ -53,10 +53,9 @@ def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: 
 
 
 def _times_ns(rows: Sequence[Result], signature_of: Mapping[int, int]) -> dict[int, float]:
-    """Return the mean replayed time of a signature's calls in ns, by signature number; several cases may be of one
-    signature.
+    """Return the mean replayed time of each signature's calls in ns, by signature number.
 
-    signature_of : signature number by case number
+    signature_of : signature number by case number; several cases can have the same signature
     """
     totals: dict[int, float] = {}
     counts, seen = Counter[int](), set[int]()

@@ -129,9 +129,8 @@ def _chance(logs: Sequence[float]) -> float:
 
 
 def _error_of_median(logs: Sequence[float]) -> float:
-    """Return the standard error of the median of sorted numbers, from their order statistics.
-
-    logs : the numbers: logarithms of ratios
+    """Return the standard error of the median of sorted numbers, such as logarithms of ratios, from their order
+    statistics.
     """
     half, reach = (len(logs) - 1) / 2, WITHIN_95 * sqrt(len(logs)) / 2
     low, high = max(floor(half - reach), 0), min(ceil(half + reach), len(logs) - 1)

@@ -225,7 +225,7 @@ def _groups_with(
     announce: Announce,
     without: Collection[int],
 ) -> list[SubjectGroup]:
-    """Return the subjects of all rows with the cache state `cache`, by torch settings; parameters as in `_around`."""
+    """Return the subjects of all rows with the cache state `cache`, grouped by torch settings."""
     rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
     around = _around(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
     return _groups(rows, workload, surroundings, around)

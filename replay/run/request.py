@@ -81,7 +81,7 @@ class Shard:
         """Return True if a trace that starts at `offset_us` and has this cost overlaps the shard's part of the total
         cost.
         """
-        assert self.total_us is not None, "it is one of several"
+        assert self.total_us is not None, "it is known when several traces are divided"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin
 

@@ -125,8 +125,8 @@ class UntrustedProcess:
         return torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     def place(self, size: int) -> int:
-        """Return the offset of `size` free bytes of shared memory; each run gets other ones, unless they are most of
-        it.
+        """Return the offset of `size` free bytes in the shared memory. Each run gets other bytes than the one before,
+        unless it needs most of the memory.
         """
         if len(self.memory) < 2 * size:
             self._grow(2 * size)
@@ -136,7 +136,9 @@ class UntrustedProcess:
         return offset
 
     def mapped_at(self) -> list[tuple[int, int, int]]:
-        """Return first address, end and offset in the file of each range in which the process sees shared memory."""
+        """Return (first address, end, offset in the file) of each range of addresses at which the process sees shared
+        memory.
+        """
         own = f"{os.fstat(self._file).st_ino} "
         ranges = []
         for line in Path(f"/proc/{self._leaf}/maps").read_text(encoding="utf-8", errors="replace").splitlines():

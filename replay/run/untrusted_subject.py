@@ -36,9 +36,9 @@ DRAWN = 8
 CHANGE = 1e-3
 """largest relative change of a floating-point value between runs; 8 steps of dtypes that are less precise"""
 MARGIN = 0.1
-"""share by which the requests of a candidate may take longer than the operator's besides the call, by chance"""
+"""share by which the time of a candidate's request outside its call may exceed the operator's, by chance"""
 KEPT = 51
-"""number of requests, the latest ones, over which this is compared"""
+"""number of latest requests over which these times are compared"""
 
 
 Check = Callable[[Inputs, RunOutputs], ResultVerdict]
@@ -52,7 +52,8 @@ class UntrustedSubject(Subject):
     call : the call
     draw : returns new inputs of an input set, by index and seed
     check : compares the results of a run with the operator's; None for the operator itself
-    besides_ns : times of the operator's requests in addition to its runs, to which the operator's subject adds
+    besides_ns : times in ns that requests to run the operator took outside its call; the operator's subject adds to
+        them
     """
 
     call: UntrustedCall
@@ -74,8 +75,8 @@ class UntrustedSubject(Subject):
     ) -> tuple[Stratum, float]:
         """Time one run by the other process's clock, and check the results of some runs. The parameters have no effect.
 
-        The time is increased if requests of this call take longer, outside the reported time, than requests of the
-        operator.
+        If a request of a candidate takes longer than one of the operator outside the reported time, the difference is
+        added.
         """
         stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         began = perf_counter_ns()
@@ -160,7 +161,7 @@ def untrusted_subject(
     variant : mode and settings of the row; only the results of a candidate are checked
     inputs : arguments of each input set
     draw : function that returns inputs for a signature, with values drawn for a seed
-    besides_ns : times in ns that requests to run the operator took in addition to the runs, which both subjects share
+    besides_ns : times in ns that requests to run the operator took outside its call; both subjects share this list
     """
     signatures: Sequence[Signature] = (case.signature, *case.input_sets)
     tolerance = call.workload.request.tolerance

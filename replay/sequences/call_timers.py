@@ -253,7 +253,7 @@ class CallProgram:
         """Run a call and return its results; `watch` times only the program, not the conversion of arguments and
         results.
         """
-        assert self.program is not None, "else it runs in eager"
+        assert self.program is not None, "without a program, calls run in eager"
         args, kwargs = arguments
         entered, named = arguments if self.program.enter is None else self.program.enter(arguments)
         raw_result = watch.run(self.program.function, entered, named)

@@ -152,21 +152,21 @@ class DryRun:
             self.programs[call.signature] = make_call_program(call, operator, inputs, self._settings)
 
     def most(self, *numbers: int) -> list[int]:
-        """Return the largest value of each number over all ranks."""
+        """Return the largest value of each number over all ranks; without other ranks, the numbers themselves."""
         return list(numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Return `more`; if it is True, restore the state before the first call, for the next pass, with `begin`."""
+        """Return `more`; if it is True, call `begin` first, which restores the state before the first call."""
         if more:
             begin()
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a planned call that needs other ranks with them and return True; return False for other calls."""
+        """Run a call that needs other ranks, as planned, and return True; return False for a call that needs none."""
         return False
 
     def finish(self) -> None:
-        """Wait at the end of a pass for collectives that are still running."""
+        """Wait for collectives that are still running at the end of a pass."""
 
     def begin(self) -> None:
         """Restore all memory to its state before the first call."""
@@ -175,7 +175,7 @@ class DryRun:
             prepared.begin()
 
     def redraw(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Overwrite the arguments of a call that the plan marks as `redrawn` with drawn values."""
+        """Overwrite those arguments of a call that are in the plan's `redrawn` with drawn values."""
         specs = self._interface(call).takes
         for index in plan.redrawn:
             self._drawn.write(call.takes[index], specs[index])
@@ -274,9 +274,7 @@ class DryRun:
         return result
 
     def _arrange(self, call: FlowingCall, plan: CallPlan) -> PreparedCall:
-        """Prepare a call on the results of earlier calls; add the tensors whose values it cannot use to
-        `plan.redrawn`.
-        """
+        """Prepare a call on the results of earlier calls; add tensors whose values it cannot use to `plan.redrawn`."""
         memory, interface = self.memory, self._interface(call)
         tensors = list(enumerate(zip(call.takes, interface.takes, strict=True)))
         own = frozenset(index for index, (number, spec) in tensors if number == NO_STORAGE or not can_flow(spec))

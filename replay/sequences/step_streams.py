@@ -20,7 +20,7 @@ from opgrip.traces.table.accelerators import HOST, device_of
 from opgrip.traces.table.trace import Trace
 
 Action: TypeAlias = tuple[bool, int, int]
-"""whether a stream waits for a mark or records it, number of the stream, number of the mark"""
+"""True if a stream waits for a mark (a point in a stream), False if it sets one; numbers of stream and mark"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class StreamPlan:
 
     count : number of streams
     of_call : stream of each call; for a call on the host, that of the call before it
-    before : by index of a call, waits of streams that precede it, and marks: points in a stream for which another waits
+    before : by index of a call, what streams do before it: wait for marks, or set marks (points for which others wait)
     crossing : for each storage that several streams use, the numbers of these streams
     """
 

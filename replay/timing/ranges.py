@@ -105,7 +105,7 @@ def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]
 
     on_gpu = torch.device(device).type == "cuda"
     if profiled == TORCH:
-        assert timelines is not None, "they were asked for"
+        assert timelines is not None, "the profiler needs a folder"
         with torch.profiler.profile() as profiler:
             yield
         profiler.export_chrome_trace(f"{timelines}/{os.getpid()}-{next(_timelines)}.json")

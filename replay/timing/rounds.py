@@ -1,5 +1,5 @@
-"""Timed runs of subjects (calls to time) until enough times are known: in rounds, as a program mixes its calls, or one
-subject after the other.
+"""Timed runs of subjects (functions to time) until enough times are known: in rounds, as a program mixes its calls, or
+one subject after the other.
 """
 
 from __future__ import annotations

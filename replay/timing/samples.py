@@ -14,7 +14,7 @@ FEWEST = 10
 LEAST = 3
 """minimum number of runs of a case in any event"""
 MAIN = 0.5
-"""share of the program's calls above which a stratum needs at least `LEAST` runs"""
+"""share of the program's calls above which a stratum (runs with the same values and memory) needs `LEAST` runs"""
 MOST_CONTENDED = 100
 """number of contended runs after which no more runs are tried"""
 FEWEST_FOR_PERCENTILES = 5
@@ -115,10 +115,7 @@ class Samples:
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """Return the same time as `quantile_us`, or None if there are too few runs for it.
-
-        share : share of the program's calls that end within this time, such as 0.9
-        """
+        """Return `quantile_us(share)`, or None if there are too few runs for it."""
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property
@@ -154,8 +151,8 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Mean interquartile range within the strata, divided by the mean of their medians; infinite if no stratum has
-        two runs.
+        """Mean interquartile range within the strata (groups of runs with the same input values and memory state),
+        divided by the mean of their medians; infinite if no stratum has two runs.
         """
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
         if not strata:
@@ -202,8 +199,8 @@ class Samples:
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """Return the strata that have runs and represent calls of the program, or all strata that have runs if these
-        represent no calls.
+        """Return the strata (groups of runs with the same input values and memory state) that have runs and represent
+        calls of the program; if none represents calls, all that have runs.
         """
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
@@ -265,9 +262,10 @@ def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[floa
 def like_with_like(
     runs: Sequence[tuple[Hashable, float]], base: Sequence[tuple[Hashable, float]]
 ) -> tuple[list[float], list[float]]:
-    """Return the times of two subjects, paired run by run within each stratum, as two lists of equal length.
+    """Return the times of two subjects (functions to time) as two lists of equal length, in which runs with the same
+    input values and memory state (stratum) are paired.
 
-    runs, base : (stratum, time) of each run. If the subjects have no stratum in common, runs are paired by input set.
+    runs, base : (stratum, time) of each run; if the subjects have no stratum in common, runs are paired by input values
     """
     if {stratum for stratum, _ in runs}.isdisjoint(stratum for stratum, _ in base):
         runs, base = ([(stratum[0], time) for stratum, time in of] for of in (runs, base))  # type: ignore[index]

@@ -29,7 +29,7 @@ from opgrip.replay.timing.timing_options import EVENTS
 PROBE = bytes(range(256)) * 64
 """data whose checksum takes some microseconds to compute: constant work in the nearest cache"""
 SLOWED = 4 / 3
-"""ratio of a measurement of speed to the fastest one from which on the core counts as slowed or contended"""
+"""ratio of a probe's duration to the shortest one, from which on the core counts as slowed or contended"""
 
 
 MEMORY_BYTES, MEMORY_READS = 8 << 20, 3
@@ -53,7 +53,7 @@ def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> 
 
 
 class Pace:
-    """Checks whether the processor currently runs as fast as it was ever observed to run."""
+    """Checks whether the processor now runs as fast as the fastest that was observed since this object was created."""
 
     def __init__(self) -> None:
         self._best = min(_probe_ns() for _ in range(50))

@@ -58,7 +58,7 @@ class Subject:
     profiled : name of the profiler that is used, or empty
     in_torch : True if the function uses torch's streams
     samples : times of the runs, for statistics
-    runs : stratum and time in ns of each kept run, in order
+    runs : stratum (input set, and memory state) and time in ns of each kept run, in order
     failure : error that a run raised
     recorded : for each of some runs after the timed ones, the work that it launched on the device
     """
@@ -147,7 +147,8 @@ class Subject:
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run, or a block of runs; return its stratum and the time of one run in ns.
+        """Time one run, or a block of runs; return its stratum (input set, and True if the results were in new pages)
+        and the time of one run in ns.
 
         stopwatch : measures the time with the clock that the user chose
         flush : function that empties the caches before the run; None to leave them unchanged

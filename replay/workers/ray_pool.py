@@ -201,8 +201,9 @@ class Pool:
         return ready
 
     def _hear(self, ready: Collection[Any]) -> None:
-        """Receive the machine descriptions of workers that have started (`ready` are Ray's references to them), and end
-        workers that cannot be used.
+        """Receive the machine descriptions of workers that have started, and end workers that cannot be used.
+
+        ready : Ray's references to the descriptions
         """
         for item in ready:
             slot = self._starting.pop(item)
@@ -336,7 +337,7 @@ class Pool:
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
     def _lose(self, slot: RaySlot) -> None:
-        """Remove a worker that has ended (`slot`) from the lists of workers."""
+        """Forget a worker (`slot`) that has ended."""
         if slot in self._slots:
             self._slots.remove(slot)
         if slot in self._idle:

@@ -35,7 +35,7 @@ MOST_COMPILERS, COMPILER_BYTES = 4, 3 << 29
 the tensors of a call
 """
 PARTS = 4
-"""windows per device if there are few cases; with fewer windows, devices would idle while another runs its last one"""
+"""number of windows (groups of cases) per device if there are few cases; with fewer, devices would idle at the end"""
 
 
 def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:

@@ -22,8 +22,6 @@ from opgrip.replay.timing.ranges import check_ranges
 @titled("profilers")
 @dataclass(frozen=True, slots=True)
 class NcuOptions:
-    """Options of the Nsight Compute analysis."""
-
     ncu: bool = option(
         False,
         "run the cases once more under Nsight Compute: adds time, bytes, throughput and occupancy of the "

@@ -38,8 +38,8 @@ class Batch:
     """The metrics that one ncu process measured for its batch of cases.
 
     number : number of the batch, from 1
-    added : columns to add to each row, by the row's key
-    outside : number of kernels in the report that belong to no row
+    added : the columns of ncu for each row, by the row's key (case number, text that distinguishes the case's rows)
+    outside : number of kernels in ncu's report that were not launched by a run of any row
     """
 
     number: int
@@ -48,7 +48,9 @@ class Batch:
 
 
 def batches_path(output: Path) -> Path:
-    """Return the path of the file in which finished batches are kept, given the path of the results."""
+    """Return the path of the file that keeps finished batches for `--resume`: `results.csv.ncu-journal` for
+    `results.csv`.
+    """
     return output.with_name(f"{output.name}.ncu-journal")
 
 
@@ -56,7 +58,7 @@ def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool
     """Open the file of finished batches.
 
     path : path of the file; None to keep batches only in memory
-    run_options : options that must be equal for batches of an earlier run to be used
+    run_options : options of this run; batches of an earlier run are used only if its options were equal
     resume : True to use the finished batches in the file
     """
     return Journal(path, run_options, Codec(_encoded, _decoded), resume, replace=True)
@@ -99,7 +101,7 @@ class Ncu:
     """How to run ncu, and what it measures.
 
     binary : path of ncu
-    report : path of the reports without `.batchN.ncu-rep`
+    report : path of the reports without its end, `.batchN.ncu-rep`
     metrics : names of the metrics to measure
     arguments : more arguments for ncu, from the user
     warmup, iterations : number of warm-up runs and of profiled runs of each row
@@ -124,7 +126,7 @@ class _Died(Exception):
 
 
 class _NoMetric(Exception):
-    """Raised if the GPU lacks a requested metric, so that ncu did not run anything; the message is the metric."""
+    """Raised if the GPU lacks a requested metric, so that ncu ran nothing; the message is the metric's name."""
 
 
 def profile_rows(
@@ -181,7 +183,7 @@ def profile_rows(
 
 
 def json_of(ncu: Ncu) -> dict[str, object]:
-    """Return the settings of ncu that must be unchanged for a run to be resumed, as JSON."""
+    """Return the settings of ncu that a resumed run must share with the interrupted one, as JSON."""
     options = asdict(ncu)
     for place in ("binary", "report", "command"):
         del options[place]
@@ -201,15 +203,14 @@ def _batch_with_what_there_is(
     everything: Sequence[Result],
     say: Callable[[str], None],
 ) -> tuple[Batch, Ncu]:
-    """Run one batch, again without each metric that the GPU lacks. Return its results, and the settings without these
-    metrics.
+    """Run one batch, and run it again without each metric that the GPU lacks. Return the batch's metrics, and `ncu`
+    without these metrics.
 
-    rows, number : rows and number of the batch
-    ncu : how to run ncu, and the metrics to measure
+    number : number of the batch, from 1
     timeout_s : time limit of a case without ncu, in s
     everything : rows of all batches
     say : function that prints a line for the user
-    Raises `UserError` if the missing metric was requested by its name and not as part of a set.
+    Raises `UserError` if the user named the missing metric itself and not a set that contains it.
     """
     try:
         return _batch(request, rows, ncu, number, timeout_s, everything), ncu

@@ -54,10 +54,10 @@ NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
-    """Return the metrics that a comma-separated list of metrics and sets of metrics names; the kernels' duration is
-    always included.
+    """Return the names of the metrics in a comma-separated list of metrics and sets, such as
+    `basic,sm__cycles_active.avg`.
 
-    Raises `UserError` for an unknown name.
+    The duration of kernels is always included. Raises `UserError` for an unknown name.
     """
     metric_names = [DURATION]
     for word in filter(None, (word.strip() for word in text.split(","))):
@@ -163,8 +163,6 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 @dataclass(frozen=True, slots=True)
 class NcuColumns(Columns):
-    """The columns that the Nsight Compute analysis adds to a row."""
-
     ncu_kernels: str | None = column("names of the kernels of a run, with the number of each")
     ncu_launches: float | None = column("number of kernels of a run")
     ncu_us: float | None = column("time of the kernels of a run", "us", "ncu us")
@@ -179,7 +177,7 @@ class NcuColumns(Columns):
 
 
 def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[Key, list[NcuKernel]], int]:
-    """Return the kernels that each row launched, by row key, and the number of kernels that belong to no row."""
+    """Return the kernels that each row launched, by the row's key, and the number of kernels that no row launched."""
     keys = {row_name(row.case, row.op, key_of(row)[1]): key_of(row) for row in rows}
     # longest names first, because one name can be the start of another
     names = "|".join(re.escape(name) for name in sorted(keys, key=len, reverse=True))
@@ -196,8 +194,9 @@ def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[K
 
 
 def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
-    """Return the columns of a row from the kernels of all its profiled runs; sums are divided by the number of runs.
+    """Return ncu's columns of a row, as means over its runs.
 
+    kernels : kernels of all profiled runs of the row
     requested_metrics : names of the metrics that `--ncu-metrics` requests
     """
     names = Counter(kernel.name for kernel in kernels)

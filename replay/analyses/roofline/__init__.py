@@ -66,9 +66,9 @@ def limit_of(
 
     flops : number of floating-point operations; None if unknown
     size : number of bytes to move
-    dtype : name of the dtype in which it computes
+    dtype : name of the dtype of its arithmetic, such as `bfloat16`
     operators : number of operators that the call runs
-    ceilings : peak rates of the machine
+    ceilings : peak rates and bandwidths of the machine
     threads : number of threads that run the call
     cold : True if the caches are empty before the call
     launches : True if the measured time includes a launch
@@ -95,25 +95,28 @@ def with_limits(
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
     launches: bool = True,
 ) -> list[Result]:
-    """Return the rows with the columns of the roofline; rows without a time or without known bytes stay as they are.
+    """Return the rows with the columns of the roofline; rows without a time or without known bytes are returned as they
+    are.
 
-    ceilings : peak rates of the machine
+    ceilings : peak rates and bandwidths of the machine
     threads_of, dtype_of : functions that return the number of threads, and the dtype of the arithmetic, of a row
-    launches : False for a limit without launches, of which another implementation may need fewer
+    launches : False to leave the time of launches out, because another implementation may need fewer launches
     """
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row), launches) for row in rows]
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
-    """Return a function that maps a row to the dtype in which it computes: TF32 if the torch settings of its case allow
-    it.
+    """Return a function that returns the name of the dtype of a row's arithmetic, such as `float32`; `tf32` if the
+    torch settings with which its case was recorded allow that for float32.
     """
     context_of_case = {case.number: case.context for case in workload.cases}
     return lambda row: arithmetic_dtype(row, context_of_case.get(row.case, {}))
 
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
-    """Return a function that maps a row to its number of threads: the requested number, else the recorded one."""
+    """Return a function that returns the number of threads of a row: the requested number, otherwise the recorded one,
+    otherwise torch's default.
+    """
     import torch
 
     threads_of_case = {case.number: case.context.get("threads") for case in workload.cases}
@@ -176,7 +179,7 @@ class Nearness:
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """Return one entry per operator, the one with the largest share of time first."""
+    """Return one entry per operator, largest share of time first; none if no row has a time and a limit."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}
@@ -227,7 +230,9 @@ def time_of(row: Result) -> float:
 
 
 def _name(row: Result) -> str:
-    """Return the operator's name, followed by the settings of the row that are not the defaults, such as its mode."""
+    """Return the operator's name, followed by those settings of the row that differ from the defaults, such as its
+    mode.
+    """
     return " ".join(
         [
             row.op,
@@ -242,8 +247,6 @@ def _name(row: Result) -> str:
 @titled("roofline and energy")
 @dataclass(frozen=True, slots=True)
 class RooflineOptions:
-    """The option `--roofline`."""
-
     roofline: bool = option(
         False,
         "compare each call with the machine's peak bandwidth and arithmetic rate, and report what limits "

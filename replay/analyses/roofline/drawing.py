@@ -29,6 +29,7 @@ PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def line_of_level(place: int) -> dict[str, Any]:
+    """Return matplotlib's settings of the line of memory level number `place`; level 0 is nearest to the processor."""
     return {**INK, "linestyle": DASHES[place % len(DASHES)]}
 
 
@@ -53,8 +54,8 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """List the operators that take most time below the plots of a figure, numbered from 1; return the number of each
-    operator.
+    """List the operators that take most time below the plots of a figure, numbered from 1. Return the number of each
+    listed operator, by name.
 
     total : time of all rows in us
     """
@@ -86,7 +87,7 @@ Dot = tuple[float, float, Result]
 
 
 def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
-    """Draw a dot for each case on the axes of a plot, large dots first, so that no dot hides a smaller one.
+    """Draw a dot for each case, large dots first, so that no dot hides a smaller one.
 
     dots : (x, y, row) of each dot
     total : time in us for which a dot has the largest area
@@ -98,7 +99,7 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
-    """Write the number of each operator in `key` on the largest dot of this operator, on the axes of a plot.
+    """Write the number of each operator in `key` on the operator's largest dot.
 
     dots : (x, y, row) of each dot
     """
@@ -154,8 +155,8 @@ def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -
     refer to the list of operators below the plots.
 
     rows : result rows; those without a limit are left out
-    ceilings : peak rates of the machine
-    threads : number of threads for which the peak rates are drawn
+    ceilings : peak rates and bandwidths of the machine
+    threads : number of threads for which the peaks are drawn
     """
     shown = [row for row in rows if LimitColumns.of(row).bound is not None and row.median_us]
     computing = [row for row in shown if row.flops and row.bytes_moved]
@@ -206,11 +207,8 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
 
 
 def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
-    """Return the machine's peak rate in Gflop/s of each dtype that the rows compute in, highest first; if the rates of
-    these dtypes are unknown, return the rate of float32.
-
-    ceilings : peak rates and bandwidths of the machine
-    threads : number of threads to which the rates apply
+    """Return the machine's peak rate in Gflop/s of each dtype in which the rows compute, highest first; only the rate
+    of float32 if the machine's rates of these dtypes are unknown.
     """
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
     if "float32" in dtypes:
@@ -221,10 +219,9 @@ def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str
 
 def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
     """Plot the time of calls over the bytes that they move, and lines for the shortest times that launches and memory
-    allow; calls that move no bytes are in a separate lane on the left.
+    allow.
 
-    ceilings : peak bandwidths and launch times of the machine
-    threads : number of threads to which the bandwidths apply
+    Calls that move no bytes are drawn in a separate strip on the left.
     """
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)

@@ -77,9 +77,9 @@ NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
 
 
 def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
-    """Measure the peak rates of a device, which takes about 20 seconds.
+    """Measure the peak rates and bandwidths of a device, which takes about 20 seconds.
 
-    On the CPU, the rates are measured for one thread and for one thread per processor.
+    On the CPU, they are measured for one thread and for one thread per processor.
 
     tell : function that receives progress
     Raises `UserError` if the device lacks a required feature, or if a rate is implausible.
@@ -132,9 +132,7 @@ def _measure(device: str, tell: Tell) -> Ceilings:
 
 
 def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
-    """Return the highest rate of a product over all matrix sizes, in Gflop/s; None if the device does not support the
-    product.
-    """
+    """Return the highest rate of a product over all matrix sizes, in Gflop/s; None if the device cannot compute it."""
     best = None
     wait = synchronizer(device)
     for size in SIZES:
@@ -169,10 +167,7 @@ def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor,
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:
-    """Return the mean time in us to launch an operator, over many launches in a row without waiting for each.
-
-    function, one : the operator and its argument
-    """
+    """Return the mean time in us to launch an operator, over many launches in a row without waiting for any of them."""
     wait = synchronizer(device)
 
     def run() -> None:

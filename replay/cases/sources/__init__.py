@@ -129,7 +129,7 @@ sources.register("trace")(TraceSource())
 
 
 CONFIGURATIONS = "param"
-"""name of the format of these files"""
+"""name of the format of PARAM's files of operator configurations"""
 
 
 class ConfigurationSource:

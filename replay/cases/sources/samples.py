@@ -57,9 +57,7 @@ def folders_in(target: Path) -> list[Path]:
 
 
 def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
-    """Return the samples in all target folders without loading their code; raise `UserError` if a folder
-    contains none.
-    """
+    """Return the samples in all target folders without loading their code; raise `UserError` if a folder has none."""
     samples = []
     for target in targets:
         folders = folders_in(target)
@@ -70,8 +68,8 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield a case for each recorded call in the sample folders, if the sample matches the patterns and has all tags;
-    the caller numbers the cases.
+    """Yield a case for each recorded call of the samples in the folders that match one of the patterns and have all
+    tags. The caller numbers the cases.
     """
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
@@ -82,9 +80,7 @@ def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags:
 
 
 def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -> list[Case]:
-    """Return cases for the gripped calls of a trace whose functions have a sample in one of the folders, which the user
-    trusts.
-    """
+    """Return cases for the gripped calls of a trace whose functions have a sample in one of the folders."""
     samples = {sample.origin: sample for sample in read_folders(folders)}
     names = _function_calls(trace)["op"]
     if names.empty:
@@ -108,8 +104,8 @@ def _function_calls(trace: Trace) -> pd.DataFrame:
 
 
 def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selection) -> list[Case]:
-    """Return a case for each signature that calls one of the samples; they have no captured time, because the captured
-    time of a gripped call includes the recording of the operators inside it.
+    """Return a case for each signature that calls one of the samples. The cases have no captured time, because the
+    captured time of a gripped call includes the recording of the operators inside it.
 
     samples : samples by the name of the function from which each was made
     """
@@ -153,8 +149,9 @@ class _Code:
 
 
 def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
-    """Return the case of a recorded call of a sample; its `load` function loads the sample's code and constructs the
-    arguments. `context` are the torch settings of the call.
+    """Return the case of a recorded call of a sample; its `load` loads the sample's code and constructs the arguments.
+
+    context : torch settings of the call
     """
     args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
     signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
@@ -170,7 +167,9 @@ def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, An
 
 
 class _Outline:
-    """Converts recorded arguments to a sample case's: `TensorSpec`, `Opaque` (an object's class) or plain values."""
+    """Converts recorded arguments to a sample case's: `TensorSpec`, `Opaque` (names an object's class), plain
+    values.
+    """
 
     def __init__(self) -> None:
         self._places = count()

@@ -1,6 +1,4 @@
-"""Conversion of calls to functions of tensors, start of jax, and conversion of tensors and devices for
-other runtimes.
-"""
+"""Calls as functions of tensors, the start of jax, and conversion of tensors and devices for other runtimes."""
 
 from __future__ import annotations
 

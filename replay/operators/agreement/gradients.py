@@ -13,8 +13,8 @@ from opgrip.replay.operators.agreement.layers import Call, Check, Sizes, element
 
 
 def optimizer(call: Call) -> Iterator[Sizes]:
-    """Check that each list of an optimizer's tensors has one entry of the right shape per parameter; optional lists may
-    be empty.
+    """Yield the actual and the expected sizes of an optimizer's lists, which have one tensor of the right shape per
+    parameter; optional lists may be empty.
     """
     expected = [shape_of(parameter) for parameter in call["self"]]
     needed = {"grads", "exp_avgs", "exp_avg_sqs", "state_sums", "state_steps"}
@@ -62,7 +62,9 @@ def _on_meta(value: Any) -> Any:
 
 
 def as_forward(forward: Forward) -> Check:
-    """Return a check that arguments of a backward operator have the shapes that the forward's results would have."""
+    """Return a check that some arguments of a backward operator have the shapes of the results of the forward
+    operator.
+    """
     function = getattr(torch.ops.aten, forward.name).default
 
     def check(call: Call) -> Iterator[Sizes]:
@@ -170,7 +172,9 @@ def ctc(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_int4(call: Call) -> Iterator[Sizes]:
-    """Check the sizes of a product with a 4-bit matrix whose scales apply to groups along the summed dimension."""
+    """Yield the actual and the expected sizes of a product with a 4-bit matrix whose scales apply to groups along the
+    summed dimension.
+    """
     inner, group = shape_of(call["self"])[-1], call["qGroupSize"]
     columns = shape_of(call["mat2"])[0]
     yield "qGroupSize in that of self", inner % group if group > 0 else None, 0
@@ -179,7 +183,9 @@ def matmul_int4(call: Call) -> Iterator[Sizes]:
 
 
 def matmul_4bit(call: Call) -> Iterator[Sizes]:
-    """Check the sizes of a product with a packed 4-bit matrix, which contains its scales and a bias."""
+    """Yield the actual and the expected sizes of a product with a packed 4-bit matrix, which contains its scales and a
+    bias.
+    """
     block, inner, columns = call["block_size"], call["in_features"], call["out_features"]
     weight = call["packed_weights"]
     yield "sizes of inp but the first", shape_of(call["inp"])[1:], (inner,)
@@ -223,8 +229,8 @@ def numbered(call: Call) -> Iterator[Sizes]:
 
 
 def observed(call: Call) -> Iterator[Sizes]:
-    """Check a fake quantization that observes value ranges: one scale per channel, or one for all; the ranges may be
-    empty.
+    """Yield the actual and the expected sizes of a fake quantization that observes value ranges: one scale per channel,
+    or one for all; the ranges may be empty.
     """
     count = shape_of(call["self"])[call["ch_axis"]] if call["per_row_fake_quant"] else 1
     yield from elements(call, count, "scale", "zero_point")

@@ -45,7 +45,9 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _plane(dimensions: int) -> Bound:
-    """Return a function that clamps indices into the flattened last `dimensions` dimensions of the pooled tensor."""
+    """Return a function that clamps indices into the pooled tensor, whose last `dimensions` dimensions count as
+    flattened.
+    """
     return _below(lambda call: prod(call["self"].shape[-dimensions:]))
 
 
@@ -74,10 +76,7 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    """Return regions of interest (`rois`), (N, 5), whose image index in the first column is clamped to the batch.
-
-    call : arguments of the call by name, from which the batch size is taken
-    """
+    """Return regions of interest (`rois`), (N, 5), whose image index, in the first column, is clamped to the batch."""
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
@@ -225,7 +224,7 @@ def _rules_of(function: Any) -> _Rules | None:
 
 @contextmanager
 def _refusing(reason: str) -> Iterator[None]:
-    """Convert errors of the block, which an invalid call causes, to `Unsupported` with this reason."""
+    """Convert the errors that an invalid call causes in the block to `Unsupported` with this reason."""
     try:
         yield
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:

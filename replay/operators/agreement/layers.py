@@ -21,6 +21,7 @@ Call: TypeAlias = Mapping[str, Any]
 Sizes: TypeAlias = tuple[str, object, object]
 """name of a property, its actual value, and its expected value"""
 Check: TypeAlias = Callable[[Call], Iterator[Sizes]]
+"""function that yields properties of a call; the call is not run unless all have their expected values"""
 
 
 def is_tensor(value: object) -> bool:
@@ -54,7 +55,7 @@ def dtypes(call: Call, expected: torch.dtype, *names: str) -> Iterator[Sizes]:
 
 def own_memory(*names: str) -> Check:
     """Return a check that the named arguments have memory for each of their elements (no stride of 0), because the
-    kernel reads them as contiguous.
+    kernel reads that memory as contiguous.
     """
 
     def check(call: Call) -> Iterator[Sizes]:
@@ -69,7 +70,9 @@ def own_memory(*names: str) -> Check:
 
 
 def ends_in_a_row(call: Call, *names: str) -> Iterator[Sizes]:
-    """Check that the elements of the last dimension of each named argument are adjacent in memory."""
+    """Yield the actual last stride of each named argument, and 1, the stride of elements that are adjacent in
+    memory.
+    """
     for name in names:
         tensor = call.get(name)
         if is_tensor(tensor) and shape_of(tensor)[-1] > 1:
@@ -116,7 +119,9 @@ def attention(call: Call) -> Iterator[Sizes]:
 
 
 def attention_for_cpu(call: Call) -> Iterator[Sizes]:
-    """Check attention on the CPU, whose kernel steps from head to head without checking bounds."""
+    """Yield the actual and the expected sizes of attention on the CPU, whose kernel steps from head to head without
+    checking bounds.
+    """
     yield from attention(call)
     yield "value", shape_of(call["value"]), shape_of(call["key"])
     yield from shapes(call, shape_of(call["query"])[:3], "logsumexp")
@@ -129,7 +134,9 @@ def _last_size(value: Any) -> int:
 
 
 def projected(call: Call) -> Iterator[Sizes]:
-    """Check an attention call whose projected queries, keys and values are in one tensor with one bias."""
+    """Yield the actual and the expected sizes of attention whose projected queries, keys and values are in one tensor
+    with one bias.
+    """
     width, heads = _last_size(call["qkv"]), call["num_heads"]
     yield from shapes(call, (width,), "qkv_bias")
     yield from dtypes(call, call["qkv"].dtype, "qkv_bias")
@@ -152,7 +159,7 @@ def encoder(call: Call) -> Iterator[Sizes]:
 
 
 def rnn(call: Call) -> Iterator[Sizes]:
-    """Check the sizes of one LSTM layer; the kernel supports no other recurrent cells."""
+    """Yield the actual and the expected sizes of one LSTM layer; the kernel supports no other recurrent cells."""
     inputs, hidden = shape_of(call["input"]), call["hidden_size"]
     places = (0, 1, 2, 3) if "weight0" in call else (1, 2, 3, 4)
     first, second, *biases = (f"weight{place}" for place in places)
@@ -215,7 +222,7 @@ def reduced_products(call: Call) -> Iterator[Sizes]:
 
 
 def reach(call: Call) -> Iterator[Sizes]:
-    """Check that a view ends below element 2**59, because torch computes its end from sizes and strides in 64 bits."""
+    """Yield whether a view ends below element 2**59, as it must, because torch computes its end in 64 bits."""
     last = (call.get("storage_offset") or 0) + sum(
         (size - 1) * stride for size, stride in zip(call["size"], call["stride"], strict=True) if size > 0
     )
@@ -223,7 +230,7 @@ def reach(call: Call) -> Iterator[Sizes]:
 
 
 def dimensions(call: Call) -> Iterator[Sizes]:
-    """Check that the dimensions of a Fourier transform exist and are distinct."""
+    """Yield whether the dimensions of a Fourier transform exist and are distinct, as they must."""
     count = len(shape_of(call["self"]))
     yield f"dimensions from {-count} to {count - 1}", all(-count <= dim < count for dim in call["dim"]), True
     yield "different dimensions", len({dim % count for dim in call["dim"]}) if count else 0, len(call["dim"])
@@ -243,7 +250,7 @@ def padded_rows(call: Call) -> Iterator[Sizes]:
 
 
 def classes(call: Call) -> Iterator[Sizes]:
-    """Yield the check that the input of a loss has at least one class, unless the target is empty."""
+    """Yield whether the input of a loss has at least one class, which it must unless the target is empty."""
     shape = shape_of(call["self"])
     yield "classes", shape[1 if len(shape) > 1 else 0] > 0 or not prod(shape_of(call["target"])), True
 
@@ -262,7 +269,9 @@ def margins(call: Call) -> Iterator[Sizes]:
 
 
 def upsample(call: Call) -> Iterator[Sizes]:
-    """Check the sizes of an interpolation, and that its scale factors match the sizes of input and output."""
+    """Yield the actual and the expected sizes of an interpolation, and its scale factors if they do not match these
+    sizes.
+    """
     if "output_size" not in call or "input" in call:
         # this overload computes one from the other
         return
@@ -307,7 +316,9 @@ def group_norm(call: Call) -> Iterator[Sizes]:
 
 
 def group_norm_backward(call: Call) -> Iterator[Sizes]:
-    """Check the backward of a group norm; some versions of torch read its gradients as contiguous memory."""
+    """Yield the actual and the expected sizes of the backward of a group norm; some versions of torch read its
+    gradients as contiguous memory.
+    """
     yield from group_norm(call)
     if not _takes_any_strides():
         yield from own_memory("grad_out", "input", "weight", "mean", "rstd")(call)

@@ -180,7 +180,7 @@ class Offer:
         """
         if self.kind not in MESSAGES:
             return self.group, -1, -1
-        assert self.peer is not None, "read with the operator"
+        assert self.peer is not None, "`read_collective` refuses a message without a peer"
         sides = (self.rank, self.peer) if self.kind == SEND else (self.peer, self.rank)
         return self.group, *sides
 
@@ -349,7 +349,7 @@ def _uneven(offers: Mapping[int, Offer]) -> str:
     for offer in offers.values():
         for other in offers.values():
             assert offer.splits is not None
-            assert other.splits is not None, "all have some"
+            assert other.splits is not None, "the ranks agree whether there are splits"
             if offer.splits[0][other.rank] != other.splits[1][offer.rank]:
                 return "its ranks do not send what the others receive"
     return ""

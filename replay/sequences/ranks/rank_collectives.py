@@ -116,7 +116,7 @@ def read_collective(signature: Signature) -> ReplayedCollective:
 def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
     """Return those arguments of a collective that contain its tensors."""
     exchange = exchange_of(signature)
-    assert exchange is not None, "it was read"
+    assert exchange is not None, "`read_collective` has accepted it"
     return signature.args[: exchange.count]
 
 
@@ -262,7 +262,7 @@ def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], memb
 
 def _is_dense(spec: TensorSpec) -> bool:
     """Return True if a tensor's elements are contiguous in memory."""
-    assert spec.stride is not None, "asked before"
+    assert spec.stride is not None, "`_with_sizes` refuses sparse tensors"
     steps = zip(spec.shape, spec.stride, contiguous(spec.shape), strict=True)
     return all(size == 1 or stride == expected for size, stride, expected in steps)
 

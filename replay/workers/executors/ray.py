@@ -169,7 +169,7 @@ class RayExecutor:
                 yield rows
 
     def _begin(self, workload: Workload) -> None:
-        """Make a workload the current one; workers load the trace of each workload once."""
+        """Make a workload the current one, with a new number by which workers know that they have to load its trace."""
         if self._workload is not workload:
             self._workload, self._number, self._homes, self._bundle = workload, self._number + 1, {}, None
 

@@ -280,7 +280,7 @@ def test_append_refuses_rows_that_exist(tmp_path: Path) -> None:
     assert [(row.trace, row.threads) for row in whole] == [("a", None), ("b", None), ("a", 1)]
     assert all("problem" not in about for about in whole.header["traces"].values())
     small_trace(one / "a.jsonl", (11,))
-    with pytest.raises(UserError, match="has rows of a different trace with this name"):
+    with pytest.raises(UserError, match="has rows of another trace named"):
         replay(one, **QUICK, output=output, append=True)
 
 
