@@ -91,7 +91,7 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest memory level that holds `size` bytes of `threads` threads; if `cold`, the main memory."""
+        """Return the nearest level that holds `size` bytes of `threads` threads, or the main memory if `cold`."""
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
@@ -120,7 +120,7 @@ def ceilings_path(device: str) -> Path:
 
 
 def read_cached_ceilings(device: str) -> Ceilings | None:
-    """Return the peaks in this machine's file, or None if the file cannot be read."""
+    """Return the peaks in this machine's file, or None if there is no file or it is damaged."""
     try:
         return from_json(json.loads(ceilings_path(device).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -146,13 +146,13 @@ def to_json(ceilings: Ceilings) -> dict[str, Any]:
 def from_json(fields: dict[str, Any]) -> Ceilings:
     """Return the peaks in the JSON object of a file; raise ValueError or KeyError if the file is damaged."""
     if fields["form"] != FORM:
-        raise ValueError(f"form {fields['form']}")
+        raise ValueError(f"the file has form {fields['form']}, expected {FORM}")
     ceilings = msgspec.convert(fields, Ceilings, strict=False, str_keys=True)
     if not ceilings.levels or ceilings.levels[-1].size is not None:
         raise ValueError("the last memory level is not the main memory")
     for measured in (*(level.bandwidth for level in ceilings.levels), *ceilings.rates.values()):
         if not measured or not min(measured.values()) > 0:
-            raise ValueError("a ceiling is missing")
+            raise ValueError("a bandwidth or rate is missing or not above 0")
     if implausible := find_implausible_rate(ceilings):
         raise ValueError(implausible)
     return ceilings

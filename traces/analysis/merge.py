@@ -72,7 +72,7 @@ def merge(
         corrections
     force : replace an existing file
     partial : accept cut and damaged traces
-    unbounded : as in `TraceReader`
+    unbounded : read records of any size and number; otherwise limits protect against hostile files
 
     Raises
     ------
@@ -303,7 +303,7 @@ class _Join:
             raise UserError(f"{path} has calls that are centuries apart from the others", "capture it again")
         storages = block.storages
         if len(storages) and int(storages.max()) + first_storage >= LATEST_NS:
-            raise UserError(f"{path} has more storages than 62 bits can number", "capture it again")
+            raise UserError(f"{path} numbers its storages above 2**62, so it is damaged", "capture it again")
         storages = np.where(storages == NO_STORAGE, storages, storages + first_storage)
         moved = replace(
             block,

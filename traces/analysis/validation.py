@@ -83,7 +83,6 @@ class Validation:
             self.findings.append(Finding(record, kind, message))
 
     def as_json(self) -> dict[str, Any]:
-        """Return the problems as a JSON object."""
         return {
             "trace": str(self.path),
             "records": self.records,
@@ -267,8 +266,9 @@ class TimeCheck:
         self._open: dict[int, deque[tuple[int, int]]] = {}
 
     def see(self, place: int, record: Calls) -> None:
-        """Check a block of calls, the record with index `place` from 1; add at most one finding for each kind of
-        error.
+        """Check the times of a block of calls; add at most one finding for each kind of error.
+
+        place : number of the block's record in the file, counted from 1
         """
         open_calls = self._open.setdefault(record.thread, deque(maxlen=MOST_OPEN))
         crossing: list[int] = []
@@ -307,7 +307,7 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
     references, times, totals = References(validation), TimeCheck(validation), _Totals(validation)
     name = format_of(reader.path)
     if name is not None:
-        validation.notes.append(f"a file of {name}, validated as the trace that it is read as")
+        validation.notes.append(f"a file of {name}, converted to a trace and then validated")
     records = enumerate(reader, 1) if name is not None else _records(reader, validation)
     for place, record in records:
         validation.records = place

@@ -209,8 +209,11 @@ def _value_of(attribute: Any) -> Any:
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Return a node, named as the whole operator if it is a part of one; later parts become children of the first
-    part, whose number `first_parts` stores by record number and operator.
+    """Return a node; if it is a part of an operator, such as `aten::copy_(1)`, it is renamed to the operator.
+
+    The second and later parts become children of the first part.
+
+    first_parts : number of the first part, by record number and operator; a new first part is added
     """
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
@@ -274,9 +277,9 @@ def parse_list(text: str) -> list[Any]:
     try:
         value = _literal(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise FormatError("a list cannot be read") from error
+        raise FormatError("the text of a list is not in Python's notation") from error
     if not isinstance(value, list):
-        raise FormatError("a value is not a list")
+        raise FormatError("a text is not a list in Python's notation")
     return value
 
 
@@ -292,7 +295,7 @@ def _literal(node: ast.expr) -> Any:
             return float(name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
             return float("-inf")
-    raise FormatError("a value cannot be read")
+    raise FormatError("a list has an item that is not a number, text, boolean or list")
 
 
 def _text_attribute(attributes: dict[str, Any], name: str) -> str:

@@ -52,7 +52,6 @@ class TableRow:
     """One configuration of an operator.
 
     cells : values by column
-    count : number of calls
     network : model in which they occur, or "" if the file does not name it
     """
 
@@ -84,7 +83,7 @@ def rows_of_csv(file: ForeignFile, name: str) -> Iterator[TableRow]:
         try:
             row = _csv_row(line)
         except (csv.Error, ValueError, SyntaxError, MemoryError, RecursionError):
-            file.losses.skip(name, "a line cannot be read")
+            file.losses.skip(name, "a line does not hold id, network, number of calls and parameters")
             continue
         calls += row.count
         if calls > MOST_ALL_CALLS and not file.unbounded:
@@ -147,7 +146,6 @@ class Reading:
     numbers_are_tensors: bool = False
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype of the tensor for the argument `name`."""
         return {**DTYPE_OF_NAME, **(self.dtypes or {})}.get(name, self.dtype)
 
 

@@ -135,7 +135,7 @@ class Sizes:
 
     def __init__(self, ranges: Any) -> None:
         self.are_open = False
-        """Return True if a size has no hint."""
+        """True if some size has no example value in the program."""
         self._sizes: dict[str, int] = {}
         self._ranges = ranges if isinstance(ranges, dict) else {}
 
@@ -163,7 +163,7 @@ class Sizes:
                     self._fill(name)
                 size = size_of(text, self._sizes)
             case _:
-                raise ValueError("a size cannot be read")
+                raise ValueError("a size is not an integer or a symbolic integer")
         if not 0 <= size < LIMIT >> 1:
             raise ValueError("a size is out of range")
         return int(size)
@@ -209,7 +209,7 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
     if _LAYOUTS.get(layout) != "strided":
         raise ValueError("unsupported: sparse tensor (the file does not have its contents)")
     if len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:
-        raise ValueError("the metadata of a tensor cannot be read")
+        raise ValueError(f"a tensor has {len(stride)} strides and {len(shape)} sizes (at most {MOST_DIMENSIONS})")
     return TensorSpec(
         tuple(map(sizes.of, shape)),
         tuple(map(sizes.of, stride)),
@@ -225,7 +225,7 @@ def device_of(form: Any) -> torch.device:
     """Return the device that a JSON object describes, or raise `ValueError`."""
     kind, index = (form.get("type"), form.get("index")) if isinstance(form, dict) else (None, None)
     if not isinstance(kind, str) or not (index is None or type(index) is int):
-        raise ValueError("a device cannot be read")
+        raise ValueError("a device does not have a type and an integer as its index")
     try:
         return torch.device(device_name(kind if index is None else f"{kind}:{index}"))
     except RuntimeError as error:

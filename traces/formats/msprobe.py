@@ -82,7 +82,7 @@ def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, buil
         raise ValueError(f"the called function is not one of torch but of {space[:40]}")
     taken, named = call.get("input_args", []), call.get("input_kwargs", {})
     if not isinstance(taken, list) or not isinstance(named, dict):
-        raise ValueError("the arguments of the call cannot be read")
+        raise ValueError("input_args is not a list, or input_kwargs not an object")
     named = {key: _value(form, builder) for key, form in named.items()}
     args, kwargs = recording.tensors([_value(taken, builder), named])
     with torch.no_grad(), recording.running() as calls:
@@ -120,7 +120,7 @@ def _value(form: Any, builder: RecordBuilder) -> Any:
             return torch.device("meta")
         case {"type": str() as kind}:
             raise ValueError(f"the file does not have the value of a {kind[:60]}")
-    raise ValueError("the arguments of the call cannot be read")
+    raise ValueError(f"an argument is not null, a list or an object with its type: {str(form)[:60]}")
 
 
 def _model(tensor: TensorSpec, facts: Mapping[Any, Any]) -> ValueModel | None:

@@ -183,7 +183,7 @@ class _Reader:
         schema = parse_schema(node.schema)
         try:
             if schema is None or node.fault:
-                raise FormatError(node.fault or "its schema cannot be read")
+                raise FormatError(node.fault or "its schema is not that of an operator")
             self._take_call(node, schema, surroundings)
         except (ValueError, TypeError, IndexError, RuntimeError, OverflowError) as error:
             if not surroundings.is_inside and not is_composite(node.schema):

@@ -25,7 +25,7 @@ def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: lis
     if mode in ("NOTSET", ""):
         pads = node.get("pads", [0] * 2 * count)
         if len(pads) != 2 * count or min(pads) < 0:
-            raise NoOperator("the pads cannot be read")
+            raise NoOperator("its pads are not two non-negative numbers for each dimension")
         return pads[:count], pads[count:]
     if mode == "VALID":
         return [0] * count, [0] * count

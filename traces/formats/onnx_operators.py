@@ -196,7 +196,7 @@ def _range(node: OnnxNode) -> list[OnnxCall]:
 def _full(node: OnnxNode) -> list[OnnxCall]:
     value = node.attributes.get("value", [0.0])
     if not isinstance(value, list) or len(value) != 1:
-        raise NoOperator("a value cannot be read")
+        raise NoOperator("its value is not a single number")
     return call(node, "full.default", list(node.out.shape), value[0], dtype=node.out.dtype)
 
 
@@ -240,7 +240,7 @@ def _slice(node: OnnxNode) -> list[OnnxCall]:
     axes = node.whole("axes", 3) or list(range(len(starts)))
     steps = node.whole("steps", 4) or [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) or not starts:
-        raise NoOperator("its starts or ends cannot be read")
+        raise NoOperator("its starts, ends, axes and steps differ in number")
     calls: list[OnnxCall] = []
     x = node.x
     for place, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=True)):
@@ -292,7 +292,7 @@ def _pad(node: OnnxNode) -> list[OnnxCall]:
     axes = node.whole("axes", 3) if node.has(3) else None
     places = [axis % max(node.rank, 1) for axis in axes] if axes is not None else list(range(node.rank))
     if len(pads) != 2 * len(places):
-        raise NoOperator("the pads cannot be read")
+        raise NoOperator("its pads are not two numbers for each dimension")
     amounts = {axis: (pads[item], pads[item + len(places)]) for item, axis in enumerate(places)}
     last_first = [amounts.get(axis, (0, 0)) for axis in reversed(range(node.rank))]
     while last_first and last_first[-1] == (0, 0):

@@ -74,7 +74,7 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
         raise ValueError("the entry names no module, and its build section contains no operator schema")
     schema = parse_schema(text)
     if schema is None:
-        raise ValueError("the schema of the call cannot be read")
+        raise ValueError(f"the build section is not an operator schema: {text[:60]!r}")
     return schema
 
 

@@ -95,7 +95,6 @@ class OperatorKernels:
     device_ns: Counter[str]
 
     def add(self, other: OperatorKernels) -> None:
-        """Add the kernels of another operator to this one."""
         self.launches.update(other.launches)
         self.device_ns.update(other.device_ns)
 
@@ -126,7 +125,7 @@ class EventTable:
     devices : number of kernels on each device
     kernels : kernels and copies on the device; `correlation` identifies the launch, `name` is an index into
         `kernel_names`
-    launches : calls on the host that launch a kernel or copy; `name` is as in `kernels`, or -1 if unknown
+    launches : calls on the host that launch a kernel or copy; `name` is an index into `kernel_names`, or -1 if unknown
     graph_launches : start in ns and thread of the launches of CUDA or HIP graphs, by correlation
     capture_begins, capture_ends : times in ns at which captures of such graphs began and ended
     """
@@ -266,7 +265,7 @@ def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
     count = len(types) if isinstance(types, list) else 0
     lists = (types, shapes, [None] * count if strides is None else strides, [""] * count if texts is None else texts)
     if not all(isinstance(item, list) and len(item) == count for item in lists):
-        raise ValueError("the inputs of an event cannot be read")
+        raise ValueError("the types, shapes, strides and texts of an event are not lists of equal length")
     return EventInputs(*lists, has_texts=texts is not None)
 
 
@@ -276,7 +275,7 @@ def _thread(event: dict[str, Any]) -> tuple[str, str]:
 
 def _ns(microseconds: Any) -> int:
     if not isinstance(microseconds, int | float) or not 0 <= microseconds * 1000 < MOST_TIME_NS:
-        raise ValueError("the time of an event cannot be read")
+        raise ValueError(f"the time of an event is not a number of microseconds: {str(microseconds)[:40]}")
     return round(microseconds * 1000)
 
 

@@ -112,7 +112,7 @@ def _add_calls(graph: dict[str, Any], values: _Values, file: ForeignFile, builde
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None
         if not isinstance(target, str):
-            file.losses.skip("?", "a node cannot be read")
+            file.losses.skip("?", "a node does not name its operator")
             continue
         op = match[1] if (match := OPERATOR.fullmatch(target)) else target[:100]
         try:
@@ -126,7 +126,7 @@ def _add_calls(graph: dict[str, Any], values: _Values, file: ForeignFile, builde
         except ValueError as error:
             file.losses.skip(op, str(error)[:200])
         except (KeyError, TypeError, AttributeError, OverflowError):
-            file.losses.skip(op, "a node cannot be read")
+            file.losses.skip(op, "its inputs or outputs have an unknown form")
 
 
 def _add_call(op: str, node: dict[str, Any], values: _Values, builder: RecordBuilder) -> None:
@@ -226,7 +226,7 @@ class _Values:
         call cannot hold it.
         """
         if not isinstance(form, dict) or len(form) != 1:
-            raise ValueError("an argument cannot be read")
+            raise ValueError(f"an argument has an unknown form: {str(form)[:60]}")
         ((kind, body),) = form.items()
         if kind in CONSTANTS:
             return CONSTANTS[kind](body)

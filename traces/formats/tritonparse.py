@@ -72,7 +72,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
             event = file.parse(line)
         except UserError:
             # processes that share a log write into each other's lines
-            file.losses.skip("?", "a line cannot be read")
+            file.losses.skip("?", "a line is not JSON")
             continue
         match event:
             case {"event_type": "compilation", "payload": dict() as payload} if len(sources) < MOST_SOURCES:
@@ -122,9 +122,9 @@ def _add_launch(
     if not isinstance(arguments, dict) or not isinstance(metadata, dict):
         raise ValueError("the file does not have the arguments of the call")
     if not isinstance(grid, list) or not 1 <= len(grid) <= MOST_DIMENSIONS:
-        raise ValueError("the grid of the launch cannot be read")
+        raise ValueError(f"the grid of the launch is not a list of 1 to {MOST_DIMENSIONS} sizes")
     if not all(type(size) is int and 0 <= size <= LARGEST for size in grid):
-        raise ValueError("the grid of the launch cannot be read")
+        raise ValueError(f"the grid of the launch has a size that is not an integer up to {LARGEST:,}")
     program = _program_frames(frames)
     unknown = KernelSource(name, PurePath(program[-1][0]).stem if program else "")
     source = sources.get(str(metadata.get("hash")), unknown)

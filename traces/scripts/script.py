@@ -202,7 +202,7 @@ def script_of(
         "",
         "",
         "def make_inputs(device):",
-        '    """Fresh arguments, by position and by name."""',
+        '    """Return new arguments, by position and by name."""',
         "    torch.manual_seed(0)",
         *(f"    {line}" for line in lines),
         f"    return {positional}, {named}",
@@ -215,15 +215,15 @@ def script_of(
 
 
 def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
-    """Return the dtypes of tensors whose values decide the shape of a result: indices and masks, or all without
-    these.
+    """Return the dtypes of tensors whose values may decide the shape of a result.
+
+    These are the dtypes of indices and masks, or all dtypes if there are neither.
     """
     dtypes = {spec.dtype for spec in specs}
     return {item for item in dtypes if not (item.is_floating_point or item.is_complex)} or dtypes
 
 
 def _function_of(signature: Signature) -> ScriptFunction:
-    """Return the function that a script runs to call a signature's operator."""
     operator = registered_operator(signature)
     return ScriptFunction(
         f"A call of {signature.op} as a program made it.",

@@ -2,20 +2,20 @@
 
 DATA = '''
 def data(text, dtype, shape):
-    """Values that were drawn when this file was made: deflated, in base64."""
+    """Return the values that were drawn when this file was made; the text holds them deflated, in base64."""
     content = bytearray(zlib.decompress(base64.b64decode(text)))
     return torch.frombuffer(content, dtype=torch.uint8).view(dtype).reshape(shape)
 '''
 SAMPLED = '''
 def sampled(text, dtype, sample_shape, shape):
-    """Values whose rows are taken at random from those that were drawn when this file was made."""
+    """Return values whose rows are random copies of the rows that were drawn when this file was made."""
     sample = data(text, dtype, sample_shape)
     count = math.prod(shape) // max(1, math.prod(sample_shape[1:]))
     return sample[torch.randint(len(sample), (count,))].reshape(shape)
 '''
 MIXED = '''
 def mixed(values, counts):
-    """The values, with others in random places: so many of each."""
+    """Return values of which some, at random positions, are replaced; counts has (new value, number)."""
     flat = values.reshape(-1).clone()
     places = torch.randperm(flat.numel())
     for value, count in counts:
@@ -25,7 +25,7 @@ def mixed(values, counts):
 '''
 BY_QUANTILES = '''
 def by_quantiles(shape, dtype, probabilities, quantiles):
-    """Random values whose distribution function goes straight from each quantile to the next."""
+    """Return random values whose distribution function is linear between the quantiles."""
     knots, levels = (torch.tensor(numbers, dtype=torch.float64) for numbers in (probabilities, quantiles))
     at = torch.rand(shape, dtype=torch.float64)
     cell = torch.bucketize(at, knots[1:-1], right=True)
@@ -34,7 +34,7 @@ def by_quantiles(shape, dtype, probabilities, quantiles):
 '''
 WHOLE_NUMBERS = '''
 def whole_numbers(shape, dtype, frequent, low, high):
-    """Frequent values with their counts, and integers from low to high, in random order."""
+    """Return the frequent values, (value, count), and integers from low to high, in random order."""
     count = math.prod(shape)
     values = torch.tensor([value for value, _ in frequent], dtype=torch.int64)
     values = values.repeat_interleave(torch.tensor([times for _, times in frequent], dtype=torch.int64))[:count]
@@ -43,12 +43,12 @@ def whole_numbers(shape, dtype, frequent, low, high):
 '''
 VIEW = '''
 def view(memory, dtype, offset, shape, stride):
-    """A tensor of that layout in some memory."""
+    """Return a tensor with this offset, shape and strides in a storage."""
     return torch.empty(0, dtype=dtype, device=memory.device).set_(memory, offset, shape, stride)
 '''
 FILL = '''
 def fill(tensor, values):
-    """Put values into a tensor; into elements that are one in memory, once."""
+    """Copy values into a tensor; elements that share memory in a dimension of stride 0 are written once."""
     shape = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride())]
     tensor.as_strided(shape, tensor.stride()).copy_(values[tuple(map(slice, shape))])
 '''
@@ -65,14 +65,14 @@ FUNCTIONS = {
 
 MAIN = '''
 def tensors(tree):
-    """All tensors in lists and tuples."""
+    """Return all tensors in lists and tuples."""
     if isinstance(tree, torch.Tensor):
         return [tree]
     return [tensor for item in tree for tensor in tensors(item)] if isinstance(tree, (list, tuple)) else []
 
 
 def prepared(mode):
-    """The function as a mode runs it: eager, compile or compile-dynamic, or compile:BACKEND."""
+    """Return the function that a mode runs: eager, compile, compile-dynamic or compile:BACKEND."""
     name, _, backend = mode.partition(":")
     if name == "eager":
         return OPERATOR
@@ -92,7 +92,7 @@ def compare(results, expected):
 
 
 def timed(program, device, positional, named):
-    """The time of one call, in us."""
+    """Return the time of one call, in us."""
     if torch.device(device).type != "cpu":
         torch.get_device_module(device).synchronize()
     begin = time.perf_counter_ns()
@@ -154,7 +154,7 @@ def keep(number, value):
 
 
 def make_object(cls, fields, content=None):
-    """An object of a class, without running its constructor."""
+    """Return an object of a class, created without running the constructor."""
     if isinstance(content, torch.Tensor):
         made = torch.Tensor._make_subclass(cls, content.detach(), content.requires_grad)
     elif isinstance(content, (list, dict, set)):
@@ -168,7 +168,7 @@ def make_object(cls, fields, content=None):
 
 
 def make_module(cls, parameters, buffers, modules, fields):
-    """A module, without running its constructor."""
+    """Return a module, created without running the constructor."""
     made = object.__new__(cls)
     if isinstance(made, torch.nn.Module):
         torch.nn.Module.__init__(made)

@@ -47,7 +47,7 @@ class LongTailFunction:
     Attributes
     ----------
     name, file : qualified name and source file
-    pattern : pattern for `--grip`
+    pattern : value of `opcapture --grip` that selects the function
     calls : number of calls, estimated from the source lines of its operators (see `Invocations`)
     launches, backward_launches : number of operators that it and its backward pass called
     operator_ns : total time of these operators, on the device if they ran on one
@@ -57,7 +57,7 @@ class LongTailFunction:
     bytes : bytes that the function reads and writes (see `Traffic`)
     fused_ns : time to read and write these bytes at the memory bandwidth
     traces : number of traces that call it
-    command : command that runs the program again and grips the function
+    command : `opcapture` command that runs the program again and records the calls of the function
     """
 
     name: str
@@ -97,7 +97,7 @@ class LongTail:
     wall_ns : time of all functions that call operators, including functions that are not long-tail
     bandwidths : memory bandwidths in bytes per second from which `fused_ns` was computed
     device_launches : number of calls of operators that have a time on a device
-    omitted : functions that are not worth gripping: their pattern, and the reason
+    omitted : why a long-tail function is not in `functions`, such as "loads data", by the function's pattern
     """
 
     functions: list[LongTailFunction]
@@ -118,8 +118,8 @@ class _Sum:
     Attributes
     ----------
     dense_ns : part of `operator_ns` in dense operators (see `is_dense`)
-    wall_by_command : time of the function, by its pattern for `--grip` and the command that grips it
-    omitted : reason not to grip the function, or None
+    wall_by_command : time of the function, by (`pattern`, `command`) as in `LongTailFunction`
+    omitted : reason to leave the function out of the list, or None
     """
 
     calls: int = 0
@@ -302,7 +302,7 @@ def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
 
 
 MOST_OMITTED = 5
-"""maximum number of functions listed as not worth gripping"""
+"""maximum number of functions that are printed as left out"""
 
 
 def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:

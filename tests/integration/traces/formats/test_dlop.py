@@ -186,7 +186,9 @@ def test_unreadable_line_of_a_csv_table_is_counted(tmp_path: Path, line: str) ->
     (tmp_path / "masked_fill_.csv").write_text(CSV + line + "\n")
     reader = TraceReader(tmp_path / "masked_fill_.csv")
     assert list(reader)
-    assert list(reader.losses.skipped.items()) == [(("masked_fill_", "a line cannot be read"), 1)]
+    assert list(reader.losses.skipped.items()) == [
+        (("masked_fill_", "a line does not hold id, network, number of calls and parameters"), 1)
+    ]
 
 
 @pytest.mark.parametrize(

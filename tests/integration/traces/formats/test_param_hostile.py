@@ -47,7 +47,7 @@ HUGE_LAYER = number(600_000), number(600_000)
         ({"torch.add": operator(7)}, "an entry is not an object"),
         (
             {"torch.add": operator(entry(tensor(4)), build=[entry(number("aten::add(", "str"))])},
-            "the schema of the call cannot",
+            "the build section is not an operator schema",
         ),
         ({"torch.add": operator(entry(7))}, "an argument is not an object"),
         ({"torch.add": {"config": [{"output": []}]}}, "has no input section"),

@@ -105,7 +105,7 @@ def test_broken_lines_and_unknown_kernels_are_skipped(tmp_path: Path) -> None:
     other = {**LAUNCH, "compilation_metadata": {"hash": "80"}}
     trace, reader = trace_of(tmp_path / "log.ndjson", COMPILATION, broken, other)
     assert [item.op for item in trace.signatures] == ["train:scale"]
-    assert dict(reader.losses.skipped) == {("?", "a line cannot be read"): 1}
+    assert dict(reader.losses.skipped) == {("?", "a line is not JSON"): 1}
 
 
 def test_log_with_compilations_only_explains_how_to_log_launches(tmp_path: Path) -> None:
