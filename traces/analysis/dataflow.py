@@ -24,7 +24,10 @@ UNKNOWN = -1
 
 
 class MemoryNumbers:
-    """Map from storage numbers, which begin at 0 in a trace, to integers below 2 ** 31, stored compactly."""
+    """Map from numbers of storages, which begin at 0 in a trace, to integers from 0 to 2 ** 31 - 1, stored compactly.
+
+    `get` returns `UNKNOWN` for a storage that has no integer.
+    """
 
     def __init__(self) -> None:
         self._near = array("i")
@@ -85,8 +88,8 @@ class DataflowStep:
     op, module, phase, thread : operator, path of the module, phase and thread of the call
     start_ns : start of the call since the start of the capture
     duration_ns : measured time on the host
-    host_ns : `duration_ns`, or for a perturbed call the median of the signature's other calls if there are any
-    device_ns : time that the call kept an accelerator busy; None for a call on the host only
+    host_ns : `duration_ns`; for a call that the capture's own work slowed, the median of the signature's other calls
+    device_ns : time in which the call kept an accelerator busy; None for a call on the host only
     time_ns : time on the device if the call ran on one, else `host_ns`
     after : numbers of the earlier calls that created or last wrote the memory of its arguments
     takes, gives : numbers of the storages of its arguments and of its results
@@ -135,7 +138,7 @@ class Dataflow:
 
     Attributes
     ----------
-    has_memory : True if the trace records the memory of its calls
+    has_memory : True if the trace records which storages its calls use
     writers : during iteration, the call that made or last wrote each live storage
     """
 
@@ -177,7 +180,7 @@ class Dataflow:
         """Update the size and the last use of each storage that these calls use.
 
         own : calls, as rows of the call table
-        memory : storage numbers of tensors, to which the rows refer
+        memory : storage numbers of all tensors; a call has `tensors` of them, beginning at index `first_storage`
         """
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts
@@ -220,7 +223,7 @@ class _Shape:
     Attributes
     ----------
     argument_count : number of tensors among the arguments
-    extents : extent number of each tensor (see `_Shapes`), `UNKNOWN` for a tensor that the signature lacks
+    extents : extent number of each tensor (see `_Shapes`); `UNKNOWN` for one that the signature does not describe
     written : indices of the arguments that its calls write into
     """
 

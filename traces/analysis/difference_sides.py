@@ -36,11 +36,9 @@ class Cases:
 
     Attributes
     ----------
-    op : operator
     call : short text of the call with its arguments
-    count : number of calls
     time_ns : total time in ns, computed with the median time of each signature
-    models : tensors of the first signature of these calls, with their value models
+    models : tensor arguments of the first signature among these calls, each with its value model if it has one
     times_us : for each signature, median time of a call and number of calls
     call_of_profile : short text of the call without the details that profiles lack
     """
@@ -132,7 +130,7 @@ class Side:
         return replace(self, cases=joined)
 
     def units(self, unit: str) -> float:
-        """Return the number of steps, traces or calls, whichever `unit` names."""
+        """Return the number of steps, traces or calls, whichever `unit` names, but at least 1."""
         return max(1, {STEP: self.steps or 0, TRACE: self.traces, CALL: self.calls}[unit])
 
 
@@ -279,7 +277,7 @@ def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
     ----------
     paths : traces, or files of `write_day`
     partial : accept cut and damaged traces
-    unbounded : as in `TraceReader`
+    unbounded : read records of any size and number; otherwise limits protect against hostile files
     """
     side = Side()
     for path in paths:

@@ -109,7 +109,6 @@ class Row:
     Attributes
     ----------
     key : text that identifies the signature, the same in all traces
-    op : operator
     call : short text of the call with its arguments
     counts : number of calls in each trace
     shares : share of each trace's time that the signature's calls take, 0 to 1
@@ -134,7 +133,6 @@ class OperatorRow:
 
     Attributes
     ----------
-    op : operator
     shares : share of each side's time that the operator's calls take, 0 to 1
     call_shares : share of each side's calls that are calls of the operator, 0 to 1
     """

@@ -103,7 +103,6 @@ class _Watch:
         self._has_device |= step.device_ns is not None
 
     def facts(self) -> GraphFacts:
-        """Return critical path, memory use and totals of the calls added so far."""
         path, memory = self._path, self._memory
         return GraphFacts(
             calls=self._calls,

@@ -46,9 +46,10 @@ class TimelinePlace:
     around: tuple[str, ...] = ()
 
     def goes_on(self, other: TimelinePlace) -> bool:
-        """Return True if a call at place `other`, right after a call at this place, belongs to the same run of calls.
+        """Return True if a call in `other`, right after a call in this module or function, belongs to the same run.
 
-        Deeper in the program, fewer outer stack frames may be recorded; missing ones are ignored.
+        Name, phase, file and callers must agree. Deeper in the program, fewer outer stack frames may be recorded;
+        missing ones are ignored.
         """
         if (self.name, self.phase, self.file) != (other.name, other.phase, other.file):
             return False
@@ -98,10 +99,10 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 
 
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
-    """Yield the calls of one thread that a known module or function made, grouped into runs of consecutive calls of the
-    same one.
+    """Yield the calls of one thread that a known module or function made, each with that module or function.
 
-    Each item is the module or function, with all callers that are known so far, the call, and True for the first call.
+    Each item is (module or function, call, flag); the flag is True if the call begins a run of consecutive calls of the
+    same module or function. Callers that only later calls show are added to the module or function during the run.
     """
     place: TimelinePlace | None = None
     for call in calls:

@@ -62,7 +62,7 @@ class Outline:
     header : fields of the header
     signatures, scopes : the needed fields of each signature, and scopes, by number
     observed : records with values of later calls, in file order
-    effects : for a signature, numbers from its `Effects` record
+    effects : by signature, numbers of the value models in its `Effects` record
     graphs : graphs, by the signature of their launches
     thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is a number of tensors
     storages : storage numbers of the tensors of all calls, call after call

@@ -93,7 +93,7 @@ def trim(
     with_producers : add all calls that selected calls depend on, directly or indirectly, for their arguments
     force : replace an existing file
     partial : accept a cut or damaged trace
-    unbounded : as in `TraceReader`
+    unbounded : read records of any size and number; otherwise limits protect against hostile files
 
     Raises
     ------

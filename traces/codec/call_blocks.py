@@ -69,7 +69,8 @@ class CallBlock:
     signature, scope, start_ns, duration_ns : (N,)
     tensors, device_ns, streams : (N,), or (0,) if the block omits them; `tensors` is the number of each call's tensors
     storages : (sum of `tensors`,), storage numbers
-    newest, page_faults, perturbed, slow_memory : as in `Calls`
+    newest : largest storage number in earlier blocks
+    page_faults, perturbed, slow_memory : see `Calls`
     """
 
     thread: int
@@ -91,8 +92,6 @@ class CallBlock:
 
 
 def block_of(record: Calls) -> CallBlock:
-    """Return the calls of a record as arrays."""
-
     def column(numbers: list[int]) -> Integers:
         return np.asarray(numbers, dtype=np.int64)
 
@@ -114,7 +113,6 @@ def block_of(record: Calls) -> CallBlock:
 
 
 def record_of(block: CallBlock) -> Calls:
-    """Return the calls of a block as a record with lists."""
     return Calls(
         thread=block.thread,
         signature=block.signature.tolist(),
@@ -276,7 +274,10 @@ def _exact_column(numbers: list[int]) -> Integers:
 
 
 def _decode_codes(codes: Integers, newest: int) -> Integers:
-    """Return the storage numbers of a column of codes; result and `newest` are as in `decode_storages`."""
+    """Return the storage numbers that `encode_storages` encoded, as an array.
+
+    newest : largest storage number in earlier blocks
+    """
     largest = np.cumsum(np.maximum(codes, 0)) + newest
     numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
     numbers[codes == -FAR] = NO_STORAGE

@@ -247,9 +247,10 @@ def _calls_of_host(table: EventTable, losses: Losses) -> Iterator[tuple[str, Pro
 
 
 def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str, ProfiledCall]]:
-    """Return the calls in launches of CUDA graphs, from the profile of the capture if there is one.
+    """Return the calls in launches of CUDA graphs, from the profile of the capture.
 
-    Otherwise, note in the file's losses which share of the device's time the launches take.
+    Without such a profile, return none, and note in the file's losses which share of the device's time the launches
+    take.
     """
     share = graph_share(table)
     if file.capture is None:

@@ -137,7 +137,7 @@ def _instance_norm(row: Row) -> tuple[str, Row]:
 
 
 def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
-    """Return a rewriting of rows for `max` or `min` that treats a second column as a tensor and not as a dimension."""
+    """Return a function that converts a row of `max` or `min` to a call; a second column is a tensor, no dimension."""
 
     def rewrite(row: Row) -> tuple[str, Row]:
         first, *others = row.values()

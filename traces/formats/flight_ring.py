@@ -53,7 +53,8 @@ Integers = NDArray[np.int64]
 class _Block:
     """Calls of one thread in the order of their ends, as in a CALLS chunk.
 
-    calls : (N, 4), pair, start, end, and sequence number of autograd of each call
+    calls : (N, 4), for each call: number of its pair (signature, scope, number of tensors), start, end, and sequence
+        number of autograd
     tensors : (N,), number of tensors of each call
     storages : (sum of `tensors`,), storage numbers
     """

@@ -64,7 +64,7 @@ class KnownStrides:
         """Remember the strides that a call of `as_strided` requested for the view that it made.
 
         inputs : arguments of the call
-        tensor, shape : entries of the view in the node's port
+        tensor, shape : entries of the view in the values and shapes of the node's outputs
         """
         stride = inputs.items[2] if len(inputs.items) > 2 else None
         if isinstance(tensor, list) and len(tensor) > 1 and isinstance(stride, list):

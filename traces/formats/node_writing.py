@@ -74,7 +74,7 @@ class _Place:
 
     @property
     def innermost(self) -> int:
-        """Return the number of the innermost label of the program, or of the thread."""
+        """Number of the node of the innermost open label, or of the thread if no label is open."""
         return self.labels[-1][0] if self.labels else self.root
 
 

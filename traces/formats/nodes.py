@@ -182,7 +182,8 @@ class NodeScope:
     """Phase and module around a node.
 
     is_inside : True if the node is inside another call of the program
-    phase, module, module_type : as in `Scope`
+    phase : `forward`, `backward` or `optimizer`
+    module, module_type : path and class of the module; empty outside of modules
     """
 
     is_inside: bool = False

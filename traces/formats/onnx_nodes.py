@@ -290,7 +290,7 @@ class OnnxNode:
 
     @property
     def keeps_dimensions(self) -> bool:
-        """Return True if a reduction keeps the dimensions that it reduces."""
+        """True if a reduction keeps the dimensions that it reduces."""
         return bool(self.get("keepdims", 1))
 
     def optional(self, place: int) -> TensorSpec | None:
@@ -323,8 +323,10 @@ class OnnxNode:
         return list(values)
 
     def whole(self, name: str, place: int) -> list[int] | None:
-        """Return integers that are attribute `name` or input `place`, as in `numbers`; raise `NoOperator` for
-        other numbers.
+        """Return integers that are attribute `name` in older ONNX versions and input `place` in newer ones; None if
+        missing.
+
+        Raise `NoOperator` if the input is not constant, or if a number is not an integer.
         """
         values = self.numbers(name, place)
         if values is not None and not all(type(value) is int and abs(value) <= 1 << 63 for value in values):

@@ -148,7 +148,6 @@ class _Block:
     pieces: list[Any] = field(default_factory=list)
 
     def add(self, rows: Any) -> None:
-        """Add rows of a batch that belong to the block."""
         self.rows += rows.num_rows
         self.pieces.append(rows)
         if self.rows > self.count:

@@ -67,7 +67,6 @@ Integers = NDArray[np.int64]
 class _Group:
     """Rows that are not written yet. Each column is a list of arrays, one for each block of calls.
 
-    rows : number of rows
     numbers : the columns of integers, by name
     threads, lengths : thread and number of calls of each block
     texts : records that are stored with each block, as text
@@ -106,7 +105,6 @@ class ParquetTable:
         self._threads: dict[int, Thread] = {}
 
     def add(self, record: Record | CallBlock) -> None:
-        """Add the next record of the trace."""
         match record:
             case Header():
                 self._ranks = ranks_of(record.fields)

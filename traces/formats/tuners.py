@@ -78,7 +78,12 @@ class Entry(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A matrix in memory: elements between its columns if it is stored by columns, otherwise between its rows."""
+    """Memory layout of a matrix.
+
+    by_columns : True if the elements of a column are adjacent, False if the elements of a row are
+    leading : number of elements from one column to the next if stored by columns, else from one row to the next
+    step : number of elements from one matrix of a batch to the next
+    """
 
     by_columns: bool
     leading: int
@@ -105,7 +110,10 @@ class Product(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """The operations of BLAS on both matrices; it stores by columns, so the right matrix is its first."""
+        """Operations of BLAS (`T` or `N`) on the right and the left matrix, such as `TN`.
+
+        BLAS stores matrices by columns, so the right matrix is its first operand.
+        """
         return "".join("T" if matrix.by_columns else "N" for matrix in (self.right, self.left))
 
 
@@ -372,9 +380,9 @@ def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:
 def tuned_of(
     problems: Sequence[Problem], tuner: Tuner, rows: Sequence[Mapping[str, str]]
 ) -> list[tuple[Problem, bool]]:
-    """Return the problems that a tuner has an entry for, each with True if one of the rows is about it.
+    """Return the problems that a tuner has a form for, each with True if one of the tuned entries in `rows` matches it.
 
-    Columns that the rows lack are not compared, except that of the size of batches.
+    Columns that the rows lack are not compared, except `B`, the number of products in a batch.
     """
     known: dict[tuple[str, ...], set[tuple[str | None, ...]]] = {}
     found = []

@@ -69,7 +69,6 @@ class Losses:
     counts: Counter[str] = field(default_factory=Counter)
 
     def skip(self, op: str, reason: str, count: int = 1) -> None:
-        """Count calls of an operator that are not converted."""
         self.skipped[op, reason] += count
 
     def lose(self, call: int, op: str, what: str) -> None:
@@ -239,7 +238,7 @@ class Format:
 
     @property
     def is_written(self) -> bool:
-        """Return True if traces can be written in this format."""
+        """True if traces can be written in this format."""
         return any((self.write, self.write_records, self.write_folder))
 
 
@@ -261,7 +260,6 @@ def format_of(path: Path) -> str | None:
 
 
 def is_trace(path: Path) -> bool:
-    """Return True for an opgrip trace."""
     return _is_trace(head_of(path))
 
 

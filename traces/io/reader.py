@@ -281,7 +281,7 @@ def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
 
     If the file is cut, stop there without an error; `TraceReader` reports what is missing.
 
-    unbounded : as in `TraceReader`
+    unbounded : read records of any size and number; otherwise limits protect against hostile files
 
     Raise `UserError` if the file is missing, empty, of another kind, of a newer major version, or exceeds a limit.
     """

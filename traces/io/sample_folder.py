@@ -1,4 +1,4 @@
-"""Reader of the folder of a gripped sample: a function that runs on its own, with its recorded calls."""
+"""Reader of the folder of a sample: a Python function that runs on its own, with the arguments of recorded calls."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class OpenSample:
-    """A gripped sample whose code is loaded.
+    """A sample whose code is loaded.
 
     folder, name : folder and name of the sample
     function : callable that takes the recorded arguments; for a method, the first argument is the object or class
     classes : classes of objects in the recorded calls
-    origin : name of the function in a trace's gripped calls: `module:qualname`
-    tags : tags, as in `opgrip.samples.tags.Tag`
+    origin : name of the original function, `module:qualname`, by which traces name its calls
+    tags : properties of the function, such as `ForLoop` (see `opgrip.samples.tags.Tag`)
     """
 
     folder: Path
@@ -45,7 +45,8 @@ class SampleFolder:
     file : name of the file with the code
     entry : qualified name of the function in `file`, such as `Coder.decode`
     classes : names in `file` of the classes of objects in the recorded calls
-    origin, tags : as in `OpenSample`
+    origin : name of the original function, `module:qualname`, by which traces name its calls
+    tags : properties of the function, such as `ForLoop` (see `opgrip.samples.tags.Tag`)
     """
 
     folder: Path

@@ -1,5 +1,5 @@
-"""Traces that ship with opgrip. A user names one `trace:NAME`, or `zoo:NAME` for a trace of the zoo, instead of
-a file.
+"""Traces that ship with opgrip, which a user names `trace:NAME` instead of a file, or `zoo:NAME` for a trace of the
+zoo, a collection of traces of known models.
 """
 
 from __future__ import annotations

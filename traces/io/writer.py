@@ -64,12 +64,11 @@ class TraceWriter:
 
     @property
     def unfinished(self) -> Path | None:
-        """Return the temporary path of the file, or None if the file does not exist."""
+        """Temporary path of the file, or None if the file does not exist."""
         path = None if self._file is None else Path(self._file.name)
         return path if path is not None and path.exists() else None
 
     def write(self, record: Record | CallBlock) -> None:
-        """Add a record to the trace."""
         self.write_lines(encode_line(record))
 
     def write_lines(self, lines: bytes) -> None:

@@ -23,7 +23,8 @@ class DeviceTimes:
 
     thread : number of the thread that made the calls
     first : index of the first of these calls among all calls of the thread, in the order of the trace
-    device_ns : times of this call and the following ones, as in `Calls`
+    device_ns : time for which this call and each following one kept an accelerator busy, -1 for a call that ran only on
+        the host
     """
 
     thread: Public[Int64]
@@ -53,9 +54,9 @@ class Wait:
     """Record that one stream of an accelerator waits for work of another stream.
 
     at_ns : time at which the wait began, since the start of the capture
-    device, stream : the stream that waits, by its number as in `Calls`
-    on_device, on_stream : the other stream
-    until_ns : the waiting stream waits for work that was submitted to the other stream before this time
+    device, stream : device and torch's number of the stream that waits
+    on_device, on_stream : device and number of the stream whose work it waits for
+    until_ns : the stream waits for the work that was submitted to the other stream before this time
     """
 
     at_ns: Public[Int64]
@@ -74,7 +75,8 @@ class Graph:
 
     signature : number of the signature of the graph's launches
     calls, scope : numbers of the signature and scope of each call in the graph, in start order
-    tensors, storages : as in `Calls`
+    tensors : number of tensors in the arguments and results, one per call
+    storages : storages of these tensors, call after call, with the same numbers as in `Calls`
     captured : False if the graph was captured before the recording began, so that its calls are not known
     """
 

@@ -130,7 +130,6 @@ def json_keys(kind: Any) -> dict[str, str]:
 
 
 def key_of(field: Field[Any]) -> str:
-    """Return the JSON key of a dataclass field."""
     return str(field.metadata.get("key", field.name))
 
 

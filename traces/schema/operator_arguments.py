@@ -88,7 +88,6 @@ class Interface:
 
 
 def interface_of(signature: Signature) -> Interface:
-    """Return the tensors in the arguments and results of a signature."""
     results = tuple(leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec))
     arguments = [signature.args, signature.kwargs]
     return Interface(tuple(tensors(arguments)), results, any(isinstance(leaf, Opaque) for leaf in leaves(arguments)))

@@ -130,10 +130,10 @@ class Observed:
     values : numbers of the value models of the call's arguments, in the order of the signature's tensors; None for a
         tensor without a value model
     outputs : result of the call, in the form of a signature's outputs
-    since_ns : for a call that represents its call site: the call is the first one of the signature that starts after
-        this time, since the start of the capture
-    storage : for such a call, the storage of its first tensor, as in `Calls`: the call is the first one in this
-        storage, because another thread may have made a call meanwhile; None if it took no tensor
+    since_ns : for a call that represents its call site: time since the capture began, after which it is the first
+        call of the signature whose first tensor is in `storage`
+    storage : for such a call, the number of the storage of its first tensor, because another thread may make calls of
+        the same signature; None if it took no tensor
     """
 
     signature: Public[Int64]

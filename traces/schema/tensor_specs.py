@@ -105,9 +105,7 @@ class TensorSpec:
 
     @property
     def extent(self) -> int:
-        """Return the number of bytes from the start of the storage to the end of the tensor; 0 for layouts
-        without strides.
-        """
+        """Number of bytes from the start of the storage to the end of the tensor; 0 for layouts without strides."""
         if 0 in self.shape or self.stride is None:
             return 0
         last = self.offset + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
@@ -115,7 +113,7 @@ class TensorSpec:
 
     @property
     def parts(self) -> tuple[TensorSpec, ...]:
-        """Return the specs of the tensors of which a sparse or nested tensor consists; empty for other tensors."""
+        """Specs of the tensors of which a sparse or nested tensor consists; empty for other tensors."""
         match self.made_of:
             case Coo(indices, _, values):
                 return (indices, values)

@@ -212,7 +212,6 @@ def _size(count: int) -> str:
 
 
 def _properties(device: str) -> Facts:
-    """Return the properties that torch reports for a device."""
     module = getattr(torch, torch.device(device).type)
     properties = _tell(lambda: module.get_device_properties(device))
     facts: Facts = {}

@@ -100,7 +100,7 @@ def typical_of(calls: pd.DataFrame) -> Typical | None:
 
 
 def unperturbed_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return the durations in ns of all calls of a trace, with typical durations for perturbed calls.
+    """Return the durations in ns of all calls of a trace, with typical durations for perturbed calls (see `Calls`).
 
     calls : all calls, or all distinct calls, of the trace
     """
@@ -112,7 +112,10 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def with_functions(calls: pd.DataFrame) -> Times:
-    """Return the device times of a trace's calls; a gripped function's time is the sum over the calls inside it."""
+    """Return the device times of a trace's calls.
+
+    A gripped function, which is recorded as one call around others, has the sum of the times of the calls inside it.
+    """
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
     if not functions.any() or np.isnan(times).all():

@@ -70,10 +70,11 @@ class DistinctCalls:
             self._sum_up()
 
     def table(self, names: CallNames) -> pd.DataFrame:
-        """Return one row per group of calls that are equal in all columns but their start, sorted by the group's first
-        start.
+        """Return one row per group of calls that are equal in all columns but their start, sorted by the first start.
 
-        The columns are `count` and all columns of `Trace.calls` except `tensors` and `first_storage`.
+        The columns are `count` and those of `Trace.calls` except `tensors` and `first_storage`; `start_ns` is that
+        of the group's first call. If there are more than `MOST_ROWS` groups, calls with nearly equal times form one
+        group, with their mean time.
         """
         rows = self.rows()
         signature, scope, thread = (rows[name].to_numpy() for name in ("signature", "scope", "thread"))

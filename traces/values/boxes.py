@@ -118,7 +118,11 @@ def draw_separate_boxes(
 
 
 def _layers(count: int, low: list[float], high: list[float], whole: bool) -> list[_Layer]:
-    """Return grids of smaller and smaller boxes, until `count` boxes fit; parameters as in `draw_separate_boxes`."""
+    """Return grids of smaller and smaller boxes, until `count` boxes fit.
+
+    low, high : range of x1, y1, width and height
+    whole : True if all sides and distances are integers
+    """
     layers: list[_Layer] = []
     # zero sides have no area to overlap with
     width, height = (side if side > 0 else 1.0 for side in high[2:])
@@ -235,7 +239,7 @@ class Boxes:
         """Return the model of boxes, given as columns x1 y1 width height (and an image index before them).
 
         first : index of the column with x1
-        overlap : as in `Boxes`
+        overlap : mean number of other boxes that a box overlaps with an intersection over union above one half
         """
         low, high = columns.amin(dim=0).tolist(), columns.amax(dim=0).tolist()
         whole = (columns == columns.round()).all(dim=0).tolist()

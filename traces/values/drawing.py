@@ -154,7 +154,7 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 
 
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """Divide `total` into integers of at least 1, in proportion to weights.
+    """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights.
 
     Parameters
     ----------

@@ -88,7 +88,6 @@ class Constant:
         check_element(self.value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return a tensor filled with the constant."""
         return elements([self.value], dtype, generator.device)[0].expand(shape).clone()
 
 

@@ -157,9 +157,9 @@ def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
 def _offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """Return memory offsets in elements, (R, C), of rows or parts of rows spread over a tensor; and a larger number.
+    """Return memory offsets in elements, (R, C), of rows or parts of rows spread over a tensor; and a number above all.
 
-    shape, stride : of the tensor
+    shape, stride : shape and strides of the tensor
     length : elements of a piece: a part of a row, or consecutive rows if these are shorter
     most : maximum number of all elements, unless `FEWEST_ROWS` pieces have more
     whole_rows : True if no piece is a part of a row

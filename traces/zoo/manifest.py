@@ -125,7 +125,7 @@ PREFIXES = ("trace:", "zoo:")
 
 
 class TraceName(NamedTuple):
-    """The name of a trace without file suffixes, and its parts, as in `ZooTrace`."""
+    """The name of a trace without file suffixes, and its parts; a part is empty if the name does not contain it."""
 
     name: str
     model: str
@@ -135,7 +135,6 @@ class TraceName(NamedTuple):
 
 
 def name_of_trace(trace: ZooTrace) -> TraceName:
-    """Return the name of a trace of the zoo."""
     return TraceName(trace.name, trace.model, trace.run, trace.library, trace.family)
 
 
@@ -207,9 +206,9 @@ FIELD = "distilled"
 
 
 def chosen_numbers(header: Mapping[str, Any]) -> range | None:
-    """Return the numbers of the signatures for which a distilled trace was made, or None for any other trace.
+    """Return the numbers of the signatures that a distilled trace (a few cases that represent many traces) contains.
 
-    Its other signatures belong to calls that precede calls of the chosen ones.
+    Signatures of calls that only run before these are left out. The result is None for any other trace.
 
     header : header of the trace
     """

@@ -134,8 +134,8 @@ class _Gaps:
 
     Attributes
     ----------
-    clean : lengths in ns of the clean gaps, in which the capture only finished one record and began the next, of calls
-        that it had met in this order before; by pair of calls
+    clean : lengths in ns of the clean gaps, by pair of consecutive calls; in a clean gap, the capture recorded nothing
+        new, because the program had made the same two calls in this order before
     """
 
     def __init__(self, looked_at: Container[int]) -> None:
@@ -166,9 +166,10 @@ class _Gaps:
                 self._quiet.append(gap_ns)
 
     def typical(self) -> Gaps:
-        """Return gaps in ns, whose `LOW` quantile is used for pairs of calls that have no clean gaps.
+        """Return the gaps in ns whose `LOW` quantile is used for pairs of calls without clean gaps.
 
-        These are all clean gaps, or with fewer than `FEWEST` of them, the gaps before unperturbed calls, if any.
+        These are all clean gaps. If there are fewer than `FEWEST`, they are the gaps before unperturbed calls, or all
+        gaps if every call was perturbed.
         """
         if self._clean_count < FEWEST:
             return np.array(self._quiet or self._all)

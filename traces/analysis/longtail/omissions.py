@@ -1,4 +1,6 @@
-"""Find functions that are not worth gripping, and write the commands that grip the others."""
+"""Find long-tail functions that no kernel needs to replace, such as constructors, and write the commands that record
+the others.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,6 @@ class _Span:
     Attributes
     ----------
     first_ns, last_ns : start of the first operator and end of the last one
-    calls : number of calls of operators
     last_forward_ns : start of its last operator outside a backward pass, or -1
     """
 
@@ -59,12 +60,11 @@ class Spans:
             self._first_backward_ns = call.start_ns
 
     def containing(self, counts: Mapping[Function, int]) -> set[Function]:
-        """Return the functions that contain almost all other calls of the thread.
+        """Return the functions within which almost all work of the thread ran, such as the program's main loop.
 
-        Such a function was called once, and other functions ran within it.
+        Each was called once, lasted at least the share `WHOLE` of the time, and made at most the share `OWN` of the
+        calls itself.
 
-        Parameters
-        ----------
         counts : number of calls of each function
         """
         spans = self._spans.values()
@@ -93,8 +93,6 @@ def models_forward(trace: Trace) -> set[Function]:
 def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
     """Return the constructors of modules, and other constructors that the program calls once.
 
-    Parameters
-    ----------
     counts : number of calls of each function
     """
     module_types = {scope.module_type for scope in trace.scopes}
@@ -110,10 +108,8 @@ def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
 def reason_to_omit(
     header: Mapping[str, Any], function: Function, building: Container[Function], containing: Container[Function]
 ) -> str | None:
-    """Return why a function is not worth gripping, or None if it is worth it.
+    """Return why a function is not listed as long-tail, such as "loads data", or None if it is listed.
 
-    Parameters
-    ----------
     header : header of the trace
     building : constructors that build the model
     containing : functions that contain the program or a step of it
@@ -136,7 +132,7 @@ VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes"
 
 
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
-    """Return the pattern `module:qualname` that names a function for `--grip`."""
+    """Return the pattern `module:qualname` by which `opcapture --grip` selects a function."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").strip(".")
     if is_script(file, header):
         module = "__main__"
@@ -144,7 +140,7 @@ def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
 
 
 def grip_command(header: Mapping[str, Any], pattern: str) -> str:
-    """Return an `opcapture` command that runs a trace's program again and grips the functions that match the
+    """Return an `opcapture` command that runs a trace's program again and records the calls of functions that match the
     pattern.
     """
     own, program = _parts(header)

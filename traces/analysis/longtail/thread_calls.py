@@ -35,8 +35,7 @@ class Operation:
 
     Attributes
     ----------
-    op : operator
-    interface : interface of the operator
+    interface : tensors in the arguments and results
     argument_bytes, result_bytes : bytes of each tensor; elements repeated by a stride of 0 count once
     writes : for each argument, True if calls may write it
     shapes : for each argument, a key that distinguishes it from other arguments in the same storage
@@ -88,7 +87,7 @@ def is_dense(signature: Signature) -> bool:
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the number of bytes of a tensor's elements."""
+    """Return the number of bytes of a tensor's elements; elements repeated by a stride of 0 count once."""
     if spec.stride is None:
         return sum(map(bytes_of, spec.parts))
     sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if step or not size)

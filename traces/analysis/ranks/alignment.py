@@ -160,6 +160,7 @@ def measure_clocks(
     ----------
     paths, headers : trace of each process, and the header of that trace
     shifts : correction in ns of each process, derived from the start times of the captures
+    unbounded : read records of any size and number; otherwise limits protect against hostile files
     """
     events: dict[int, Events] = {}
     kinds = [SignatureKinds() for _ in paths]

@@ -61,7 +61,7 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
     Parameters
     ----------
     partial : accept a cut trace
-    unbounded : as in `TraceReader`
+    unbounded : read records of any size and number; otherwise limits protect against hostile files
 
     Raises
     ------
@@ -88,7 +88,6 @@ class _Process:
     Attributes
     ----------
     scan : scan for collectives
-    calls : number of calls
     compute_ns : time in calls that are not collectives
     first_ns, last_ns : start of the first call and end of the last one
     scopes : scope of the first call of each signature of a collective

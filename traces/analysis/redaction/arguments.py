@@ -101,7 +101,7 @@ class Redactor:
         Parameters
         ----------
         record : name of the record's type in the report
-        facts : sizes of the call's tensors, and its replaced integers, to which replacements are added
+        facts : sizes of the call's tensors, and replacements of its integers, to which new ones are added
         """
         op = signature.op
         ranges = {} if self._keeps_scalars else range_images(signature)
@@ -313,7 +313,9 @@ class Redactor:
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
     """Return the name and type that the operator's schema declares for an argument.
 
-    place : position or keyword of the argument; it is the result's name, with an empty type, if the schema lacks it
+    If the schema lacks the argument, these are the text of `place` and an empty type.
+
+    place : position or keyword of the argument
     """
     parameters = schema_arguments(op)
     if isinstance(place, int):

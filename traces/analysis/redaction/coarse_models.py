@@ -1,5 +1,5 @@
-"""Rounded numbers and value models for redaction, which keep a call's time and output sizes; and facts that
-decide how.
+"""Rounding of numbers and value models for redaction, after which a call has about the same time and the same sizes of
+outputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class CallFacts:
     """Facts about the shapes of a call, which decide how its numbers are redacted.
 
     sizes : sizes of all dimensions of arguments and results
-    extent : largest position in memory, or number of elements, of these tensors
+    extent : highest number of elements, or position in memory in elements, among these tensors
     pinned : by integer, its replacement in this call, so that equal integers get the same one; a size replaces itself
     """
 
@@ -40,10 +40,12 @@ class CallFacts:
 
 
 def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
-    """Return the `CallFacts` of a call with these sizes; each size, and the largest index for it, replaces itself.
+    """Return the `CallFacts` of a call whose tensors have these sizes.
+
+    Each size, and each size minus one (the last index), is pinned to itself.
 
     sizes : sizes of the dimensions of the call's tensors
-    extent : largest position in memory, or number of elements, of these tensors
+    extent : highest number of elements, or position in memory in elements, among these tensors
     known : by integer, its replacement in this call; takes precedence over `sizes`
     """
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
@@ -78,7 +80,7 @@ class TensorSlot:
 
 
 def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
-    """Yield each tensor within a tensor argument that can have a value model, in the order of `value_numbers`.
+    """Yield each tensor within a tensor argument that can have a value model, in the order of `value_numbers(spec)`.
 
     For example, a sparse tensor consists of tensors of indices and of values.
     """
@@ -198,7 +200,11 @@ class RedactedModel:
 
 
 def redact_model(model: ValueModel, slot: TensorSlot, facts: CallFacts, outputs: Any) -> RedactedModel:
-    """Return the redacted value model of a tensor in a call with these results (nested `TensorSpec`)."""
+    """Return the redacted value model of a tensor in a call.
+
+    facts : sizes of the call's tensors, and the replacements of its integers
+    outputs : results of the call (nested `TensorSpec`)
+    """
     if reads_places(slot.op, slot.argument, slot.dtype) and _fits_shapes(model, facts):
         return RedactedModel(model, PLACES)
     if isinstance(model, Exact):

@@ -97,7 +97,6 @@ class TableRedactor(NamedTuple):
             self.report.add_text(field, label, text, image, ASKED if asked else why)
 
     def model(self, value: Any) -> Any:
-        """Return the redacted name or class of the model."""
         if self.policy.keeps(MODEL):
             return value if isinstance(value, str) else _LEFT_OUT
         return self.names.word(str(value))

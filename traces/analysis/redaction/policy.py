@@ -43,7 +43,6 @@ class Policy:
     hide_operators: bool = False
 
     def keeps(self, kind: str) -> bool:
-        """Return True if names of this kind stay unchanged."""
         return kind in self.keep
 
 

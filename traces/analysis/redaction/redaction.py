@@ -86,8 +86,8 @@ class _State:
     """Everything that a redaction remembers between records; it grows with value models and signatures, not with calls.
 
     models : value models of the original trace, by number
-    numbers : number of each redacted value model, by its text
-    newest : texts of the value models that the current record added
+    numbers : number of each redacted value model, by `str(model)`
+    newest : keys that the current record added to `numbers`
     awaited : for each value model that is not read yet, the redacted models to make of it: number and tensor
     kinds : kind of each operator
     """
@@ -328,7 +328,6 @@ class Redaction:
 class RedactedFile:
     """Result of redacting a file.
 
-    calls : number of calls
     report : texts and numbers that stay
     values : number of value models that kept values or their order, by operator, argument and reason
     passed_over : number of records and fields of a later version that were left out, by type
@@ -360,7 +359,7 @@ def redact(
     policy : kinds of names that stay, and salt of the hashes
     force : replace an existing file
     partial : accept a cut or damaged trace
-    unbounded : as in `TraceReader`
+    unbounded : read records of any size and number; otherwise limits protect against hostile files
 
     Raises
     ------

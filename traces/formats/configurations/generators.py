@@ -38,7 +38,6 @@ class ArgumentDraw:
     """Random numbers, device and value models for generating the arguments of one case.
 
     chance : random number generator of the case, whose numbers do not depend on the other cases
-    device : device of tensors
     number_of : function that registers a value model and returns its number for `TensorSpec`
     """
 

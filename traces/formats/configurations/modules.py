@@ -291,7 +291,7 @@ class _Watch(TorchDispatchMode):
 def check_pieces(name: str, arguments: Any) -> None:
     """Raise `ValueError` if the arguments ask a function for more pieces of a tensor than fit in memory.
 
-    name : name of the function, as in `function_names`
+    name : name of the function, such as `torch.split`
     """
     if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves(arguments)):
         raise ValueError(f"the function splits a tensor into more than {PIECES:,} pieces")
