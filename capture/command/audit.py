@@ -1,5 +1,5 @@
-"""Comparison of a trace with torch's own record functions for the same steps, to find operators that a capture
-misses.
+"""Comparison of a trace with the operators that torch's profiler reports for the same steps, to find operators that
+a capture misses.
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]
 
 
 def form_of(name: str) -> str:
-    """Return the common name of all variants of an operator, under which they are counted: `aten::add` for
-    `aten::add_`.
-    """
+    """Return the name under which all variants of an operator are counted: `aten::add` for `aten::add_`."""
     if name.endswith("_") and not name.endswith("__"):
         name = name[:-1]
     return SAME.get(name, name)
@@ -117,7 +115,7 @@ def _dispatcher_name(op: str) -> str:
 
 
 def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
-    """Return why torch's record functions and a trace differ in the number of calls of an operator; None if unknown."""
+    """Return why torch's profiler and a trace differ in the number of calls of an operator; None if unknown."""
     if name.startswith("profiler::"):
         return "marks of record_function, which the profiler records in another form"
     if torch_calls < trace_calls:

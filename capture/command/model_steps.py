@@ -52,7 +52,7 @@ def ignore_own_warnings() -> None:
 def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
     """Raise `UserError` if the capture that the options request is impossible, or if its trace cannot be written.
 
-    device : device of the steps, or None if unknown
+    device : device on which the steps run, or None if unknown
     """
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
@@ -182,7 +182,7 @@ def run_step(program: ModelProgram, inputs: object) -> None:
 
 
 def check_written(capture: Capture) -> None:
-    """Raise the error that prevented the trace from being written."""
+    """Raise the error that prevented the trace from being written, if there is one."""
     if isinstance(capture.failure, BrokenPipeError):
         raise capture.failure
     if capture.problem is not None:
@@ -190,7 +190,9 @@ def check_written(capture: Capture) -> None:
 
 
 def values_problem(capture: Capture) -> str | None:
-    """Return the reason why full values could not be written; None if they were written or not requested."""
+    """Return the reason why the full values of tensors (`--values full`) could not be written; None if they were
+    written or not requested.
+    """
     full = capture.full_values
     if full is None or full.failure is None:
         return None
@@ -200,7 +202,7 @@ def values_problem(capture: Capture) -> str | None:
 OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemandOptions))
 """options of the command that `capture` does not take: they print a table, or apply to programs that continue to run"""
 OF_MODULES = ("run", "warmup", "steps", "autocast")
-"""options for building a model, which have no effect on a given module"""
+"""options about a model that can also be used with a given module; the others only apply while a model is built"""
 
 
 def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **options: Any) -> Trace:

@@ -95,7 +95,7 @@ def _dump_lines(capture: Capture) -> Iterator[str]:
 
 
 def _shown(capture: Capture, path: Path) -> Path:
-    """Return the path of a file next to the trace, written like the path of the trace that the user gave."""
+    """Return the path of a file next to the trace, relative or absolute like the trace's path that the user gave."""
     return Path(capture.path).with_name(path.name)
 
 
@@ -256,7 +256,7 @@ def _print_longtail(capture: Capture, file: IO[str]) -> None:
 
 BLOCKS, ROUNDS, WARMUP = 6, 50, 30
 LOW = 0.25
-"""quantile of the times that is used; a low one, because other work on the machine only makes times longer"""
+"""quantile of the measured times that is used; a low one, because other work on the machine only makes times longer"""
 
 
 def own_cost() -> CaptureCost:

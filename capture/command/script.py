@@ -37,9 +37,7 @@ def check_script(arguments: Sequence[str]) -> None:
     if arguments[:1] == ["-m"] and len(arguments) > 1:
         return
     if not arguments or arguments[0].startswith("-"):
-        raise UserError(
-            "there is no script after --", ("name a script, or -m and a module, followed by its own arguments")
-        )
+        raise UserError("no script follows --", ("name a script, or -m and a module, followed by its own arguments"))
     if re.fullmatch(r"python[\d.]*", Path(arguments[0]).name) and not arguments[0].endswith(".py"):
         raise UserError(f"opcapture starts {arguments[0]} itself", f"name the script without {arguments[0]}")
     if not Path(arguments[0]).exists():
@@ -154,7 +152,7 @@ def _status(code: object) -> int:
 
 
 def _report(error: BaseException, frames: TracebackType | None) -> int:
-    """Report an exception that ended the script by `sys.excepthook`, as `python` does, and return the exit status.
+    """Report an exception that ended the script, by `sys.excepthook` as `python` does; return the exit status.
 
     frames : traceback to report
     """

@@ -79,7 +79,7 @@ class Gripped:
 
 
 MOST_BYTES = 1 << 30
-"""maximum number of bytes of the tensors of a call that is recorded"""
+"""maximum size in bytes of all tensors together in the arguments, and in the results, of a recorded call"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ class Keeper:
                 if _is_on_nothing(arguments.tree):
                     # skip calls on empty tensors, for example of a detector without detections: later calls may have
                     # data
-                    raise CannotHold("all its tensors are empty")
+                    raise CannotHold("its calls have only empty tensors")
                 return _Before(arguments.names, _copy_within_limit(arguments), _random_states(), settings)
         except BaseException as error:
             self._going -= 1
@@ -304,7 +304,7 @@ class _Before:
 
 def _copy_within_limit(spec_tree: SpecTree) -> Any:
     if spec_tree.refused is not None:
-        raise CannotHold(f"it has {spec_tree.refused}")
+        raise CannotHold(f"it takes or returns {spec_tree.refused}")
     size = bytes_of(spec_tree.tree)
     if size > MOST_BYTES:
         raise CannotHold(f"its tensors are {size / 1e9:,.1f} GB, more than {MOST_BYTES / 1e9:,.1f} GB")

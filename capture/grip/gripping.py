@@ -192,7 +192,7 @@ class Grips:
         rebind(replacements, modules if len(modules) == 1 else None)
 
     def _lend(self, target: GripTarget) -> None:
-        """Define an inherited method, wrapped, in the class that inherits it."""
+        """Define an inherited method, wrapped, in the class that inherits it; its base class keeps the original."""
         name = target.qualname.rpartition(".")[2]
         if (target.owner, name) not in self._lent:
             assert target.owner is not None
@@ -257,7 +257,7 @@ class Grips:
 
         gripped = keeper.gripped()
         if not gripped.calls:
-            self.refused[keeper.entry] = ", ".join(keeper.lost) or "its calls did not end"
+            self.refused[keeper.entry] = ", ".join(keeper.lost) or "its calls have not ended"
             return
         self.written.append(write_folder(gripped, to, lambda folder: write_calls(folder, gripped)))
 

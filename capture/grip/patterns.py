@@ -69,7 +69,7 @@ class GripTarget:
 
     Attributes
     ----------
-    function : the function
+    function : the function; for an inner function, the enclosing one
     owner : class in which the function was found, or None
     qualname : qualified name under which it was found
     inside : enclosing function, if the function is created whenever the enclosing one runs
@@ -84,10 +84,7 @@ class GripTarget:
 
 
 def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
-    """Yield the functions of a loaded module that match patterns.
-
-    For an inner function, the target's `function` is the enclosing one.
-    """
+    """Yield the functions of a loaded module that match patterns."""
     module_patterns = [pattern for pattern in patterns if pattern.matches_module(module.__name__)]
     if module_patterns:
         yield from _in_namespace(vars(module), module.__name__, module_patterns, None, "", set())
@@ -113,7 +110,7 @@ def _in_namespace(
 def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
     """Yield the methods that a class inherits and that a pattern names for this class.
 
-    prefix : qualified name of the class with a dot
+    prefix : qualified name of the class, with a dot at its end
     """
     for pattern in patterns:
         # without wildcards, which match the class that defines the method as well, or should not match at all

@@ -27,7 +27,7 @@ REDUCE = "Reduce"
 BROADCAST = "Broadcast"
 VIEW = "ViewAttribute"
 RANDOM = "Random"
-"""values of `opgrip.samples.tags.Tag` that are derived from a run; other tags are derived from the source"""
+"""tags of a sample that are derived from a run of its function; other tags are derived from the source"""
 
 _INDEXING = frozenset(
     {

@@ -324,7 +324,7 @@ class RecordedSample:
         return recorded_calls(self._opened.folder, self._opened.classes)
 
     def difference(self, call: GrippedCall) -> str | None:
-        """Run a recorded call again; return a line that describes how it differs from the recording, or None."""
+        """Run a recorded call again; return a line on how it differs from the recording, or None if it does not."""
         with as_it_ran(call):
             results = self._opened.function(*call.args, **call.kwargs)
         line = difference(call.results, results)

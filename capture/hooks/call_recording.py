@@ -41,7 +41,9 @@ NO_STORAGES: Storages = ()
 
 
 class CallRecording(ThreadMode):
-    """Looks up and records those calls of one thread that the fast path does not handle."""
+    """Looks up and records those calls of one thread that `RecordingMode.__torch_dispatch__` does not record itself,
+    such as calls that were not predicted.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)

@@ -350,7 +350,7 @@ def _constant(value: Any) -> Any:
 def _inside(recorder: Recorder, mode: ThreadMode, function: str | None) -> Iterator[None]:
     """Record the calls of the block as calls inside a function or operator, or as usual if `function` is None.
 
-    mode : mode of the thread
+    mode : dispatch mode of the thread
     """
     if function is None:
         yield

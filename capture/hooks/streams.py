@@ -23,7 +23,7 @@ from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.accelerator_records import Wait
 
 Note = Callable[..., None]
-"""function that notes what a function did; receives its result and its arguments"""
+"""function that records the effect of a function of torch, such as a wait, from that function's result and arguments"""
 
 
 class StreamWatch:

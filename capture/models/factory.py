@@ -296,7 +296,7 @@ def load_builtin(text: str, options: ModelOptions) -> ModelProgram:
     name = text.removeprefix(PREFIX)
     names = builtin_models()
     if name not in names:
-        hint = did_you_mean(name, names, "there is " + ", ".join(PREFIX + other for other in names), f"{PREFIX}{{}}")
+        hint = did_you_mean(name, names, "choose " + ", ".join(PREFIX + other for other in names), f"{PREFIX}{{}}")
         raise UserError(f"no built-in model {name!r}", hint)
     return load_factory(f"{PACKAGE}.{name}:{name}", options, text)
 

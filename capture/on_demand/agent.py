@@ -112,7 +112,7 @@ class Agent:
         return self.finish(session, waiting)
 
     def begin(self, request: RecordingRequest, asked_ns: int) -> tuple[RecordingSession, dict[str, Any]]:
-        """Prepare a recording that begins at the next step; return it, for a call of `finish`, and its description.
+        """Prepare a recording that begins at the next step; return it, to be passed to `finish`, and its description.
 
         asked_ns : time at which the request arrived, by `perf_counter_ns`
         """
@@ -190,7 +190,7 @@ class Agent:
                 self._free.release()
 
     def abandon(self) -> None:
-        """Release the agent that this forked process inherited from its parent."""
+        """Close this forked process's copy of its parent's agent."""
         if self._session is not None:
             self._session.abandon()
         self._listener.close()

@@ -363,7 +363,7 @@ def _reason_of_debugger(output: str) -> str:
     if "No symbol" in output:
         return "its Python hides the functions that are called"
     lines = [line for line in output.splitlines() if line.strip()]
-    return lines[-1] if lines else "gdb says nothing"
+    return lines[-1] if lines else "gdb printed no reason"
 
 
 def _check_process(pid: int) -> None:

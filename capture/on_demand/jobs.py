@@ -21,7 +21,7 @@ LOOK_S = 0.3
 AHEAD_S = 0.5
 """time in seconds after which the common first step should begin"""
 MOST_TRIES = 6
-"""maximum number of attempts, each with twice the time to the first step, if a rank had already passed it"""
+"""maximum number of attempts; if a rank had already passed the first step, the next one leaves twice as much time"""
 END_S = 10.0
 """time in seconds for writing recordings that Ctrl-C has ended"""
 MOST_WORKERS = 4
@@ -105,8 +105,8 @@ def record_together(
 
 
 def _place_ahead(chosen: Sequence[RecordableProcess], distance_s: float) -> int | None:
-    """Return the number of a step that no rank in `chosen` reaches within `distance_s` seconds, or None if they
-    count no steps.
+    """Return the number of a step that no rank in `chosen` reaches within `distance_s` seconds, or None if a rank
+    counts no steps.
     """
     first, since_s = _positions(chosen), monotonic()
     sleep(LOOK_S)
@@ -134,7 +134,7 @@ class _Round:
         self._is_late = False
 
     def run(self) -> list[dict[str, Any]]:
-        """Return the result of each recording, as of `Agent.finish`, or an empty list if the attempt failed.
+        """Return the result of each recording, as `Agent.finish` returns it, or an empty list if the attempt failed.
 
         It fails if a rank has passed the first step before the request reaches it.
         """

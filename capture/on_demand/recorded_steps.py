@@ -127,7 +127,7 @@ class StepRecording:
         return is_left
 
     def end(self) -> None:
-        """Let no more steps begin, and end unfinished steps now."""
+        """Let no more steps begin, and count unfinished steps as cut."""
         with self._lock:
             if not self.done.is_set() and not self._learning:
                 self.cut += len(self._running)

@@ -170,7 +170,7 @@ class StepCapture(Capture):
         pass
 
     def _begin_in_child(self) -> None:
-        """Do nothing in a forked process, which has its own agent."""
+        """Give up the recording in a forked process, which has its own agent."""
         flusher, self._flusher = self._flusher, None
         self._forks.active = False
         if flusher is not None and flusher.writer is not None:
@@ -189,9 +189,11 @@ LOOK_S = 0.05
 EXPLAIN_S = 2.0
 """time in seconds without a step after which the reason is reported, and other calls of modules may count as steps"""
 LATE_S = 30.0
-"""time in seconds (at most half of the time limit) after which they count as steps even if there is an optimizer"""
+"""time in seconds, at most half of the time limit, without a step after which other calls of modules count as steps
+even if the program has an optimizer
+"""
 GRACE_S = 5.0
-"""time in seconds for unfinished steps when a recording is ended early"""
+"""time in seconds that unfinished steps get when a recording is ended early"""
 
 
 class RecordingSession:
@@ -216,7 +218,12 @@ class RecordingSession:
         self._gave_way = False
 
     def begin(self) -> dict[str, Any]:
-        """Begin to record with the next step, and return a description; raise `UserError` if no file can be written."""
+        """Begin to record with the next step, and return a description: path of the file, position and kinds of steps.
+
+        Raises
+        ------
+        UserError : no file can be written
+        """
         self._capture.open()
         try:
             self._sources.enter()

@@ -67,7 +67,8 @@ class ThreadState(threading.local):
 class Boundaries(StepSource):
     """Detects steps that last from one event of a thread, the boundary, to the next.
 
-    It continues until each thread has passed a boundary, because only a thread itself can remove its dispatch mode.
+    After `leave`, it continues until each thread has passed a boundary, because only a thread itself can remove its
+    dispatch mode.
     """
 
     def __init__(self, recording: StepRecording, here: ThreadState) -> None:

@@ -180,7 +180,7 @@ def trigger(
     steps : number of recorded steps; 3 unless the program was started with another number
     seconds : record all steps that begin within this time
     warmup : number of steps before the recorded ones, in which the capture examines new signatures
-    step_module : class of modules whose outermost calls count as steps
+    step_module : pattern for the classes of modules whose outermost calls count as steps
     options : options of `Capture`
 
     Raises

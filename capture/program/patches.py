@@ -13,7 +13,10 @@ from typing import Any
 
 
 class LateModules(MetaPathFinder):
-    """Import hook that calls a function with each watched module after it was loaded, while its context is active."""
+    """Import hook that calls `loaded` with each module whose name `is_watched` accepts, after the module was loaded.
+
+    It is active from `__enter__` to `__exit__`.
+    """
 
     def __init__(self, is_watched: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
         self.is_watched = is_watched

@@ -190,7 +190,10 @@ class SourceLine:
 
 
 class SourceLines:
-    """Finds the frames of the program on a thread's stack, without frames of torch, Triton and opgrip."""
+    """Finds the frames of the program on a thread's stack, without frames of torch, Triton and opgrip.
+
+    depth : maximum number of lines that `here` returns
+    """
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth

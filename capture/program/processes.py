@@ -48,9 +48,7 @@ def own_path(path: str | Path, number: int = 1) -> str | Path:
 
 
 def unused(path: Path) -> Path:
-    """Return the path of a trace, or if it or its file of full values exists, the path with a number before the
-    suffixes.
-    """
+    """Return `path`, or if a trace or a file of full values exists there, `path` with a number before its suffixes."""
     # import here, because modules that run before torch is loaded import this module
     from opgrip.traces.io.tensor_file import values_path
 

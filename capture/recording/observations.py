@@ -30,7 +30,7 @@ from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
 DIFFERENT, LEAST_NS = 1.5, 20_000
 """minimum ratio, and minimum difference in ns, of the times of two call sites that count as different"""
 MOST_PLACES = 48
-"""maximum number of scopes, and of first-tensor memories, kept per signature"""
+"""maximum number of scopes, and of storages of the first tensor, that are kept per signature"""
 FASTEST, SLOWEST, SLOWEST_ONCE = 4, 6, 12
 """numbers of call sites that are kept if there are too many: fastest, slowest with several calls, and slowest with a
 single call; more of the last kind are kept, because some of them were only interrupted
@@ -221,7 +221,7 @@ class PlaceTimes:
 EARLY = frozenset({2, 4, 8})
 """which calls of a signature to observe: the 2nd, 4th and 8th of those that are looked up by key and not predicted"""
 LATE = 32
-"""number of calls until the first observation of a late call; the number is multiplied by four for each further one"""
+"""number of a signature's calls after which one is observed again; for each further observation, four times as many"""
 MOST_TRIES = 1000
 """number of calls of a signature that are compared with the requested call sites before giving up"""
 MOST = 8
@@ -369,7 +369,9 @@ class Observations:
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Add `own_ns`, the time of work of the capture other than observations, which is not the program's time."""
+        """Subtract `own_ns`, the time of work of the capture other than observations, from the program's time, of which
+        observations may take a share.
+        """
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 

@@ -19,7 +19,9 @@ from opgrip.traces.schema.records import Context, Record, Scope
 PAIR = "pair"
 """kind of the numbers that identify a pair of signature and scope"""
 FIRST_PAIR = 1 << 61
-"""smallest pair number, larger than any other integer in a thread's rows, where it marks the beginning of a call"""
+"""smallest number of a (signature, scope) pair; it marks the beginning of a call in `ThreadMode.rows`, because it is
+larger than all other integers there
+"""
 
 
 class Epochs:
@@ -80,7 +82,7 @@ class ScopeTable:
     Attributes
     ----------
     refines : True to assign a call to the module whose method makes it, even if the module itself was not called
-    pairs : (signature, scope, number of tensors) by pair number
+    pairs : (signature, scope, number of tensors) by the number of the pair
     """
 
     def __init__(
@@ -104,17 +106,16 @@ class ScopeTable:
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
 
     def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
-        """Return the scope number and the pair number for calls of a signature from this thread's current location.
+        """Return the number of the scope, and of the (signature, scope) pair, for calls from the current source line.
 
+        place : location of this thread
         tensors : number of input and output tensors of the calls
         """
         scope = self.scope(self._refine_place(place), self._lines.here(), self._context(place.autocast))
         return scope, self.pair(signature, scope, tensors)
 
     def pair(self, signature: int, scope: int, tensors: int) -> int:
-        """Return the number of a pair of signature and scope, for calls with this number of input and output
-        tensors.
-        """
+        """Return the number of a (signature, scope) pair for calls with this number of input and output tensors."""
         key = (signature, scope, tensors)
         number = self._pair_numbers.get(key)
         if number is None:
@@ -152,7 +153,7 @@ class ScopeTable:
         return number
 
     def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
-        """Return the number of a scope that equals one of another recording.
+        """Return the number of a scope that equals one of another recording; it is added if it is new.
 
         records : records of that recording by type and number
         """

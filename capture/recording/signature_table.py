@@ -80,7 +80,7 @@ class SignatureTable:
         return self._add(key, kind, args, kwargs) if number is None else number
 
     def keys(self) -> dict[int, Hashable]:
-        """Return the key of each signature, by number."""
+        """Return the key of each signature, from `call_key`, by number."""
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:

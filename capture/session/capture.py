@@ -234,7 +234,7 @@ class Capture(CaptureReport):
         return self._flights.dump(reason)
 
     def note_error(self, error: BaseException, is_last: bool = True) -> None:
-        """Report an error that ended the program or one of its steps; with the option `last`, write the latest
+        """Report an error that ended the program (`is_last`) or a step, and with the option `last` write the latest
         calls.
         """
         if self._flights is not None:

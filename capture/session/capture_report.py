@@ -23,7 +23,7 @@ from opgrip.traces.table.accelerators import time_doubts
 
 
 class Counts(NamedTuple):
-    """Counts of a recording; the fields are those attributes of `CaptureReport`."""
+    """Counts of a recording; the attributes of `CaptureReport` with the same names explain them."""
 
     calls: int = 0
     signatures: int = 0
@@ -142,7 +142,6 @@ class CaptureReport:
 
     @property
     def dumps(self) -> list[Path]:
-        """Paths of the traces of the latest calls that were written."""
         return [] if self._flights is None else self._flights.dumps
 
     @property

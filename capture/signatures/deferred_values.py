@@ -28,8 +28,8 @@ MOST_ELEMENTS = 1 << 18
 `MOST_BYTES` in use, samples become four times smaller.
 """
 MOST_BYTES = 256 << 20
-"""maximum number of bytes of all copies on devices, and of copies on the host that are not fitted yet; if there is no
-space for a tensor, its values are read at a later call
+"""maximum number of bytes of all copies on devices, and of copies on the host without a fitted value model; if there is
+no space for a tensor, its values are read at a later call
 """
 TRANSFER_BYTES, TRANSFER_COPIES = 16 << 20, 256
 """maximum number of bytes, and of copies, that are transferred to the host together"""

@@ -64,7 +64,7 @@ class Fitter:
     def describe_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the specs of a call's arguments with newly fitted value models.
+        """Return the specs (descriptions in the trace) of a call's arguments, with newly fitted value models.
 
         name : operator or name of the function
         """
@@ -74,7 +74,8 @@ class Fitter:
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
-        """Return the specs of a call's arguments with value models, and a key that calls with similar tensors share.
+        """Return the specs (descriptions in the trace) of a call's arguments with value models, and a key that calls
+        with similar tensors share.
 
         If the operator accepts any values, the models of another signature with the same key are reused. Example: an
         optimizer that counts its steps in a scalar has a new signature in each step, with the same hundred tensors.

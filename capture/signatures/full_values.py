@@ -32,6 +32,7 @@ def check(trace: str | Path | None, force: bool) -> None:
     Parameters
     ----------
     trace : path of the trace; None if it is not known yet
+    force : True if existing files may be replaced
     """
     if trace is not None:
         beside = path_beside(trace)

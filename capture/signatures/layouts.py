@@ -39,7 +39,9 @@ _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """Return the spec of a custom object of torch: a process group or reduction, `Opaque` for any other type."""
+    """Return the spec (description in the trace) of a custom object of torch: a process group or reduction, `Opaque`
+    for any other type.
+    """
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if not _is_distributed():
         return Opaque(name)
@@ -66,7 +68,6 @@ def is_group(value: object) -> TypeGuard[torch.distributed.ProcessGroup]:
 
 
 def describe_group(group: torch.distributed.ProcessGroup) -> GroupSpec:
-    """Return the spec of a process group."""
     ranks = tuple(torch.distributed.get_process_group_ranks(group))
     return GroupSpec(group.group_name, group.name(), ranks, group.rank())
 

@@ -52,7 +52,7 @@ key
 SUCCESSORS = 4
 """number of call points that are tried after the last one, before the operator's recent signatures"""
 LEARNT, NEVER = 1, 1 << 62
-"""values in place of `SIGHTINGS`: for steps in which the capture learns, and for signatures that get no test"""
+"""values in place of `SIGHTINGS`: for warm-up steps under the capture, and for signatures that get no test"""
 MOST_TESTS = 3
 """maximum number of tests per signature; several are needed because a test fails if the dispatcher's state differs"""
 

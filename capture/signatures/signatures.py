@@ -168,7 +168,7 @@ def _add_unusual_tensor(parts: list[Any], tensors: list[torch.Tensor], value: to
 def describe_call(
     args: Sequence[Any], kwargs: Mapping[str, Any], fit_for: Callable[[int | str], FitValues]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the specs of a call's arguments.
+    """Return the specs (descriptions in the trace) of a call's arguments.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def describe_result(result: Any) -> Any:
-    """Return the specs of a call's result, without values."""
+    """Return the specs (descriptions in the trace) of a call's result, without values."""
     return _describe(result, {}, lambda tensor: None)
 
 

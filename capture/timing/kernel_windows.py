@@ -13,10 +13,10 @@ from opgrip.platform.activity_records import ID_BITS, ActivityProfile, LaunchedW
 from opgrip.traces.formats.profiler_events import LAUNCH as KERNEL_LAUNCH
 
 FOREVER_NS = (1 << 63) - 1
-"""end of what has not ended"""
+"""end time in ns of a graph capture or of a profile that has not ended"""
 CLOCK_READINGS = 20
 CUT_NS = 1_000_000_000
-"""if a window ends with a longer time without a launch, its records are considered incomplete"""
+"""time in ns; a window that ends with a longer time without a launch counts as incomplete"""
 
 
 def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:

@@ -218,8 +218,8 @@ class OwnWork:
         return now - began_ns
 
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
-        """Return the calls that the capture's own work perturbed, as runs of consecutive calls: (index, number of
-        calls).
+        """Return the calls that the capture's own work perturbed, as runs of consecutive calls: (index of the first,
+        number of calls).
 
         Parameters
         ----------

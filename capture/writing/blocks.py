@@ -42,7 +42,7 @@ class Blocks:
 
     Attributes
     ----------
-    calls : number of calls
+    calls : number of calls converted so far
     marks : number of `record_function` labels included in `calls`, by signature
     perturbed : number of other calls that are marked as perturbed
     newest : largest storage number in the calls

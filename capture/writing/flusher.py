@@ -25,7 +25,7 @@ from opgrip.traces.table.accelerators import describe_accelerators
 
 INTERVAL_S = 0.5
 SPAN_NS = 100_000_000
-"""interval in ns between checks for contention"""
+"""interval in ns between checks whether other processes use the processors"""
 ALIVE_S = 1.0
 """interval in seconds between checks whether the writing thread still runs"""
 PAUSE_S = 50e-6

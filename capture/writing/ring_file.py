@@ -41,6 +41,7 @@ class RingFile:
     Parameters
     ----------
     trace : path of the trace; the file is in the same folder, with `.part` and the process id in its name
+    size : minimum size of the file in bytes
 
     Raises
     ------

@@ -47,8 +47,8 @@ def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
 class Journal(Generic[T]):
     """Finished items of a run, in memory and in a file; an item is in the file when `add` returns.
 
-    The first line of the file holds the settings of the run, each further line one item. The file stays until `remove`
-    is called. If it has no items, it is removed when the `with` block ends.
+    The first line of the file holds the settings of the run, each further line one item. The file stays until the
+    caller removes it. If it has no items, it is removed when the `with` block ends.
 
     Parameters
     ----------

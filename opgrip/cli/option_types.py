@@ -74,7 +74,7 @@ SHORT_DTYPES = {
     "float": "float32",
     "double": "float64",
 }
-"""torch's names for dtypes, by their short names in torch and their names in other tools"""
+"""torch's names of dtypes, by the short names that torch and other tools use"""
 
 
 def floating_dtype(text: str) -> str:

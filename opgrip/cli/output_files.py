@@ -163,7 +163,7 @@ def give_name(part: Path, path: Path, force: bool) -> None:
 
 
 def discard(file: IO[bytes]) -> None:
-    """Remove the file that an open temporary file was created as, if it still exists."""
+    """Remove an open temporary file, if it still has the name under which it was created."""
     with suppress(OSError):
         Path(file.name).unlink()
 

@@ -93,7 +93,7 @@ class Reporter:
         self.console.print(f"{self.prog}: {text}", markup=False, soft_wrap=True)
 
     def begin(self, text: str) -> None:
-        """Report that a task begins whose progress cannot be displayed; here by a line with the name of the task."""
+        """Print the name of a task that begins and whose progress cannot be displayed."""
         self.say(text)
 
     @contextmanager

@@ -69,8 +69,8 @@ class ActivityProfile:
 
 
 FIRST_KERNELS = 8
-"""kernels that are launched when a profile begins, before any others, because their records may be lost; an H200 lost
-one
+"""number of kernels that are launched when a profile begins, before any others, because their records may be lost; an
+H200 lost one
 """
 _sleep = _places.take("torch.cuda._sleep", None, "the first calls of a captured program may have no device time")
 

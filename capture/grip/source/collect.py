@@ -136,7 +136,7 @@ class Collector(ItemTable):
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
             if not all(map(is_imported, names)):
-                item.refuse(f"{item.name} imports {', '.join(names)} as a whole")
+                item.refuse(f"{item.name} imports {', '.join(names)} and not names from it")
             return
         module = source_module(statement, piece.namespace.variables.get("__package__") or "")
         objects = [(alias, live_import(module, alias.name)) for alias in statement.names]

@@ -60,7 +60,7 @@ path, entry, *blocked = sys.argv[1:]
 class Blocked(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in blocked:
-            raise ModuleNotFoundError(f"{name} is what a sample does without")
+            raise ModuleNotFoundError(f"a sample cannot import {name}, which belongs to the program")
 
 
 sys.meta_path.insert(0, Blocked())
@@ -159,7 +159,7 @@ def _import_of(thing: Any, what: str) -> Import:
 
 _parts = count()
 
-_TEST = '''"""Runs {name} on the arguments that were recorded, and compares what it gives with what was recorded."""
+_TEST = '''"""Runs {name} on the recorded arguments, and compares its results with the recorded ones."""
 
 from pathlib import Path
 

@@ -24,7 +24,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` is empty in quoted annotations."""
+    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` are their syntax, () in quotes."""
 
     name: str
     attributes: tuple[str, ...]

@@ -51,7 +51,7 @@ class Link:
     ----------
     use : the name, and the attributes read from it
     item : item to which it refers
-    attribute_count : number of attributes that the item's name replaces, in addition to the name before them
+    attribute_count : number of attributes that the item's name replaces, such as 1 if `boxes.area` becomes `area`
     """
 
     use: Use
@@ -120,7 +120,7 @@ class ValueItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class FunctionItem(SampleItem):
-    """A function.
+    """A function whose source the sample contains.
 
     Attributes
     ----------

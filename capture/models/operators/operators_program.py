@@ -40,7 +40,7 @@ from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.values import ValueModel
 
 MOST_REASON = 200
-"""maximum number of characters of a reason"""
+"""maximum number of characters of the reason for a failed call"""
 
 
 @dataclass(slots=True)

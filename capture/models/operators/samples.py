@@ -54,7 +54,7 @@ LARGE_ELEMENTS = 1 << 20
 MOST_ELEMENTS = 1 << 24
 """maximum number of elements of any tensor in a large sample, because tensors with more dimensions grow faster"""
 RANDOM_SIZES = (2, 96)
-"""smallest and largest size that is drawn"""
+"""smallest and largest size of a dimension that is drawn at random"""
 CUBIC = frozenset({"linalg", "gemm", "attention"})
 """categories whose computing time grows faster than their tensors"""
 CUBIC_ELEMENTS = 1 << 18
@@ -250,7 +250,7 @@ def has_sizes(sample: Arguments) -> bool:
 
 
 TRIALS = 3
-"""number of samples that are tried per requested sample before a dtype is skipped"""
+"""maximum number of samples that are tried for each one to be run, before the other samples of a dtype are skipped"""
 
 Resize = Callable[[OperatorEntry, Arguments], Iterator[Arguments]]
 """function that yields a sample in other shapes, in the order in which to try them"""

@@ -154,7 +154,7 @@ def test_same_seed_gives_the_same_signatures(tmp_path: Path) -> None:
     [
         (["--model", "resnet51"], "no model 'resnet51'"),
         (["--model", "configs/none.py"], "no config configs/none.py"),
-        (["--model", "builtin:yolo"], "no built-in model 'yolo': there is builtin:dlrm, builtin:faster_rcnn"),
+        (["--model", "builtin:yolo"], "no built-in model 'yolo': choose builtin:dlrm, builtin:faster_rcnn"),
         (["--model", "nets.py:absent"], "no factory 'absent' in nets.py"),
         (["--model", "none.py:good"], "no file none.py"),
         (["--model", "no_such_package.x:good"], "no_such_package.x cannot be imported"),

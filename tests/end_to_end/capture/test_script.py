@@ -64,7 +64,7 @@ def test_module_runs_by_its_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--",), "there is no script after --"),
+        (("--",), "no script follows --"),
         (("--", "nowhere.py"), "nowhere.py does not exist"),
         (("--run", "train", "--", "train.py"), "--run is for models"),
     ],

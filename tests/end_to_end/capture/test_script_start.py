@@ -48,8 +48,8 @@ def traces_in(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--",), "there is no script after --: name a script, or -m and a module"),
-        (("-o", "t.jsonl", "--", "-m"), "there is no script after --"),
+        (("--",), "no script follows --: name a script, or -m and a module"),
+        (("-o", "t.jsonl", "--", "-m"), "no script follows --"),
         (("-o", "t.jsonl", "--", "nowhere.py"), "nowhere.py does not exist: name a script"),
         (("-o", "t.jsonl", "--", "trian.py"), "trian.py does not exist: did you mean train.py?"),
         (

@@ -159,7 +159,7 @@ def test_functions_that_cannot_be_gripped_are_reported_and_run(tmp_path: Path) -
     assert warnings == [
         "streamed is not gripped: it is a generator: a call returns before the work is done",
         "awaited is not gripped: it is asynchronous: a call returns before the work is done",
-        "given_on was not gripped: it has an object of type builtins.list_iterator",
+        "given_on was not gripped: it takes or returns an object of type builtins.list_iterator",
     ]
     assert not (tmp_path / "grips").exists()
 

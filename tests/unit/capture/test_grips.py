@@ -173,11 +173,11 @@ def test_object_passed_twice_is_one_object_in_the_copy() -> None:
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
-        (threading.Lock(), "it has an object of type _thread.lock"),
-        (iter([1]), "it has an object of type builtins.list_iterator"),
-        (torch.ones(1).to_sparse(), "it has a sparse_coo tensor"),
-        (np.array(["text"]), "it has a numpy array of type <U4"),
-        (lambda: None, "it has an object of type builtins.function"),
+        (threading.Lock(), "it takes or returns an object of type _thread.lock"),
+        (iter([1]), "it takes or returns an object of type builtins.list_iterator"),
+        (torch.ones(1).to_sparse(), "it takes or returns a sparse_coo tensor"),
+        (np.array(["text"]), "it takes or returns a numpy array of type <U4"),
+        (lambda: None, "it takes or returns an object of type builtins.function"),
     ],
     ids=["lock", "iterator", "sparse", "strings", "lambda"],
 )
@@ -198,7 +198,7 @@ def test_unsupported_argument_loses_the_record_and_not_the_call(value: Any, reas
 def test_lazy_results_are_refused() -> None:
     with gripped("lazy") as grips:
         assert len(list(gripping.lazy(torch.ones(2)))) == 1
-    assert lost_of(grips, "lazy") == ["it has an object of type builtins.list_iterator"]
+    assert lost_of(grips, "lazy") == ["it takes or returns an object of type builtins.list_iterator"]
 
 
 def test_call_that_raises_is_not_kept_and_raises_the_same() -> None:
@@ -474,5 +474,5 @@ def test_function_called_with_empty_tensors_only_is_reported() -> None:
         for columns in (2, 4):
             gripping.scaled(torch.ones(0, columns))
     grips.finish()
-    assert grips.refused == {"scaled": "all its tensors are empty"}
+    assert grips.refused == {"scaled": "its calls have only empty tensors"}
     assert not grips.written
