@@ -301,7 +301,7 @@ def options_of(args: argparse.Namespace) -> RunRequest:
 
 
 def _with_untrusted(request: RunRequest) -> RunRequest:
-    """Return the request for candidates in separate processes, each of whose runs is timed by the host's clock.
+    """Return the request changed for candidates that run in separate processes: each run is timed by the host's clock.
 
     Raises `UserError` for options that time calls in another way, or in the process that checks them.
     """

@@ -215,7 +215,8 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice |
 
 
 def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
-    """Return the size of the whole tensor as growing argument, for the backward of a slice; None for other calls.
+    """Return the growing argument of the backward of a slice: the batch size among the sizes of the whole tensor; None
+    for other calls.
 
     growths : growth of each tensor argument
     The meta device does not check this size.
@@ -230,8 +231,8 @@ def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice
 
 
 def _likely(signature: Signature, growth: Growth, choice: ArgumentChoice, batch: int) -> tuple[bool, bool, int]:
-    """Return a key that sorts the sizes of a view, the likely batch first: sizes equal to the batch, then the size at
-    the same position.
+    """Return a key that sorts the size arguments of a view, the most likely batch size first: sizes equal to the batch,
+    then the size at the position of the growing dimension.
 
     growth : growth of the viewed tensor
     choice : the size that might grow

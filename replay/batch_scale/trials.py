@@ -40,8 +40,8 @@ grown
 
 
 class Contradiction(Exception):
-    """Raised if a trial refutes that the given arguments grow with the batch: the call fails, or the sizes of its
-    results do not reveal which of their dimensions grow.
+    """Raised if a trial refutes the assumption that the given arguments grow with the batch: the call fails, or the
+    sizes of its results do not reveal which of their dimensions grow.
     """
 
 

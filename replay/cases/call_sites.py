@@ -150,7 +150,7 @@ def module_of(sites: Sequence[CallSite]) -> str:
 
 
 def _common(parts: Iterable[Sequence[str]]) -> list[str]:
-    """Return the longest prefix that all paths share; each path in `parts` is a list of names."""
+    """Return the longest list of names with which all lists in `parts` begin."""
     common = []
     for names in zip(*parts, strict=False):
         if len(set(names)) > 1:

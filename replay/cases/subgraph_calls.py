@@ -183,8 +183,8 @@ def _rows(
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
-    """Return, for each result that a call uses, the index of the last call that uses it. If a call takes a tensor whose
-    layout no result has, it counts as a use of the last result in the same storage.
+    """Return, for each result that a call uses, the index of the last call that uses it. A call that takes a tensor
+    whose layout no result has counts as a user of the last result in the same storage.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731

@@ -85,8 +85,8 @@ class PlacedCalls:
         return [self._behaviour(groups[index], nearest == index, selected) for index in order]
 
     def observed_in(self, selected: pd.Index[int]) -> list[Observed]:
-        """Return the recorded values and results of later calls, without those from call sites at which no call is
-        selected.
+        """Return the recorded values and results of the signature's later calls, without those from call sites at which
+        no call is selected.
         """
         places = set(self.places[self.calls.index.isin(selected)].tolist())
         return [

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
 
 
 def _report_problems(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    """Print how many traces could not be replayed, with the names of the first few."""
+    """Print how many traces could not be replayed, with at most `NAMED` of their names."""
     if outcome.problems:
         names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
         words = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])

@@ -250,7 +250,7 @@ class TraceReplay:
         return ReplayOutcome(results, step=step)
 
     def _requested_analyses(self) -> list[Analysis]:
-        """Create the requested analyses before any case runs, so that missing requirements show first."""
+        """Return the requested analyses, created before any case runs so that missing requirements show first."""
         output = self.output
         context = AnalysisSession(
             self.workload, output.output, output.may_replace, output.resume, self._reporter, self._may_fork

@@ -49,8 +49,8 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """Return True if CPU memory that was pinned in the program should be pinned here, which would start an
-        accelerator even if the replay does not use it.
+        """Return True if CPU memory that was pinned in the program is to be pinned here; False if the replay uses no
+        accelerator, because pinning would start one.
         """
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
@@ -195,7 +195,7 @@ class Inputs:
 
     @property
     def has_floats(self) -> bool:
-        """Return True if `change` changes a value."""
+        """Return True if the arguments contain floating-point values that `change` can change."""
         return bool(self._float_memory())
 
     def change(self, amount: float) -> None:

@@ -233,7 +233,9 @@ class Result:
         return self.identity_without()
 
     def identity_without(self, *columns: str) -> tuple[object, ...]:
-        """Return the key without some columns, to match rows that differ in them, for example in `trace` or `mode`."""
+        """Return the key of the row's case and variant without some columns, such as `trace` or `mode`, to match rows
+        that differ in them.
+        """
         what = self.key or f"{self.op} {self.shapes}"
         apart = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
         trace = () if "trace" in apart else (self.trace,)

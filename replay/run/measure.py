@@ -225,7 +225,7 @@ def _groups_with(
     announce: Announce,
     without: Collection[int],
 ) -> list[SubjectGroup]:
-    """Return the subjects of all rows with the cache state `cache`, grouped by torch settings."""
+    """Return the calls to time (subjects) of all rows with the cache state `cache`, grouped by torch settings."""
     rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
     around = _around(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
     return _groups(rows, workload, surroundings, around)
@@ -234,7 +234,7 @@ def _groups_with(
 def _measure_concurrently(
     rows: Sequence[tuple[Case, list[Prepared]]], workload: Workload, announce: Announce
 ) -> dict[int, ConcurrentRun]:
-    """Return the measurements of subjects of which several run concurrently, by the subject's `id`."""
+    """Return the measurements of calls (subjects) that run concurrently with others, by the subject's `id`."""
     run_of_subject: dict[int, ConcurrentRun] = {}
     for count in {point.streams for point in workload.request.points} - {1}:
         groups: dict[object, SubjectGroup] = {}
@@ -296,7 +296,7 @@ def _around(
 
 
 def _eviction(case: Case, flush: Function, workload: Workload) -> Subject:
-    """Return a subject that evicts the caches, instead of a preceding call whose arguments do not fit into memory."""
+    """Return a call that evicts the caches, in place of a preceding call whose arguments do not fit into memory."""
     return Subject(case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0)
 
 

@@ -1,5 +1,5 @@
-"""Preparation of a case for timing: its arguments are generated, and it is compiled, run once and checked
-in each mode.
+"""Preparation of a case for timing: its arguments are generated, and it is compiled, run once and checked in each
+mode.
 """
 
 from __future__ import annotations
@@ -89,8 +89,6 @@ def prepare(
 
 
 class _Preparation:
-    """Prepares the rows of one case."""
-
     def __init__(self, case: Case, workload: Workload) -> None:
         self._recorded, self._workload = case, workload
         self._references: dict[object, Reference] = {}
@@ -140,7 +138,9 @@ class _Preparation:
         return result, None
 
     def _made(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
-        """Return the row and its subject; an argument that cannot require a gradient is tried without one."""
+        """Return the row and the call to time; if torch refuses an argument's gradient, try again without that
+        gradient.
+        """
         workload = self._workload
         make = self._backward if variant.direction == BACKWARD else self._forward
         is_unsaid = workload.adds_gradients and workload.wants_grad(case, variant.direction) and not operator.mutates
@@ -211,7 +211,7 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, RunOutputs]:
-        """Return the row with operations, memory and first-call time, and the results; `began` is in ns on the host."""
+        """Run a program once; return its row with work, memory and time since `began` (in ns), and its results."""
         workload = self._workload
         device = device_of(case.signature, workload)
         args, kwargs = inputs.make()
@@ -236,7 +236,7 @@ class _Preparation:
     def _with_work(
         self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
     ) -> Result:
-        """Return a row with the operations and bytes of a call (`run`: arguments, keyword arguments and results)."""
+        """Return a row with operations and bytes of a call (`run`: its arguments, keyword arguments and results)."""
         key = (result.threads, result.batch_scale, result.streams, result.values)
         if key not in self._works:
             if case.operator is None and in_torch:

@@ -243,7 +243,8 @@ class DryRun:
         return before != (plan.status, len(plan.redrawn))
 
     def _run_with_recorded_shapes(self, call: FlowingCall, plan: CallPlan, prepared: PreparedCall) -> Any:
-        """Run a prepared call and return its results. While these lack the recorded shapes, draw more of its arguments.
+        """Run a prepared call and return its results. While these lack the recorded shapes, run it again on more drawn
+        arguments.
 
         Masks are drawn first, then all integers, because these can determine shapes; the plan's `redrawn` grows.
         """

@@ -220,7 +220,6 @@ def room_on(device: str) -> int:
 
 
 def _copied(storage: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
-    """Return a copy of a storage on a device."""
     return torch.empty(storage.nbytes(), dtype=torch.uint8, device=device).copy_(memory_of(storage)).untyped_storage()
 
 

@@ -92,8 +92,8 @@ class Samples:
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """Use the times of contended runs if there are fewer others than `effort` requires; call this after the last
-        run.
+        """Use the times of contended runs, which other processes disturbed, if there are fewer others than `effort`
+        requires; call this after the last run.
         """
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
@@ -115,7 +115,9 @@ class Samples:
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """Return `quantile_us(share)`, or None if there are too few runs for it."""
+        """Return the time in us within which the given share of the program's calls ends; None if there are too few
+        runs for it.
+        """
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property

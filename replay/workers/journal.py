@@ -156,8 +156,8 @@ def _decoded(record: Any) -> list[Result]:
 
 
 def unlike(stored: Any, asked: Mapping[str, Any]) -> str | None:
-    """Return in which single respect stored rows differ from the current replay: torch version or kind of machine. None
-    if they differ in other respects.
+    """Return a text if stored rows differ from the current replay only in the torch version, or only in the kind of
+    machine; None if they differ in anything else.
 
     stored, asked : facts that identify the replay of the stored rows, and the current replay
     """

@@ -206,7 +206,7 @@ def _batch_with_what_there_is(
     """Run one batch, and run it again without each metric that the GPU lacks. Return the batch's metrics, and `ncu`
     without these metrics.
 
-    number : number of the batch, from 1
+    rows, number : rows of the batch, and its number, from 1
     timeout_s : time limit of a case without ncu, in s
     everything : rows of all batches
     say : function that prints a line for the user

@@ -207,8 +207,8 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
 
 
 def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
-    """Return the machine's peak rate in Gflop/s of each dtype in which the rows compute, highest first; only the rate
-    of float32 if the machine's rates of these dtypes are unknown.
+    """Return the machine's peak rates (from `ceilings`, for `threads` threads) in Gflop/s of the dtypes in which the
+    rows compute, highest first; only the rate of float32 if the machine's rates of these dtypes are unknown.
     """
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
     if "float32" in dtypes:
@@ -222,6 +222,8 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads:
     allow.
 
     Calls that move no bytes are drawn in a separate strip on the left.
+
+    ceilings, threads : bandwidths and launch times of the machine, and number of threads to which bandwidths apply
     """
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)

@@ -167,7 +167,9 @@ def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor,
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:
-    """Return the mean time in us to launch an operator, over many launches in a row without waiting for any of them."""
+    """Return the mean time in us to launch an operator (`function` on the tensor `one`), over many launches in a row
+    without waiting for any of them.
+    """
     wait = synchronizer(device)
 
     def run() -> None:

@@ -149,10 +149,7 @@ class _Code:
 
 
 def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
-    """Return the case of a recorded call of a sample; its `load` loads the sample's code and constructs the arguments.
-
-    context : torch settings of the call
-    """
+    """Return the case of a recorded call, with the torch settings `context`; its `load` loads the sample's code."""
     args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
     signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
     case = Case(signature, {}, calls, 0.0, 0.0, 0.0, context=context)
@@ -167,8 +164,8 @@ def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, An
 
 
 class _Outline:
-    """Converts recorded arguments to a sample case's: `TensorSpec`, `Opaque` (names an object's class), plain
-    values.
+    """Converts recorded arguments to the form that they have in a sample's case: `TensorSpec` for a tensor, `Opaque`
+    with the class name for an object, and plain values.
     """
 
     def __init__(self) -> None:
@@ -352,8 +349,8 @@ class ConfigurationTensor:
 
 
 def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """Return the shipped samples that are named, match one of the patterns and have all tags; raise `UserError` for an
-    unknown name or tag.
+    """Return the shipped samples that `name` means, that match one of the patterns and that have all tags; raise
+    `UserError` for an unknown name or tag.
 
     name : names separated by commas; empty for all samples
     """

@@ -261,7 +261,6 @@ def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], memb
 
 
 def _is_dense(spec: TensorSpec) -> bool:
-    """Return True if a tensor's elements are contiguous in memory."""
     assert spec.stride is not None, "`_with_sizes` refuses sparse tensors"
     steps = zip(spec.shape, spec.stride, contiguous(spec.shape), strict=True)
     return all(size == 1 or stride == expected for size, stride, expected in steps)
