@@ -177,10 +177,7 @@ def remove_partial(store: str | None) -> None:
 
 
 def differentiable_results(operator: Operator, arguments: Arguments) -> list[int]:
-    """Run a call, and return the indices of its results that have a gradient; raise `Unsupported` if there are none.
-
-    operator, arguments : the operator and the arguments of the call
-    """
+    """Run a call, and return the indices of its results that have a gradient; raise `Unsupported` if there are none."""
     if operator.mutates:
         raise Unsupported("a call that writes into its arguments has no separate backward")
     args, kwargs = arguments

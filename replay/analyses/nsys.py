@@ -207,7 +207,6 @@ class Nsys:
     """How to run nsys.
 
     binary : path of nsys
-    report : path of the report
     arguments : more arguments for nsys, from the user
     warmup, iterations : number of warm-up runs and of profiled runs of each row
     """
@@ -260,7 +259,6 @@ def profile_rows(
 ) -> list[Result]:
     """Run the cases of the rows once more under nsys, and return the rows with the columns of nsys.
 
-    results : rows of the replay
     timeout_s : time limit of a case in seconds
     say : function that prints a message
     Raises `UserError` if nsys fails.

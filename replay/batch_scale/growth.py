@@ -50,7 +50,6 @@ def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
 def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[int]) -> tuple[int, ...]:
     """Return the dimensions whose stride is multiplied because a dimension inside them grows.
 
-    shape, stride : sizes and strides of a tensor
     sizes : dimensions whose size is multiplied
     If a size of 1 makes it unclear which of two dimensions is the inner one, the later one counts as inner.
     """

@@ -123,7 +123,7 @@ def make_cases(
     Python function is represented by the operator calls that it made. A distilled trace, which was reduced to
     representative cases, also contains calls that only run before these cases; they are left out.
 
-    with_preceding_calls : True to include the latter
+    with_preceding_calls : True to include the calls that only run before the cases
     in_order : True to keep the order of signatures if no call has a time
     Raises `UserError` if a pattern of `selection` matches nothing.
     """

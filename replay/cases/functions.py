@@ -53,7 +53,6 @@ def function_case(
     args, kwargs : lists, tuples and dicts of dense tensors, which are copied, and of other values, which are passed
         unchanged
     name : name of the case in results; None for the function's qualified name
-    number : number of the case
     trial : result of a run of the function on these arguments; None to run it in the process that measures the case
     """
     arguments = (tuple(args), dict(kwargs or {}))
@@ -68,9 +67,7 @@ def described_case(
     """Return the case that replays a function, with the arguments described by their shapes, dtypes and layouts.
 
     operator : the function as an operator
-    arguments : positional and keyword arguments
     values : source of the values of each tensor argument, by its position in the list of tensor arguments
-    name, number : name and number of the case
     """
     places = count()
     storages: dict[int, int] = {}

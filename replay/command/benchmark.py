@@ -149,7 +149,6 @@ def _contenders(
 
     functions : functions by the name that their rows have
     inputs : arguments of the case
-    args : parsed options
     numbers : yields unused case numbers
     """
     reference: Callable[..., Any] | None = None
@@ -191,7 +190,6 @@ def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], res
 
 
 def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any) -> list[Result]:
-    """Time all functions and return their rows, in the order of `contenders`."""
     rows_of_case = {
         item.case.number: list(empty_rows(item.case, workload, WRONG, item.fault).values())
         for item in contenders

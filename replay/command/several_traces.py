@@ -306,7 +306,6 @@ class SeveralReplays:
         """Raise `UserError` if new rows of a trace could be confused with rows that the output file already has
         (`--append`).
 
-        name : name of the trace
         replay : replay that computes the new rows
         """
         earlier, output = self._earlier, self.output.output

@@ -123,7 +123,6 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget]:
-    """Yield the traces (`targets`), with repeated names changed so that all names differ."""
     names = told_apart([target.origin.trace for target in targets])
     for target, name in zip(targets, names, strict=True):
         yield replace(target, origin=replace(target.origin, trace=name))

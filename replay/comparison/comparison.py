@@ -195,7 +195,6 @@ class Pair:
 class Total:
     """Summed times of a group of cases in both runs.
 
-    name : name of the group
     cases : number of cases in the group
     base_us, new_us : total time of the calls of these cases in each run
     judgement : verdict on the sums, with ratio and interval

@@ -123,10 +123,7 @@ def _in_folder(folder: Path) -> list[Candidate]:
 
 
 def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
-    """Return a function of this process as a candidate; only this process and processes forked from it can run it.
-
-    op : name of the operator
-    """
+    """Return a function of this process as a candidate; only this process and processes forked from it can run it."""
     _functions[op] = function
     return Candidate(op, IN_PROCESS, op)
 

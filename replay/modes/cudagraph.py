@@ -25,7 +25,6 @@ WARMUP = 3
 class _Captured:
     """A captured CUDA graph with the tensors whose memory it uses; they must stay alive as long as the graph.
 
-    call : the captured call
     tensors : its argument tensors
     results : tensors that each replay of the graph writes
     memory : memory that the capture allocated for one run

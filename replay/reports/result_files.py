@@ -252,8 +252,6 @@ class Test:
     """A test in a JUnit document.
 
     group : name of the group, shown before the test's name
-    name : name of the test
-    seconds : duration of the test
     outcome : `failure`, `error`, `skipped`, or empty if the test passed
     reason : explanation of the outcome
     """

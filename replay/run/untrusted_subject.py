@@ -49,7 +49,6 @@ Check = Callable[[Inputs, RunOutputs], ResultVerdict]
 class UntrustedSubject(Subject):
     """A call in another process, with new values and new memory in each run.
 
-    call : the call
     draw : returns new inputs of an input set, by index and seed
     check : compares the results of a run with the operator's; None for the operator itself
     besides_ns : times in ns that requests to run the operator took outside its call; the operator's subject adds to

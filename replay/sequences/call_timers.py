@@ -173,7 +173,7 @@ class Slowdown:
 
     def check(self) -> None:
         """Count a call. If the last full check was `CHECK_NS` ago, check whether the processor was slowed down and
-        whether other processes used the cores; for a while after others used them, check the latter at every call.
+        whether other processes used the cores; for a while after others used them, check for them at every call.
 
         The properties return what the checks found.
         """

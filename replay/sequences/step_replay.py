@@ -300,7 +300,7 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
 
 
 def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if `timed` has fewer than `wanted` passes, with contended ones if no pass may be repeated."""
+    """Return True if `timed` has fewer than `wanted` passes; contended ones count only if none may be repeated."""
     missing = wanted - len(timed.kept)
     return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 

@@ -76,8 +76,8 @@ class SequenceResult:
 
     calls : number of calls in the trace, without calls made by extension functions
     replayed : number of calls that ran on the results of earlier calls
-    substituted : number of calls that ran on drawn arguments, because they failed or gave other shapes on earlier
-    results
+    substituted : number of calls that ran on drawn arguments, because they failed or returned other shapes on
+    earlier results
     unsupported : number of calls that did not run
     redrawn : number of replayed calls with some drawn values, because earlier results were outside the recorded range
     not_replayed : calls that were not replayed, by operator, status and reason, most frequent first
@@ -87,7 +87,7 @@ class SequenceResult:
     unsupported_ms, unsupported_host_ms : parts of `captured_ms` and `captured_host_ms` due to calls that did not run
     replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock; with several streams the time
     from the first to the last call over all of them
-    replayed_host_ms, replayed_wall_ms : the same times as in the capture, for each pass that the host's clock timed
+    replayed_host_ms, replayed_wall_ms : the same two times, in each pass that the host's clock timed
     outside_bytes : memory that exists before the first call
     captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
     workspaces

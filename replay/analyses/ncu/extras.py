@@ -16,8 +16,6 @@ def main(folder: str, report: str, *metric_names: str) -> int:
     """Print the kernels of a report as JSON Lines, each with its name, NVTX ranges and metrics.
 
     folder : folder of the module `ncu_report`
-    report : path of the report
-    metric_names : metrics to print
     """
     sys.path.insert(0, folder)
     context = importlib.import_module("ncu_report").load_report(report)

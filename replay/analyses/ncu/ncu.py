@@ -141,7 +141,6 @@ def profile_rows(
     """Run the cases of the rows once more under ncu. Return the rows with ncu's columns, and True if all batches
     succeeded.
 
-    results : rows of the replay
     timeout_s : time limit of a case without ncu, in seconds
     journal_path : file in which finished batches are kept; None to keep none
     resume : True to use the finished batches in that file

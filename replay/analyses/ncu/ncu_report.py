@@ -81,7 +81,6 @@ FIRST, KERNEL, RANGES = "ID", "Kernel Name", "Range:PL_Type"
 class NcuKernel:
     """A launched kernel with its metrics.
 
-    name : name of the kernel
     ranges : text that contains the names of the NVTX ranges in which it was launched
     metrics : value of each metric by name, in ns, bytes or percent
     """

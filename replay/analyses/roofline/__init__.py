@@ -159,7 +159,6 @@ class Nearness:
 
     operator : name, with words that distinguish its rows, such as the mode
     share : share of these calls in the time of all calls that have a limit
-    calls : number of calls
     us, limit_us : total time of the calls, and the least time for them, in us
     bound : what limits most of this time: `bandwidth`, `arithmetic`, `launch` or `interpreter`
     gain : share of the time of all calls that would be saved if each call took its least time

@@ -34,8 +34,6 @@ LAUNCHES = 2000
 class MatrixProduct:
     """A matrix product whose rate is measured as a peak rate.
 
-    dtype : dtype of the two matrices
-    multiply : function that multiplies them
     precision : value for `torch.set_float32_matmul_precision` during the product
     """
 

@@ -56,7 +56,6 @@ class ReplayedCollective:
     is_async : True if the program continued before the collective had ended
     member_bytes : size of the part that a member sends or receives; for an all-to-all, of everything that this rank
         sends
-    dtype : dtype of the tensors
     splits : rows sent to each member and rows received from each, for an uneven all-to-all; else None
     """
 

@@ -33,7 +33,6 @@ from opgrip.traces.analysis.ranks.collectives import bus_factor
 class RankOutcome:
     """Results of a step replay in one rank.
 
-    rank : number of the rank
     totals : totals of the rank's step, in the form of a result file
     times : how long the rank was in collectives
     left_out : number of collectives that did not run, by reason
