@@ -105,8 +105,6 @@ def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
 
     Python creates such an exception from its class without arguments, at one of a few bytecode instructions.
 
-    Parameters
-    ----------
     raised_at : innermost entry of the exception's traceback
     """
     instruction = _instruction(raised_at)

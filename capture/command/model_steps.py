@@ -159,8 +159,6 @@ def warm_up(
 
     The inputs are generated here so that their generation is not captured.
 
-    Parameters
-    ----------
     advance : called after each step
     learned : number of warm-up steps that are not run here, because the caller runs them under the capture, which
         examines their signatures without recording calls

@@ -30,8 +30,6 @@ DistributedDataParallel holds the lock while it joins these threads, so without 
 def check_script(arguments: Sequence[str]) -> None:
     """Raise `UserError` if the arguments name no script or module, or one that cannot be run.
 
-    Parameters
-    ----------
     arguments : the arguments that `python` would get: a file, or `-m` and a module, then the script's arguments
     """
     if arguments[:1] == ["-m"] and len(arguments) > 1:

@@ -145,8 +145,9 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return the Python function behind an attribute of a module or class; None if the attribute is no function, static
-    method or class method.
+    """Return the Python function behind an attribute of a module or class, also behind a static or class method.
+
+    The result is None for any other attribute.
     """
     # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
@@ -182,8 +183,6 @@ def loaded_modules() -> list[ModuleType]:
 def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
     """Replace functions, including methods, by others wherever modules and classes refer to them.
 
-    Parameters
-    ----------
     replacements : new function by old function
     modules : modules to search; None for all loaded modules
     """
@@ -259,6 +258,7 @@ def decorated_inside(
 ) -> CodeType:
     """Return the code of a function whose inner functions are decorated when they are created.
 
+    qualname : qualified name of the function
     is_gripped : returns True if the inner function with this qualified name is decorated
     decorate : the decorator
 
@@ -288,7 +288,10 @@ def decorated_inside(
 
 
 def _compile_function(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType, qualname: str) -> CodeType:
-    """Return the code of a function, compiled with the same enclosing variables as the loaded `code`."""
+    """Return the code of a function, compiled with the same enclosing variables as the loaded `code`.
+
+    node, qualname : definition and qualified name of the function
+    """
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef = node
     owner = qualname.split(".")[-2] if qualname.count(".") else LOCALS
     if owner != LOCALS:
@@ -359,7 +362,11 @@ def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
 
 
 class _Marks(ast.NodeVisitor):
-    """Inserts a placeholder as first decorator of each function to be decorated in a syntax tree."""
+    """Inserts a placeholder as first decorator of each function to be decorated in a syntax tree.
+
+    is_gripped : returns True if the function with this qualified name is to be decorated
+    inside : qualified name of the function that contains the tree; empty for the tree of a module
+    """
 
     sentinel = "opgrip: a decorator stands here"
 

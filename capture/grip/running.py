@@ -154,8 +154,6 @@ leave_compiled(Running)
 def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:
     """Yield the tags, such as `Reduce`, that a function's sample gets because the function called an operator.
 
-    Parameters
-    ----------
     func : overload of the operator
     shapes : shape of each tensor in order, and True if it could be a mask
     """

@@ -67,8 +67,6 @@ def difference(expected: Any, got: Any) -> str | None:
     Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
     of objects that cannot be held are ignored.
 
-    Parameters
-    ----------
     expected : live values, or a `Sketch`; with a sketch, only types of numbers, shapes and dtypes are compared
     got : live values
     """
@@ -194,7 +192,11 @@ def write_calls(folder: Path, gripped: Gripped) -> None:
 
 
 class _Writing:
-    """Converts recorded calls to records of a trace; the start times are made up, one call after the other."""
+    """Converts recorded calls to records of a trace; the start times are made up, one call after the other.
+
+    pend : function that writes a record of a value model
+    full : store of the full values
+    """
 
     def __init__(self, pend: Callable[[Record], None], full: FullValues) -> None:
         self.fitter = Fitter(pend, count().__next__)

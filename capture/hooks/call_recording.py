@@ -208,7 +208,11 @@ class CallRecording(ThreadMode):
     def _look_up(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
     ) -> CallPoint:
-        """Return the call point of a call that has never followed the thread's last call so far; create it if new."""
+        """Return the call point (node in the graph of predictions) of a call that never followed the thread's last call
+        so far; create it if it is new.
+
+        argument_storages : storage numbers of the tensors in the arguments
+        """
         if is_higher_order(func):
             outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
             if outer is not None:

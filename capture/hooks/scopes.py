@@ -30,6 +30,8 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 class ScopeWatch:
     """A context that keeps the dispatch modes of all threads informed about the running module, optimizer step and
     autocast settings.
+
+    module_raised : called with each exception that leaves an outermost module; None to do nothing
     """
 
     def __init__(self, recorder: Recorder, module_raised: Callable[[BaseException], None] | None = None) -> None:

@@ -66,8 +66,6 @@ def timed_on(
 
     The function also notes the stream if the program uses several.
 
-    Parameters
-    ----------
     number, run, started : as for `measured`
     """
     if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
@@ -145,8 +143,6 @@ def higher_order_node(
     Return None if another mode or a tensor subclass runs the operator, and inside an extension function or a compiled
     region, because such a call includes everything inside it.
 
-    Parameters
-    ----------
     tensors : number of the call's input tensors
     """
     if mode.place.inside is not None and not mode.place.gripped:

@@ -192,8 +192,6 @@ def under_autocast(program: ModelProgram, dtype: str | None) -> ModelProgram:
 
     The backward pass and the optimizer run outside autocast, as torch's documentation recommends.
 
-    Parameters
-    ----------
     dtype : `bfloat16` or `float16`; None to return the program unchanged
     """
     if dtype is None:

@@ -68,7 +68,7 @@ class SeenSignatures:
         return len(new)
 
     def _read_other_days(self, today: Path) -> None:
-        """Read those files of other days that have changed, because other processes of the service may still
+        """Read the files of days other than `today` that have changed, because other processes of the service may still
         write them.
         """
         for path in self._folder.glob(f"{self._stem}-????-??-??{SUFFIX}"):

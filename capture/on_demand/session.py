@@ -52,6 +52,8 @@ class StepCapture(Capture):
 
     Threads started during a step are not recorded. Only a thread itself can remove its dispatch mode, and a mode that
     is never removed would slow the thread for ever.
+
+    warmup : True to begin with steps whose calls are examined but not recorded
     """
 
     def __init__(self, path: Path, warmup: bool, **options: Any) -> None:
@@ -197,7 +199,11 @@ GRACE_S = 5.0
 
 
 class RecordingSession:
-    """The recording that serves one request."""
+    """The recording that serves one request.
+
+    number : number of the recording in this process, from 1
+    asked_ns : time at which the request arrived, by `perf_counter_ns`
+    """
 
     def __init__(self, settings: AgentSettings, request: RecordingRequest, number: int, asked_ns: int) -> None:
         pattern = request.output or settings.output
@@ -235,8 +241,6 @@ class RecordingSession:
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
         """Wait until the recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others.
 
-        Parameters
-        ----------
         waiting : called with the reason if no step begins for some time
         """
         try:

@@ -277,8 +277,6 @@ class StepSources:
     def widen(self, is_late: bool) -> None:
         """Count more calls of modules as steps, if modules were called and no optimizer is expected to make a step.
 
-        Parameters
-        ----------
         is_late : True to stop waiting for an existing optimizer
         """
         modules, optimizers = self._modules, self._optimizers

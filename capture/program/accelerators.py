@@ -51,8 +51,6 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
     The device has no index if the call names a device without one.
 
-    Parameters
-    ----------
     tensors : tensors among the arguments
     values : other arguments; one of them may be a device
     """

@@ -145,8 +145,6 @@ class ModulePaths:
     def called(self, module: nn.Module, above: str | None) -> str:
         """Return the path of a module that is being called.
 
-        Parameters
-        ----------
         above : path of the calling module, or None outside all modules
         """
         path = self.of(module)

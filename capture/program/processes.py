@@ -33,8 +33,6 @@ def own_path(path: str | Path, number: int = 1) -> str | Path:
 
     The rank is added if all ranks would otherwise have the same path.
 
-    Parameters
-    ----------
     number : value of the field `%n`
     """
     pattern = str(path)
@@ -121,8 +119,6 @@ class ChildFiles:
     def _find(self, mark: str = r"\.pid\d+") -> dict[Path, tuple[int, int]]:
         """Return the traces of child processes, with inode and modification time, which show if a file was replaced.
 
-        Parameters
-        ----------
         mark : regular expression for the part of the name between the trace's name and its suffixes
         """
         stem, dot, suffixes = self._path.name.partition(".")

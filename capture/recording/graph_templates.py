@@ -103,6 +103,8 @@ kept_graphs: WeakKeyDictionary[Any, KeptGraph] = WeakKeyDictionary()
 class GraphTemplates:
     """The CUDA and HIP graphs that the program captured or launched while calls were recorded.
 
+    add_signature : adds a signature for launches, given name, device and number of the graph; returns its number
+
     Attributes
     ----------
     signatures : number of the signature of each graph's launches

@@ -166,8 +166,6 @@ class Recorder:
     def adopt(self, kept: KeptGraph, signature: int) -> Graph:
         """Return the trace's record of a CUDA graph that was captured before the recording began.
 
-        Parameters
-        ----------
         kept : calls of the graph
         signature : number of the signature of the graph's launches
         """
@@ -265,6 +263,8 @@ class Recorder:
 
 class StepMarks:
     """Start times of a program's steps, which the program reports or which follow from its optimizer.
+
+    started_ns : start of the recording by `perf_counter_ns`
 
     Attributes
     ----------

@@ -33,6 +33,8 @@ from opgrip.traces.table.profiler_labels import is_mark
 class SignatureTable:
     """The signatures of one recording, with their numbers.
 
+    note_new : called before a new signature is added
+
     Attributes
     ----------
     closed : number of signatures whose records were made
@@ -73,7 +75,7 @@ class SignatureTable:
     def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """Return the number of a call's signature, which is added if it is new. Call this before the call runs.
 
-        name : operator or name of the function
+        name, kind : operator or name of the function, and kind of the signature, such as `OPERATOR`
         """
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
@@ -168,8 +170,6 @@ class SignatureTable:
     ) -> Callable[[Any], None]:
         """Observe the values of a later call of a signature before it runs; return a function that records its result.
 
-        Parameters
-        ----------
         name : operator
         since_ns, storage : start time of the observation, and storage of the first tensor; they identify the call if a
             call site is observed

@@ -125,8 +125,6 @@ class ThreadMode(OrderlyMode):
     def enter(self, token: object, place: Location, frame: FrameType | None = None) -> None:
         """Set the thread's location to `place` until `leave` is called with the same token.
 
-        Parameters
-        ----------
         frame : frame at whose end the location is left if no hook calls `leave`; None for no frame
         """
         # if this is interrupted, `leave_to` or the end of the frame restores the location

@@ -81,8 +81,6 @@ class _Beginning:
 def begin(settings: bytes) -> None:
     """Arrange that this spawned process is recorded from the start of its work. Never raises an error.
 
-    Parameters
-    ----------
     settings : pickled dictionary with `root` (trace of the main process), `policy` (how records are redacted) and
         `options` (of `Capture`)
     """

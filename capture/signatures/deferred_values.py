@@ -81,8 +81,6 @@ class Deferred:
     def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> str | None:
         """Copy a tensor on its device; return None, or the reason if this is not possible now.
 
-        Parameters
-        ----------
         number : number of the tensor's value model
         op, argument : operator that takes the tensor, and name of the argument
         """
@@ -109,8 +107,6 @@ class Deferred:
     def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[torch.Tensor, Waiting]]:
         """Remove the copies whose values have arrived on the host, and yield the values and the description of each.
 
-        Parameters
-        ----------
         graphs : the program's graph captures, during which devices must not be queried
         wait : True to wait for all copies
         """

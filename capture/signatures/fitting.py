@@ -37,6 +37,9 @@ class _Fitted:
 class Fitter:
     """Fits value models to the arguments of one recording's calls, and gives them numbers.
 
+    pend : function that adds a record to be written
+    next_number : function that returns the number of the next value model
+
     Attributes
     ----------
     full : store of full values, or None to keep only models
@@ -183,8 +186,6 @@ class Fitter:
     def fit(self, op: str, argument: str, tensor: torch.Tensor, reads_again: bool = False) -> int | None:
         """Return the number of a value model of a tensor, or None if it gets no model.
 
-        Parameters
-        ----------
         op, argument : operator that takes the tensor, and name of the argument
         reads_again : True if a tensor that cannot be read now will be read by `read_again`
         """

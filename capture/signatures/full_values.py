@@ -29,8 +29,6 @@ tensor
 def check(trace: str | Path | None, force: bool) -> None:
     """Raise `UserError` if a trace or its full values cannot be written.
 
-    Parameters
-    ----------
     trace : path of the trace; None if it is not known yet
     force : True if existing files may be replaced
     """
@@ -69,6 +67,8 @@ class _Entry:
 
 class FullValues:
     """The full values of one trace, in which equal contents are stored once.
+
+    most_bytes : maximum size of all kept values; None for no limit
 
     Attributes
     ----------

@@ -170,8 +170,6 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
     """Return the spec of a tensor's parts, or None for a plain tensor and for an unsupported layout.
 
-    Parameters
-    ----------
     describe : returns the spec of a part
     fit : returns the number of the value model of a tensor
     """

@@ -169,8 +169,6 @@ class CallPredictor:
     def start_of(self, place: Location, last: CallPoint, before: Location) -> CallPoint:
         """Return the call point that predicts the first call after the program moved to another location.
 
-        Parameters
-        ----------
         place, before : the new location, and the one before
         last : call point of the last call
         """

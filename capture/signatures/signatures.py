@@ -170,8 +170,6 @@ def describe_call(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the specs (descriptions in the trace) of a call's arguments.
 
-    Parameters
-    ----------
     fit_for : function that takes the position or keyword of an argument; it returns a function that returns the number
         of a tensor's value model, or None
     """

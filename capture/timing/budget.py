@@ -78,6 +78,10 @@ class Budget:
     """Time budget of a capture: a credit that grows by a share of the elapsed time, and from which the time of the
     capture's work is subtracted.
 
+    share : share of the program's time that the capture may take
+    spending : knows how much time the capture has taken
+    now_ns : clock
+
     Attributes
     ----------
     left_out : how often each kind of data was left out
@@ -213,6 +217,8 @@ class StepTimes:
 
     A step is everything that its thread does until the next step begins. The first steps after a recorded one find
     colder caches; their additional time counts as a cost of the recorded step.
+
+    processor_ns : clock of the processor time that this thread has used
     """
 
     def __init__(self, processor_ns: Callable[[], int] = thread_time_ns) -> None:

@@ -46,8 +46,6 @@ class DeviceTimer:
     ) -> Callable[..., Any]:
         """Return a wrapper of an operator that records an event before and after it.
 
-        Parameters
-        ----------
         device : device that the operator uses; without an index, the thread's current device at each call
         started : function that returns the start of the running call on the host in ns, which identifies the call
         """

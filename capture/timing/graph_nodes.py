@@ -53,8 +53,6 @@ class GraphNodes:
     def note(self, graph: Graph, parts: Iterable[WrittenCalls]) -> None:
         """Remember a captured graph.
 
-        Parameters
-        ----------
         parts : calls of each thread for the graph, with the index of each call in the graph in place of its signature
         """
         self._graphs[graph.signature] = _Nodes(graph.calls)

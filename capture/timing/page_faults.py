@@ -177,8 +177,6 @@ def _means(
 
     A small group's ratio is close to that of all calls.
 
-    Parameters
-    ----------
     group : (N,), index of each call's group
     prior : weight of the ratio of all calls
     """
@@ -221,8 +219,6 @@ class OwnWork:
         """Return the calls that the capture's own work perturbed, as runs of consecutive calls: (index of the first,
         number of calls).
 
-        Parameters
-        ----------
         starts, ends : times in ns of calls in the order in which they ended
         open_since_ns : start of the first call that has not ended
         """

@@ -40,6 +40,8 @@ UNKNOWN = -1
 class Blocks:
     """Converts the calls of one process to records.
 
+    looks : True to request observations of the values of later calls
+
     Attributes
     ----------
     calls : number of calls converted so far
@@ -77,8 +79,6 @@ class Blocks:
     def take(self, room: int | None = None) -> list[ThreadCalls]:
         """Remove and return the calls that all threads' modes have collected, in parts of at most `BLOCK` calls.
 
-        Parameters
-        ----------
         room : maximum number of calls to take in total, or None for all
         """
         blocks: list[ThreadCalls] = []
@@ -149,8 +149,6 @@ class Blocks:
     def records(self, block: ThreadCalls, learning: bool = False) -> Iterator[Record]:
         """Yield the records of a block that `take` returned.
 
-        Parameters
-        ----------
         learning : True to yield only the records to which calls refer, and not to count the calls
         """
         mode, table = block.mode, block.calls

@@ -85,6 +85,11 @@ class Ring:
 class FlightRecorder(Flusher):
     """A writing thread that keeps the latest calls, instead of writing all calls to a file.
 
+    open_dump : opens a trace for the latest calls
+    last : number of calls to keep
+    path : path of the trace, next to which the ring file lies
+    make_header : returns the header of a trace with some fields added
+
     Attributes
     ----------
     dumps : paths of the traces that were written

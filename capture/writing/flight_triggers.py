@@ -158,8 +158,6 @@ class Flights:
     ) -> FlightRecorder:
         """Return a flight recorder for this process, whose first trace gets the path `path`.
 
-        Parameters
-        ----------
         begin_file : opens a trace
         make_header : returns the header of a trace with some fields added
         """
@@ -182,8 +180,6 @@ class Flights:
     def dump(self, reason: str, always: bool = True) -> Path | None:
         """Write the latest calls; return the path of the trace, or None if nothing was written.
 
-        Parameters
-        ----------
         reason : reason to record in the trace's header
         always : True to write even if the maximum number of traces is reached
         """

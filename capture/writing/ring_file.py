@@ -102,6 +102,9 @@ class RingMirror:
 
     A new file is complete before the old one is removed, so that a readable file always exists. If writing fails, the
     error becomes the recorder's `failure`, and the latest calls are only in memory.
+
+    path : path of the trace, next to which the ring file lies
+    make_header : returns the header of a trace with some fields added
     """
 
     def __init__(self, flight: FlightRecorder, path: Path, make_header: Callable[[dict[str, Any]], Header]) -> None:

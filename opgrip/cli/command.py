@@ -163,8 +163,6 @@ def run_command(
     The exit status is the return value of `run`; 2 after a `UserError`, which is printed as one line; 130 after Ctrl-C;
     0 if a program that reads the output through a pipe, such as `head`, ends before the command.
 
-    Parameters
-    ----------
     run : the command, called with the parsed arguments
     argv : arguments of the command line; None for `sys.argv[1:]`
     """
@@ -309,8 +307,6 @@ _START = (
 def own_python(module: str, *args: str) -> list[str]:
     """Return a command that runs a module like `python -m`, with this process's interpreter and module search path.
 
-    Parameters
-    ----------
     module : dotted name of the module
     args : command-line arguments for the module
     """
@@ -320,8 +316,6 @@ def own_python(module: str, *args: str) -> list[str]:
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """Return a number followed by its noun, in the singular or plural: `1 case`, `1,200 cases`.
 
-    Parameters
-    ----------
     noun : the noun in the singular
     plural : the noun in the plural; None if it is the singular with `s`
     """

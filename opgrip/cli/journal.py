@@ -36,8 +36,6 @@ class Codec(Generic[T]):
 def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
     """Return the words that tell the user that a journal belongs to a run with other options.
 
-    Parameters
-    ----------
     stored : settings of the run that wrote the journal
     identity : settings of this run
     """

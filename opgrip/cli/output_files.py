@@ -75,8 +75,6 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
     """Raise `UserError` if an output file cannot be written, if it exists and `force` is False, or if its name does
     not end in one of the suffixes.
 
-    Parameters
-    ----------
     path : the file; None if the command writes none, so that nothing is checked
     suffixes : allowed endings of the name, such as `.csv`; empty if all are allowed
     """

@@ -146,8 +146,6 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
     """Return the functions `__getattr__` and `__dir__` of a package, which import its public names on first use (PEP
     562).
 
-    Parameters
-    ----------
     package : full name of the package
     modules : by public name, the full name of the module that defines it; for the name of a submodule, that submodule
     """

@@ -64,8 +64,6 @@ def fold(text: str, width: int) -> list[str]:
 def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
     """Yield the pieces of a text between which a line may be broken; each fits into `width` terminal columns.
 
-    Parameters
-    ----------
     breaks : patterns of the places where the text may be broken, the best places first; a piece that is still too wide
         is broken anywhere
     """
@@ -93,8 +91,6 @@ def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
 def print_line(line: str, file: IO[str], style: str = "", indent: int = 0) -> None:
     """Print a line to a file; on a terminal, wrap it to the width.
 
-    Parameters
-    ----------
     style : rich style of the text, such as `bold`; empty for none
     indent : number of spaces in front of the second and later lines of a wrapped line
     """

@@ -65,8 +65,6 @@ def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None
 def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure with `rows` times `columns` plots, and their axes, row by row.
 
-    Parameters
-    ----------
     title : title above all plots; empty for none
     options : arguments of `matplotlib.figure.Figure.subplots`, and `size`, the (width, height) of the figure in inches
     """
@@ -107,8 +105,6 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least:
 def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
     """Give an axis a logarithmic scale and a range that contains all values, which must be above 0.
 
-    Parameters
-    ----------
     which : `x` or `y`
     """
     ticker = needed("matplotlib.ticker", "plot")
@@ -177,8 +173,6 @@ PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"
 def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure] | None = None) -> str:
     """Return an HTML fragment with lines of text, a figure if matplotlib is installed, and a table.
 
-    Parameters
-    ----------
     draw : function that returns the figure; it is called with opgrip's plot style active; None for no figure
     """
     shown = table.copy()

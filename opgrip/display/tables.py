@@ -67,8 +67,6 @@ class TableColumn:
         """Return the smallest width of this column in characters: headings are broken between words only, and numbers
         never.
 
-        Parameters
-        ----------
         cells : texts of the column's cells
         most : width to which text may be wrapped if `least` is larger
         """
@@ -87,8 +85,6 @@ def print_table(
 
     If the output is not a terminal, each column is as wide as its longest text.
 
-    Parameters
-    ----------
     title : line above the table; empty for none
     style : returns the rich style of a row, such as `bold`, or None
     """
@@ -151,8 +147,6 @@ def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[T
 def _narrowed(cells: Mapping[TableColumn, list[str]], width: int) -> dict[TableColumn, list[str]]:
     """Return the columns that remain if those with the highest `rank` are left out until the table fits the terminal.
 
-    Parameters
-    ----------
     cells : texts of the cells of each column
     width : width of the terminal in characters
     """

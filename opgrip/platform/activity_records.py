@@ -159,8 +159,6 @@ class LaunchedWork:
 def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWork]:
     """Return each kernel, copy and fill with its launch, from the events of a profile.
 
-    Parameters
-    ----------
     events : events of torch's profiler, in which a launch and the work that it starts have the same correlation number
     distance_ns : number of ns to subtract from the times of the events, which are of the system's clock, so that the
         returned times are of the caller's clock

@@ -119,8 +119,6 @@ class Contention:
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
         """Return True if this process's threads waited too long for a processor in a period that ends now.
 
-        Parameters
-        ----------
         since : waits read at the start of the period; None for the previous call of this method
         run_ns : duration of the measured run within the period; None for the whole period
         """
@@ -140,8 +138,6 @@ class Contention:
         """Return True if a run that ends now was slower because its threads waited for a processor, during it or
         shortly before.
 
-        Parameters
-        ----------
         marks : waits read at the start of the latest runs, the last one of this run
         run_ns : duration of the run
         """

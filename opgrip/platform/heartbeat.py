@@ -61,8 +61,6 @@ class Heartbeat:
     def enter(self, item: int, part: int = IDLE) -> None:
         """Store that the child begins a step.
 
-        Parameters
-        ----------
         item : index of the item that the child works on
         part : index of the part of the item, or `IDLE` if the item has no parts
         """

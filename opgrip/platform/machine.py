@@ -171,8 +171,6 @@ def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]
     The cache is the file `measured.json` in `cache_folder()`; an entry belongs to one measurement, device, processor,
     number of threads and version of torch.
 
-    Parameters
-    ----------
     what : name of the measurement
     """
     import torch
@@ -328,8 +326,6 @@ def open_gpu(device: str) -> Gpu:
 def find_gpu(device: str) -> Gpu | None:
     """Return the counters of a GPU, or None if they cannot be read.
 
-    Parameters
-    ----------
     device : name of a torch device, such as `cuda:0`
     """
     try:
@@ -367,8 +363,6 @@ def _scaled(value: Any, factor: float) -> float | None:
 def _is_on(modes: Any) -> bool | None:
     """Return whether a mode of the GPU, such as ECC, is on now; None if unknown.
 
-    Parameters
-    ----------
     modes : current state and state after the next reboot, as NVML returns them, or None
     """
     return None if modes is None else bool(modes[0])

@@ -45,8 +45,6 @@ def read_precision(place: str) -> str | None:
     """Return the precision that is set for a backend, such as `tf32`; None if this version of torch has no such
     setting.
 
-    Parameters
-    ----------
     place : name of the setting, such as `cuda.matmul`
     """
     try:
@@ -59,8 +57,6 @@ def read_precision(place: str) -> str | None:
 def allows_tf32(place: str) -> bool:
     """Return True if the program's settings allow a GPU backend to compute float32 operators as TF32.
 
-    Parameters
-    ----------
     place : name of the setting, such as `cuda.matmul`
     """
     value = read_precision(place)
@@ -75,8 +71,6 @@ def allows_tf32(place: str) -> bool:
 def set_precision(place: str, value: Any) -> None:
     """Set the precision of a backend; torch raises an error if this version or backend does not accept it.
 
-    Parameters
-    ----------
     place : name of the setting, such as `cuda.matmul`
     value : the precision, such as `tf32`
     """
@@ -89,8 +83,6 @@ def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
     Convolutions and recurrent networks have separate settings, which allow TF32 by default. Since a subgraph case or a
     sample may contain all kinds of operators, any setting that allows TF32 counts for it.
 
-    Parameters
-    ----------
     operator : name of the operator, such as `aten.mm`, or of the gripped function or sample
     context : recorded settings of the call
     """

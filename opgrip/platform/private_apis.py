@@ -24,8 +24,6 @@ class PrivatePlaces:
         """Return the torch object with a dotted name, or `fallback` if this version of torch lacks it; no module is
         imported.
 
-        Parameters
-        ----------
         otherwise : what happens if torch lacks the object, as a short text for `report`
         """
         self.declare(name, lambda: _at(name) is not None, otherwise)

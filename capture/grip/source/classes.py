@@ -213,8 +213,6 @@ class ClassParts:
     def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
         """Add all parts of classes that code of the sample may use, until no further code is added.
 
-        Parameters
-        ----------
         objects : arguments and results of recorded calls
         root : item that needs the classes of these objects
         """

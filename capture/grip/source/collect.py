@@ -132,7 +132,11 @@ class Collector(ItemTable):
                     needed.mark_made()
 
     def _add_local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: SampleItem) -> None:
-        """Add the names that an import statement inside a function binds, unless samples import that module too."""
+        """Add to `item` the objects whose names an import statement inside a function binds, unless samples import that
+        module too.
+
+        piece : source of the function
+        """
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
             if not all(map(is_imported, names)):
@@ -225,8 +229,6 @@ class Collector(ItemTable):
 
         Default arguments that refer to names which no longer exist are written as values.
 
-        Parameters
-        ----------
         cls : class whose body contains the function, or None
         """
         namespace = namespace_of(definition.function)

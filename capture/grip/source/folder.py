@@ -78,8 +78,6 @@ for name in entry.split("."):
 def check_names(text: str, allowed: Iterable[str]) -> None:
     """Raise `UserError` if a module uses names that it neither defines nor imports.
 
-    Parameters
-    ----------
     allowed : names that the original code does not bind either
     """
     tree = ast.parse(text)
@@ -330,7 +328,7 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
     """Return the tags of a sample, such as `ForLoop`, that follow from the source of a function and its helpers.
 
-    Without the source of a helper, only the function counts; without its own, there are no tags.
+    Without the source of a helper, only the function counts; without its own, the result is empty.
     """
     name = getattr(function, "__qualname__", "function")
     try:

@@ -78,8 +78,6 @@ def distribution_of(module: str) -> tuple[str, str] | None:
 def file_within(module: str, file: str) -> str:
     """Return a source file's path within its project, such as `mmdet/ops/nms.py`, without folders of this machine.
 
-    Parameters
-    ----------
     module : full name of the module, such as `mmdet.ops.nms`; `__main__` for a script or notebook
     """
     path, depth = Path(file), module.count(".")

@@ -40,8 +40,6 @@ from opgrip.errors import UserError
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
     """Return a name for each item: its own if no earlier item has it, else its own with its module's name added.
 
-    Parameters
-    ----------
     items : items in order of precedence
     """
     items = list(items)
@@ -138,6 +136,8 @@ def _find_item(
 ) -> SampleItem | None:
     """Return the item for a name in an annotation, or None if the sample lacks it.
 
+    use, meaning : the name, and the object to which it refers
+    piece : source that contains the annotation
     has : items of the sample
     """
     if meaning.treatment is Treatment.IMPORT:
@@ -214,8 +214,6 @@ def take(gripped: Gripped) -> Requirements:
 def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> ModuleText:
     """Return the text of a module that contains a gripped function and everything it needs.
 
-    Parameters
-    ----------
     origin : description of the function's origin, for the docstring
     """
     annotations, more = hints_of(requirements.collector, requirements.items)

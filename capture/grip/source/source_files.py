@@ -155,6 +155,7 @@ def _parse(name: str, text: str) -> SourceFile:
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
     """Return the source file or notebook cell with this name in code objects.
 
+    module_globals : global variables of the module, from whose loader the source may come; None if unknown
     what : noun for the object whose source is searched, for the message
 
     Raises

@@ -58,8 +58,6 @@ class Inexpressible(Exception):
 def express(value: Any, refer: Refer, column: int = 0) -> str:
     """Return the source of an expression that creates a value; raise `Inexpressible` if that is not possible.
 
-    Parameters
-    ----------
     refer : returns the name of a class, function or module in the sample
     column : column at which the expression begins, for line breaks
     """
@@ -319,8 +317,9 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """Return the statement that assigns a global variable, or None if there is more than one or another kind of
-    binding.
+    """Return the statement that assigns the global variable `name`, which the source `piece` uses.
+
+    The result is None if there are several such statements, or if the variable is also bound in another way.
     """
     if name in piece.namespace.closure:
         return None
@@ -379,7 +378,10 @@ def is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield the default arguments whose expressions no longer evaluate to their values, each with its value."""
+    """Yield the default arguments whose expressions no longer evaluate to their values, each with its value.
+
+    definition, piece : definition of the function, and its source in the sample
+    """
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [

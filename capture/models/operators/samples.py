@@ -67,8 +67,9 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a sample enlarged to about a million elements per tensor: with all sizes multiplied, then with the
-    batch size only.
+    """Yield a sample enlarged to about a million elements per tensor: by all sizes, then by the batch size only.
+
+    entry : operator; for some categories only the batch size is enlarged
     """
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
@@ -83,7 +84,10 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a sample with random sizes, in which equal sizes stay equal; then the sample with a random batch size."""
+    """Yield a sample with random sizes, in which equal sizes stay equal; then the sample with a random batch size.
+
+    entry : operator; for some categories only the batch size is drawn
+    """
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
