@@ -100,7 +100,7 @@ class _Maker:
     def make(self, value: Any, shared: int | None = None) -> Any:
         """Return the argument that a spec describes.
 
-        shared : number under which the object is registered before its content is constructed, or None
+        shared : number by which other occurrences of the object refer to it, or None
         """
         match value:
             case torch.Size() | None | bool() | int() | float() | complex() | str():
@@ -145,7 +145,10 @@ class _Maker:
         return value
 
     def _find(self, name: str) -> Any:
-        """Return the class or function with the name `module:qualname`, if the caller provides it or it is safe."""
+        """Return the class or function with the name `module:qualname`.
+
+        Raise `CannotMake` if the caller does not provide it and it is not one of `SAFE_OBJECTS`.
+        """
         module, _, qualname = name.partition(":")
         places = ((name, self._classes), (name, SAFE_OBJECTS), (qualname, self._classes))
         definition = next((objects[key] for key, objects in places if key in objects), None)
@@ -326,7 +329,7 @@ def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor
     """Return a tensor with a spec's shape and strides that uses a storage; for autograd, it is not a view of
     another tensor.
     """
-    assert spec.stride is not None, "the caller's business"
+    assert spec.stride is not None, "the tensor is strided"
     empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
     return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 

@@ -88,7 +88,7 @@ class DataflowStep:
     op, module, phase, thread : operator, path of the module, phase and thread of the call
     start_ns : start of the call since the start of the capture
     duration_ns : measured time on the host
-    host_ns : `duration_ns`; for a call that the capture's own work slowed, the median of the signature's other calls
+    host_ns : `duration_ns`, or for a call that the capture slowed, the median of the signature's other calls if any
     device_ns : time in which the call kept an accelerator busy; None for a call on the host only
     time_ns : time on the device if the call ran on one, else `host_ns`
     after : numbers of the earlier calls that created or last wrote the memory of its arguments
@@ -296,7 +296,7 @@ class _Shapes:
         return numbers
 
     def extent(self, number: int) -> int:
-        """Return the extent in bytes for an extent number, 0 for `UNKNOWN`."""
+        """Return the number of bytes up to a tensor's end for its extent number, or 0 for `UNKNOWN`."""
         return 0 if number == UNKNOWN else self._sizes[number % len(self._sizes)]
 
 

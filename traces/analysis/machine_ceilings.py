@@ -91,7 +91,10 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest level that holds `size` bytes of `threads` threads, or the main memory if `cold`."""
+        """Return the nearest level that holds `size` bytes of `threads` threads.
+
+        cold : True if no cache holds the data, so that the main memory is returned
+        """
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:

@@ -84,7 +84,7 @@ def frames_of(scope: Scope) -> list[tuple[str, str]]:
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
     """Yield each run of consecutive calls that one thread made in the same module or function.
 
-    Calls without a place are left out. `calls` must be the calls of one thread in start order.
+    Calls outside known modules and functions are left out. `calls` must be the calls of one thread in start order.
     """
     run: list[P] = []
     around: TimelinePlace | None = None
@@ -155,7 +155,7 @@ def timeline(trace: Trace) -> Iterator[Event]:
 
 
 def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
-    """Return, by process and thread, True if some of the thread's calls ran on a device, in order of first calls."""
+    """Return, by (process, thread) in order of first calls, True if some of the thread's calls ran on a device."""
     names = _names_of_threads(calls)
     has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
     keys = [(str(process), str(thread)) for process, thread in has_device.index.tolist()]
@@ -244,7 +244,7 @@ class _Nesting:
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
         """Move to the phase and modules in `path`; yield an event for each phase or module that ends.
 
-        start_ns, end_ns : start and end of the next call, which runs there; with it, the new modules start
+        start_ns, end_ns : start and end of the next call, which runs in `path`; modules that it enters begin with it
         """
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared][0] == path[shared]:

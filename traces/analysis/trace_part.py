@@ -60,7 +60,8 @@ class Outline:
     Attributes
     ----------
     header : fields of the header
-    signatures, scopes : the needed fields of each signature, and scopes, by number
+    signatures : the needed fields of each signature, by number
+    scopes : scopes by number
     observed : records with values of later calls, in file order
     effects : by signature, numbers of the value models in its `Effects` record
     graphs : graphs, by the signature of their launches

@@ -304,10 +304,7 @@ def check_tensors(tensors: Integers, storages: Integers) -> None:
 
 
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
-    """Raise `FormatError` if a pair begins with an index that is not a call of the block.
-
-    calls : number of calls in the block
-    """
+    """Raise `FormatError` if a pair (index of a call in the block, number) has an index of `calls` or more."""
     if any(place >= calls for place, _ in pairs):
         raise FormatError("the position of a call that the block does not contain")
 

@@ -124,9 +124,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls that a capture would have recorded; the time of kernels becomes the device time of the calls
-    around them.
-    """
+    """Yield the calls that a capture would have recorded; the time of a kernel becomes its call's device time."""
     return _read_messages(NAME, file, lambda: split_messages(file.chunks()), parse_message)
 
 
@@ -203,7 +201,7 @@ def _facts_of(metadata: Any) -> dict[str, Any]:
 
 
 def _value_of(attribute: Any) -> Any:
-    """Return the value of a protobuf attribute, or None for a list: the attributes that are read are never lists."""
+    """Return the value of a protobuf attribute that holds a single value, or None for one that holds a list."""
     field = attribute.WhichOneof("value")
     return None if field is None else getattr(attribute, field)
 
@@ -225,8 +223,8 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a protobuf message, or raise `FormatError`; if only the node's position in the tree can be
-    read, its `fault` says why.
+    """Return the node of a protobuf message; if only its position in the tree of nodes can be read, its `fault` says
+    why. Raise `FormatError` if not even that can be read.
     """
     attributes = {item.name: _value_of(item) for item in message.attr}
     number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0
@@ -309,9 +307,7 @@ def _number_attribute(attributes: dict[str, Any], name: str) -> int:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one node per call, placed after the nodes that produced its arguments and after the previous node of its
-    thread.
-    """
+    """Write one node per call, after the nodes that produced its arguments and the previous node of its thread."""
     classes = message_classes()
     header = trace.header
     pid = header.get("pid")

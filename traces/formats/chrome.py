@@ -351,7 +351,7 @@ class _Adder:
 
 
 def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any, ...]:
-    """Return the arguments of a copy between CPU and device, with the device of the CPU's tensor set to the CPU.
+    """Return the arguments of a copy between CPU and device, in which the CPU's tensor has the device `cpu`.
 
     The names of the copying kernels (`work`) show the direction.
     """

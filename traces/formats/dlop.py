@@ -137,7 +137,7 @@ def _instance_norm(row: Row) -> tuple[str, Row]:
 
 
 def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
-    """Return a function that converts a row of `max` or `min` to a call; a second column is a tensor, no dimension."""
+    """Return a converter of rows of `max` or `min` to calls; a second column is a tensor and not a dimension."""
 
     def rewrite(row: Row) -> tuple[str, Row]:
         first, *others = row.values()

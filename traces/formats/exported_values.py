@@ -140,7 +140,7 @@ class Sizes:
         self._ranges = ranges if isinstance(ranges, dict) else {}
 
     def note(self, form: Any) -> None:
-        """Keep the example value of a symbolic size whose JSON object is a single name; note if it has none."""
+        """Keep the example value of a symbolic size whose JSON object is a single name; without one, set `are_open`."""
         match form:
             case {"as_expr": {"expr_str": str(), **rest}} if rest.get("hint") is None:
                 # older versions leave it out

@@ -309,8 +309,9 @@ def _with_values(
 
 
 def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: str, key: str) -> int | None:
-    """Return the number of the value model for stored values, None if no model fits; raise `FormatError` if they do not
-    match the tensor.
+    """Return the number of a value model of stored values, or None if no model fits.
+
+    Raise `FormatError` if the values cannot be read or do not match `tensor`.
 
     name, key : path of the file in the data set, and key of the tensor in the file
     """

@@ -124,7 +124,7 @@ def _value(form: Any, builder: RecordBuilder) -> Any:
 
 
 def _model(tensor: TensorSpec, facts: Mapping[Any, Any]) -> ValueModel | None:
-    """Return a value model with the statistics of a tensor, or None if they are not numbers or impossible."""
+    """Return a value model with the statistics of a tensor, or None if these are not numbers or contradictory."""
     high, low, mean, norm = [facts.get(name, math.nan) for name in ("Max", "Min", "Mean", "Norm")]
     count = math.prod(tensor.shape)
     try:

@@ -73,8 +73,9 @@ class NodeStorages:
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """Return the unique number of a storage; a number of the file that did not occur yet is memory from
-        before the first call.
+        """Return the unique number of a storage; a number that is new in the file is memory from before the first call.
+
+        storage, tensor : numbers of the storage and the tensor in the file
         """
         if not storage:
             return NO_STORAGE

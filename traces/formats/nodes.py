@@ -139,7 +139,7 @@ class Port:
 class Node:
     """A node of an execution trace, with unchecked ports.
 
-    number : nodes begin in the order of their numbers
+    number : number of the node; nodes begin in ascending order
     parent : number of the enclosing node; a process is its own parent
     schema : operator schema as torch writes it; empty for other nodes
     scope : code of the node's source, such as `USER_SCOPE`

@@ -65,7 +65,7 @@ class SchemaText:
     def text(self, plain_type: Callable[[str], str]) -> str:
         """Return the schema's text without defaults and without the mark `*` before keyword-only parameters.
 
-        plain_type : returns the form of a declared type in the text
+        plain_type : function that returns how a declared type is written in the text
         """
         parameters = [f"{plain_type(parameter.declared_type)} {parameter.name}" for parameter in self.parameters]
         return f"{self.name}({', '.join(parameters)}) -> {plain_type(self.returns)}"
@@ -120,7 +120,7 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _closing(text: str) -> int | None:
-    """Return the position of the bracket that closes the one before the text, or None if the text lacks it."""
+    """Return the position in a text of the bracket `)` that matches a `(` directly before the text, or None."""
     depth, quote = 0, ""
     for place, character in enumerate(text):
         if quote:

@@ -120,7 +120,7 @@ class EventColumns:
 class EventTable:
     """Table of all events in a profile that concern operators and their kernels.
 
-    read, operators, shapes : numbers of all events, of operator events, and of operator events with shapes
+    read, operators, shapes : number of all events, of operator events, and of operator events with shapes
     work : kernels, by number of the operator that launched them
     devices : number of kernels on each device
     kernels : kernels and copies on the device; `correlation` identifies the launch, `name` is an index into

@@ -28,7 +28,7 @@ def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, 
     """Return protobuf classes of messages, by name.
 
     package : name of the protobuf package
-    extra : extra of opgrip that installs protobuf
+    extra : name of the extra that installs protobuf, as in `pip install opgrip[EXTRA]`
     schema : number and type of each field, by message and name
 
     Raise `MissingPackageError` if protobuf is not installed.

@@ -212,7 +212,7 @@ class _Values:
         return tensor_of(self._tensors.get(name), self.sizes, self.storages.of(name))
 
     def result(self, form: Any, shared: int | None) -> Any:
-        """Return a result; its storage is `shared`, that of an argument, or a new one."""
+        """Return a result whose storage has the number `shared`, or a new number if `shared` is None."""
         match form:
             case {"as_tensor": {"name": str() as name}}:
                 self.storages.give(name, shared)
@@ -222,8 +222,8 @@ class _Values:
         return self.argument(form)
 
     def argument(self, form: Any) -> Any:
-        """Return the argument that a JSON object describes; raise `ValueError` if it cannot be read, or if a
-        call cannot hold it.
+        """Return the argument that a JSON object describes; raise `ValueError` if its form is unknown, or if a trace
+        cannot hold it.
         """
         if not isinstance(form, dict) or len(form) != 1:
             raise ValueError(f"an argument has an unknown form: {str(form)[:60]}")

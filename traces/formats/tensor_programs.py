@@ -132,8 +132,8 @@ class TensorProgram:
 
         A statement that cannot be interpreted is yielded as `Unconverted`.
 
-        arguments : arguments by name, in which tensors are `TensorSpec`; the others have an unknown value
-        numbers : known values of arguments that are tensors of one element, which `item` returns
+        arguments : arguments by name, in which tensors are `TensorSpec`; other parameters have an unknown value
+        numbers : known values of arguments that are tensors of one element, which their method `item` returns
         """
         unknown = {
             key: _Missing(f"it needs the input {key[:200]}, which is not known") for key in self.parameters(name)

@@ -48,7 +48,7 @@ TORCH, BLAS, DNN = 0, 1, 2
 
 
 class Untunable(Exception):
-    """A tuner has no entry for a problem; the message is the reason."""
+    """Raised if a tuner has no entry for a problem; the message is the reason."""
 
 
 class Problem(NamedTuple):
@@ -140,7 +140,7 @@ def _matrix(rows: int, columns: int, stride: Sequence[int]) -> Matrix:
 
 
 def _product(problem: Problem) -> Product:
-    """Return the sizes and layouts of a matrix product; raise `Untunable` if the problem is none."""
+    """Return the sizes and layouts of a matrix product; raise `Untunable` if the problem is another operator."""
     if problem.name not in PRODUCTS:
         raise Untunable("the tuner is for matrix products")
     args = problem.signature.args

@@ -156,7 +156,7 @@ class _Text:
         """True after `skip_items` found the end of the list"""
 
     def peek(self) -> str:
-        """Return the next character that is not a space, without skipping it."""
+        """Return the next character that is not a space, without skipping it; raise `CutText` at the end."""
         while True:
             while self._place < len(self._text):
                 if not self._text[self._place].isspace():
@@ -166,7 +166,7 @@ class _Text:
                 raise CutText
 
     def expect(self, characters: str) -> str:
-        """Skip and return the next character, which must be one of `characters`."""
+        """Skip and return the next character; raise `FormatError` if it is not one of `characters`."""
         character = self.peek()
         if character not in characters:
             raise FormatError(f"expected {' or '.join(characters)}, got {character!r}")

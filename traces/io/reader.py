@@ -47,7 +47,7 @@ class TraceReader:
     Attributes
     ----------
     missing : after the iteration, a description of the missing part of the file; None if it is complete
-    unknown : number of ignored record types and fields, by name
+    unknown : number of ignored records of unknown types, and of unknown fields, by name of the type or field
     records : number of records read, including ignored ones
     losses : content of another tool's file that a trace cannot hold, and content that the file lacks
     """

@@ -24,7 +24,7 @@ class OpenSample:
 
     folder, name : folder and name of the sample
     function : callable that takes the recorded arguments; for a method, the first argument is the object or class
-    classes : classes of objects in the recorded calls
+    classes : classes of objects in the recorded calls by `module:qualname`, and all names in the sample's file
     origin : name of the original function, `module:qualname`, by which traces name its calls
     tags : properties of the function, such as `ForLoop` (see `opgrip.samples.tags.Tag`)
     """
@@ -44,7 +44,7 @@ class SampleFolder:
     folder, name : folder and name of the sample
     file : name of the file with the code
     entry : qualified name of the function in `file`, such as `Coder.decode`
-    classes : names in `file` of the classes of objects in the recorded calls
+    classes : names in `file` of the classes of objects in the recorded calls, by `module:qualname` in these calls
     origin : name of the original function, `module:qualname`, by which traces name its calls
     tags : properties of the function, such as `ForLoop` (see `opgrip.samples.tags.Tag`)
     """

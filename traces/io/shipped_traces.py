@@ -64,7 +64,7 @@ def read_trace_chunks(path: Path) -> Iterator[bytes]:
 
 
 def hint_for_missing(path: Path) -> str:
-    """Return the end of a hint for a missing file, such as the name of a similar file or of a shipped trace."""
+    """Return the end of a hint for a missing file, such as the name of a similar file; empty if nothing is similar."""
     if str(path) == "-":
         return ", and standard input is not read"
     if NAME_OF_MODEL.fullmatch(str(path)):

@@ -175,7 +175,7 @@ def write_foreign_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> No
 
 
 def load_safetensors() -> ModuleType:
-    """Import safetensors when it is first needed, because the import is slow."""
+    """Return the package safetensors, which is imported when it is first needed, because the import is slow."""
     import safetensors.torch
 
     return safetensors

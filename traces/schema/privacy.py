@@ -59,7 +59,7 @@ def table(fields: Table) -> Privacy:
 
 
 def coarse(kind: str) -> Privacy:
-    """Return the privacy of a field whose number is rounded; `kind` selects how."""
+    """Return the privacy of a field whose number is rounded; `kind`, such as `seed` or `number`, selects how."""
     return Privacy("coarse", kind)
 
 

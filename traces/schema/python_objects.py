@@ -36,7 +36,7 @@ class ModuleSpec:
     """A module of torch.
 
     cls : class of the module: `module:qualname`
-    parameters, buffers, modules : by name; None for a name registered without a value
+    parameters, buffers, modules : parameters, buffers and submodules by name; None for one registered without a value
     fields : all other attributes by name, including `training`
     """
 

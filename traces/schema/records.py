@@ -176,7 +176,7 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """Effects of a gripped call in the trace of a sample: the operators that it ran, and its arguments after the call.
+    """Effects of a function call in the trace of a sample: the operators that it ran, and its arguments after the call.
 
     signature : number of the call's signature
     operators : number of operators that the call ran
@@ -234,7 +234,7 @@ class Calls:
     """A block of calls of one thread, in the order in which they ended.
 
     thread : number of the thread
-    signature, scope : numbers, one per call
+    signature, scope : numbers of the signature and the scope, one per call
     start_ns : start time relative to the start of the capture, one per call
     duration_ns : duration, one per call
     tensors : number of tensors in the arguments and results, one per call

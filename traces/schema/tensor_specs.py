@@ -279,7 +279,7 @@ def compressed_grid(spec: TensorSpec) -> tuple[int, int]:
     In layouts that are compressed by column, columns take the place of rows. In layouts without blocks, a block is one
     element.
     """
-    assert isinstance(spec.made_of, Compressed), "the caller's business"
+    assert isinstance(spec.made_of, Compressed), "the tensor has a compressed layout"
     plain, values = spec.made_of.plain, spec.made_of.values
     first = len(plain.shape) - 1
     height, width = spec.shape[first : first + 2]

@@ -153,7 +153,7 @@ def describe_accelerators(devices: Sequence[str]) -> Facts:
 
 
 def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
-    """Return a dictionary with the items of both, and of dictionaries in them; of equal keys, the second wins."""
+    """Return the items of both dictionaries; nested dictionaries are merged too, and `second` wins for equal keys."""
     merged = dict(first)
     for name, value in second.items():
         before = merged.get(name)

@@ -117,7 +117,7 @@ class CallSource:
         return totals, counts
 
     def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
-        """Return the factor by which the total device time of a signature changes if the launches of CUDA graphs are
+        """Return, by signature, the factor by which its total device time changes if the launches of CUDA graphs are
         divided among their calls by measured times instead of the estimate.
 
         times_ns : time of a call by signature; launches with a call that has none stay as they are

@@ -96,7 +96,7 @@ class DistinctCalls:
     def rows(self) -> pd.DataFrame:
         """Return the rows of `table` as integers.
 
-        The columns are the keys, the start of the first call, the position of this call in the file, and `count`.
+        The columns are `KEYS`, the start of the first call, the position of this call in the file, and `count`.
         """
         self._sum_up()
         while len(self._sums) > 1:

@@ -36,7 +36,7 @@ class GraphCalls:
 
     Attributes
     ----------
-    signature, scope, tensors : (N,), as in a block of calls
+    signature, scope, tensors : (N,), numbers of the signature and scope of each call, and its number of tensors
     storages : (sum of `tensors`,), storage numbers
     kernel_ns : time of each call's kernels, (N,); None if their records are not known
     weights : share of a launch's time that each call gets, (N,)

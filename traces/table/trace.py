@@ -83,7 +83,7 @@ class Trace:
         page_faults (0 if none were counted), slow_memory_ns (estimate of how much longer than usual its page faults
         took; host_ns excludes it), tensors, first_storage. Module, function, file and line of a backward call are those
         of the forward call that caused it, if it is known; `own_module` is the module in which the call itself ran.
-    storages : storage numbers of each call's tensors: `tensors` numbers from `first_storage` on, as in `Calls`
+    storages : storage numbers of each call's tensors: `tensors` numbers from `first_storage` on, arguments first
     contexts : settings that scopes refer to, by number
     threads : threads that made calls, by number
     unfinished : calls that never ended, in a trace that was cut during them

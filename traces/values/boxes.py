@@ -150,7 +150,7 @@ def _layers(count: int, low: list[float], high: list[float], whole: bool) -> lis
 def _shares(count: int, layers: list[_Layer], widths: list[float]) -> list[int]:
     """Return the number of boxes to place in each layer.
 
-    It follows the distribution of widths (quantiles in `widths`) as far as the layers have space.
+    The numbers follow the distribution of widths (quantiles in `widths`) as far as the layers have space.
     """
     edges = [layer.size[0] for layer in layers[1:]]
     above = [1 - bisect(widths, edge) / len(widths) for edge in edges] + [1.0]

@@ -166,7 +166,9 @@ def _plane(dimensions: int) -> Callable[[Call], int]:
 def _in_list(are_distinct: bool) -> Make:
     """Return a function that makes the value model of an index tensor in a list, as for `index_put`.
 
-    The indices are within the range of the dimension that the tensor indexes; `are_distinct` as for `_numbers`.
+    The indices are within the range of the dimension that the tensor indexes.
+
+    are_distinct : True if as many indices as possible are different
     """
 
     def make(spec: TensorSpec, call: Call) -> ValueModel | None:

@@ -134,7 +134,7 @@ def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
 def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArray[Any]) -> int | None:
     """Return the position of the first element that differs from the tensor's first element, or None.
 
-    It is exact if the tensor consists of blocks of equal elements.
+    The position is exact if the tensor consists of blocks of equal elements.
 
     places, values : positions that were examined, and the elements there
     """

@@ -177,7 +177,7 @@ class _Gaps:
 
 
 def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
-    """Return the `LOW` quantile of a column of times, by signature and scope; each row counts `COUNT` times."""
+    """Return the `LOW` quantile of a column of times, by signature and scope; a row counts for `COUNT` calls."""
     own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
     groups = own.groupby(["signature", "scope"])[COUNT]
     is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
@@ -298,9 +298,9 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Add `size` bytes read from a tensor; reads of a storage count at most once up to its largest `extent`.
+        """Add `size` bytes read from a tensor; all reads of a storage count at most up to the largest `extent`.
 
-        shape : shape and position of the tensor; a tensor that is read again with the same counts once
+        shape : key of the tensor among those in its storage; a second read with the same key does not count
         extent : bytes from the start of the storage to the end of the tensor
         """
         self.reads.setdefault(storage, {})[shape] = size

@@ -35,7 +35,7 @@ class Clock:
     Attributes
     ----------
     offset_ns : correction in ns, in addition to the start times of the captures; 0 if the clocks agree within the noise
-    measured_ns : offset derived from the ends of collectives, or None
+    measured_ns : offset derived from the ends of collectives; None if it was not measured
     spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
     collectives : number of collectives that both processes took part in
     """

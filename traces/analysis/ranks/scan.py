@@ -209,7 +209,8 @@ class Scan:
 
         Parameters
         ----------
-        before, stop, firsts : as in `_settle`
+        before, stop : range of the calls; `stop` is excluded
+        firsts : for each call, index of its first storage in `block.storages`
         first : index of the first storage of call `before`
         hits : positions, counted from `first`, of the storages that are results of collectives
         """

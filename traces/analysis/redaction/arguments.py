@@ -55,7 +55,7 @@ class Position:
     op : operator of the call
     argument : name of the operator's argument
     is_value : True if integers here are values and do not determine a shape
-    facts : sizes of the call's tensors, and its replaced integers
+    facts : sizes of the call's tensors, and the replacements of its integers
     """
 
     field: str
@@ -132,7 +132,7 @@ class Redactor:
         needs no results.
 
         record : name of the record's type in the report
-        facts : sizes of the call's tensors, and its replaced integers
+        facts : sizes of the call's tensors, and the replacements of its integers
         """
         own = call_facts(facts.sizes, facts.extent)
         return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", True, own))

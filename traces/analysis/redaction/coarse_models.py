@@ -1,6 +1,4 @@
-"""Rounding of numbers and value models for redaction, after which a call has about the same time and the same sizes of
-outputs.
-"""
+"""Rounding of numbers and value models for redaction, after which calls have about the same time and output sizes."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class CallFacts:
     """Facts about the shapes of a call, which decide how its numbers are redacted.
 
     sizes : sizes of all dimensions of arguments and results
-    extent : highest number of elements, or position in memory in elements, among these tensors
+    extent : largest number of elements, or last position in memory (in elements), of these tensors
     pinned : by integer, its replacement in this call, so that equal integers get the same one; a size replaces itself
     """
 
@@ -40,12 +38,9 @@ class CallFacts:
 
 
 def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
-    """Return the `CallFacts` of a call whose tensors have these sizes.
+    """Return the `CallFacts` of a call whose tensors have these sizes; each size, and each size minus one, stays.
 
-    Each size, and each size minus one (the last index), is pinned to itself.
-
-    sizes : sizes of the dimensions of the call's tensors
-    extent : highest number of elements, or position in memory in elements, among these tensors
+    sizes, extent : as in `CallFacts`
     known : by integer, its replacement in this call; takes precedence over `sizes`
     """
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
@@ -80,10 +75,7 @@ class TensorSlot:
 
 
 def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
-    """Yield each tensor within a tensor argument that can have a value model, in the order of `value_numbers(spec)`.
-
-    For example, a sparse tensor consists of tensors of indices and of values.
-    """
+    """Yield each tensor within an argument, such as the indices of a sparse tensor, that can have a value model."""
     parts: tuple[TensorSpec, ...] = (spec,)
     match spec.made_of:
         case Coo(indices, rows, values):
@@ -283,7 +275,7 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
 
 
 def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: TensorSlot, facts: CallFacts) -> ValueModel:
-    """Return `sketch` with the sum of `values` added, if these are lengths that add up to a size in the call."""
+    """Return `sketch` with the sum of `values` added, if they are lengths whose sum is a size in the call."""
     total = int(values.to(torch.int64).sum()) if isinstance(sketch, Integers) else None
     is_told = total in facts.sizes and slot.argument in LENGTHS
     return replace(sketch, total=total) if is_told and isinstance(sketch, Integers) else sketch

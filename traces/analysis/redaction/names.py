@@ -96,7 +96,7 @@ def is_public_exception(name: str) -> bool:
 
 
 def is_public_type(name: str) -> bool:
-    """Return True if Python or torch defines a type of this name, or if the text says that nothing was recorded."""
+    """Return True if Python or torch defines a type of this name, or if it is the text `not recorded`."""
     return isinstance(getattr(builtins, name, None), type) or name in torch_classes() | OPAQUE_TYPES | {NOT_RECORDED}
 
 
@@ -222,7 +222,9 @@ class NameHasher:
         return self._parts(op, separator, lambda part: part == "default")
 
     def unrecorded(self, name: str) -> str:
-        """Return the hashed name of an operator, class or part of the capture that could not be recorded."""
+        """Return the name of an operator or class in a trace's list of losses, with the parts hashed that belong to the
+        program.
+        """
         if is_public_operator(name) or name in OWN_PLACES:
             return name
         for prefix in OWN_PLACES_OF:

@@ -88,7 +88,8 @@ class _State:
     models : value models of the original trace, by number
     numbers : number of each redacted value model, by `str(model)`
     newest : keys that the current record added to `numbers`
-    awaited : for each value model that is not read yet, the redacted models to make of it: number and tensor
+    awaited : by number of a value model that is not read yet: the numbers of the redacted models to make of it, each
+        with the tensor that needs it
     kinds : kind of each operator
     """
 
@@ -232,7 +233,10 @@ class Redaction:
         return redacted
 
     def _call(self, signature: Signature, record: str) -> tuple[list[Record], Signature, _CallInfo]:
-        """Return a call's new value models, its redacted signature, and what records that refer to it need of it."""
+        """Return the new value models of a call, its redacted signature, and the properties that later records need.
+
+        record : name of the record's type in the report
+        """
         facts = facts_of((signature.args, signature.kwargs), signature.outputs)
         redacted = self._redactor.signature(signature, record, facts)
         models: list[Record] = []
