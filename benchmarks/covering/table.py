@@ -16,28 +16,23 @@ HEADER = """\
 
 This page shows on which models capture and replay were checked.
 It is written by `python benchmarks/coverage.py --write docs/coverage.md`,
-whose docstring describes the procedure: one config of each folder of mmdet and mmseg, the first of four that runs
-natively here, and the architectures of transformers in a small size; random weights, one step, one image of 160x160
-if a model accepts it, otherwise of 320x320, two of them, or the size in its config. In addition to `make openmmlab`,
-lap, motmetrics, scikit-learn and fairscale were installed, which some models need.
+whose docstring describes the procedure: one config of each folder of mmdet and mmseg, and the architectures of
+transformers in a small size; random weights, one step, one image of 160x160 if a model accepts it. In addition to
+`make openmmlab`, lap, motmetrics, scikit-learn and fairscale were installed.
 
 - *whole*: the capture has each operator as often as an independent mode counts it, and results and model are bit for
-  bit the same as without a capture, if two steps without a capture have the same bits (otherwise *why not* reports
-  it).
+  bit the same as without a capture.
 - *replayed*: the share of its cases that are ok.
 - *why not*: the status of other cases, or the error with which a model fails without a capture; *audit* lists
-  operators that torch's record functions count differently: six operators of T5Gemma2 are calls under `vmap`
-  ([capture.md](capture.md#audit)).
+  operators that torch's record functions count differently ([capture.md](capture.md#audit)).
 
-If no config of a folder runs natively, the row shows the first that can be built, with its own images;
-benchmarks/covering/outcomes.jsonl has the error of each attempt. Models that are not listed have not been tried yet.
+If no config of a folder runs natively, the row shows the first that can be built. Models that are not listed have not
+been tried yet.
 """
 OLDER = """\
 
-Rows with *first attempt* come from an earlier version of the script, which reported the first error: it may not be
-the one that prevents a folder from running. Rows with 320x320 were tried with a single config, perhaps without the
-four packages.
-Rows whose reason is an argument of type UntypedStorage were tried before traces held storages.
+Rows with *first attempt* come from an earlier version of the script, which reported the first of several errors. Rows
+whose reason is an argument of type UntypedStorage were tried before traces held storages.
 """
 
 
