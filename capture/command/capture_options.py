@@ -249,7 +249,9 @@ def make_parser() -> argparse.ArgumentParser:
 def check_grips(args: argparse.Namespace) -> None:
     """Raise `UserError` if `--grip` is used with `--private`, or `--grip-to` without `--grip`."""
     if args.private and args.grip:
-        raise UserError("--grip writes samples with source and values", "leave out --private or --grip")
+        raise UserError(
+            "--private cannot be combined with --grip, which writes source and values", "leave out one of them"
+        )
     if args.grip_to is not None and not args.grip:
         raise UserError("--grip-to needs --grip", "name the functions to grip with --grip")
 

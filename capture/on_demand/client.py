@@ -213,7 +213,7 @@ def _connect(path: Path) -> MessageSocket:
         link.connect(str(path))
         peer = peer_of(link)
         if peer is not None and peer != (pid_of(path), path.parent.lstat().st_uid):
-            raise PermissionError(errno.EPERM, "another process has opened the socket of this process")
+            raise PermissionError(errno.EPERM, "its socket was opened by another process")
     except OSError:
         link.close()
         raise

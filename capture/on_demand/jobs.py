@@ -78,8 +78,9 @@ def _report_workers(items: Sequence[RecordableProcess], reporter: Reporter) -> N
 def record_together(
     chosen: Sequence[RecordableProcess], request: Mapping[str, Any], reporter: Reporter
 ) -> list[dict[str, Any]]:
-    """Record processes at the same time, and return the result of each, as `Agent.finish` does. Ranks of a job begin
-    with the same step.
+    """Record processes at the same time, and return the result of each, as `Agent.finish` returns it.
+
+    Ranks of a job begin with the same step.
 
     request : fields of the request to record
 
@@ -215,7 +216,7 @@ class _Round:
             self._stop_all(None)
         else:
             rank = "" if item.rank is None else f" (rank {item.rank})"
-            self._reporter.say(f"process {item.pid}{rank} waits for a step, --at {begins_at}")
+            self._reporter.say(f"process {item.pid}{rank} waits for step {begins_at} (--at {begins_at})")
 
     def _stop_all(self, but: RecordableProcess | None) -> None:
         for item in self._chosen:

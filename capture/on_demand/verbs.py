@@ -217,7 +217,9 @@ def _settings_of(args: argparse.Namespace, name: str) -> AgentSettings:
     options = {word: value for word, value in recording.items() if value != unset[word]}
     refused = next((word for word in _OF_WHOLE_PROGRAMS if word in options or getattr(args, word, None)), None)
     if refused is not None:
-        raise UserError(f"{flag_of(refused)} is for a capture of a whole program", "leave it or --on-demand out")
+        raise UserError(
+            f"{flag_of(refused)} is for a capture of a whole program", f"leave out --on-demand or {flag_of(refused)}"
+        )
     if "extension" in options:
         options["extensions"] = (*KNOWN_EXTENSIONS, *options.pop("extension"))
     if "salt_file" in options:

@@ -78,9 +78,13 @@ def check_private(private: bool, salt_file: str | Path | None, values: str, grip
     if not private:
         return
     if values == FULL:
-        raise UserError("--values full writes the values themselves", "leave out --private, or --values")
+        raise UserError(
+            "--private cannot be combined with --values full, which writes the values", "leave out one of them"
+        )
     if grip_to is not None:
-        raise UserError("--grip-to writes samples with source and values", "leave out --private, or --grip-to")
+        raise UserError(
+            "--private cannot be combined with --grip-to, which writes source and values", "leave out one of them"
+        )
 
 
 def policy_of(private: bool, salt_file: str | Path | None) -> Policy | None:

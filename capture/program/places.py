@@ -89,7 +89,7 @@ class Location:
 
 
 class Places:
-    """All locations of the threads of a capture, each of which exists once."""
+    """All locations of the threads of a capture; equal locations are the same object."""
 
     def __init__(self) -> None:
         self._places_by_key: dict[tuple[str, str, str, str | None, str, bool], Location] = {}

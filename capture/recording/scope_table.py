@@ -188,7 +188,7 @@ class ScopeTable:
         self._records = {number: self._records[number] for number in scopes if number in self._records}
 
     def _refine_place(self, place: Location) -> Location:
-        """Return a location with the module whose method runs, even if the module itself was not called."""
+        """Return `place` with the module whose method is running, even if that module itself was not called."""
         module = innermost_module() if place.module_type and self.refines else None
         path = None if module is None else self._path_of(module)
         if path is None or path == place.module:

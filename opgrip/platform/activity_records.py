@@ -160,8 +160,7 @@ def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWor
     """Return each kernel, copy and fill with its launch, from the events of a profile.
 
     events : events of torch's profiler, in which a launch and the work that it starts have the same correlation number
-    distance_ns : number of ns to subtract from the times of the events, which are of the system's clock, so that the
-        returned times are of the caller's clock
+    distance_ns : time by the system's clock, which the events use, minus time by the clock of the returned times
     """
     launches: dict[int, Any] = {}
     work: list[Any] = []

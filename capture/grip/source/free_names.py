@@ -42,8 +42,8 @@ class AttributeOwner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """An attribute read from an object of unknown class; a regular expression if `getattr` is called with an
-    f-string.
+    """An attribute read from an object of unknown class; `attribute` is a regular expression for its name, because an
+    f-string in a call of `getattr` may compute it.
     """
 
     attribute: str

@@ -142,13 +142,13 @@ def test_private_captures_with_one_salt_have_the_same_names(tmp_path: Path) -> N
 
 
 def test_private_capture_refuses_options_that_write_values(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="writes the values themselves"):
+    with pytest.raises(UserError, match="which writes the values"):
         Capture(tmp_path / "t.jsonl", private=True, values="full")
-    with pytest.raises(UserError, match="writes samples"):
+    with pytest.raises(UserError, match="writes source and values"):
         Capture(tmp_path / "t.jsonl", private=True, grip=["m:f"], grip_to=tmp_path / "grips")
     with pytest.raises(UserError, match="--private"):
         Capture(tmp_path / "t.jsonl", salt_file=tmp_path / "salt")
-    assert "--grip writes samples" in refusal("opcapture", "--private", "--grip", "m:f", "-o", tmp_path / "t.jsonl")
+    assert "--grip, which writes" in refusal("opcapture", "--private", "--grip", "m:f", "-o", tmp_path / "t.jsonl")
 
 
 def test_capture_without_private_keeps_names(tmp_path: Path) -> None:

@@ -429,7 +429,7 @@ def test_recording_options_are_refused_without_on_demand(tmp_path: Path) -> None
         ("--on-demand",): "--on-demand is for scripts",
         ("--on-demand", "--private", "--new-only", "--every", "1h", "--", "a.py"): "add --salt-file FILE",
         ("--on-demand", "--last", "9", "--", "a.py"): "--last is for a capture of a whole program",
-        ("--on-demand", "--private", "--values", "full", "--", "a.py"): "--values full writes the values themselves",
+        ("--on-demand", "--private", "--values", "full", "--", "a.py"): "cannot be combined with --values full",
         ("--on-demand", "--batch-size", "2", "--", "a.py"): "--batch-size is for models",
         ("--on-demand", "--signal", "KILL", "--", "a.py"): "KILL cannot be used to start a recording",
         ("--on-demand", "--max-disk", "2GB", "--", "a.py"): "--max-disk needs --every",

@@ -69,7 +69,7 @@ def test_socket_of_another_process_or_user_is_not_used(folder: Path) -> None:
         assert names(folder) == ["me"]
     with answering(folder, about, pid=os.getppid()) as other:
         assert names(folder) == []
-        with pytest.raises(UserError, match="cannot be reached: another process has opened the socket of this process"):
+        with pytest.raises(UserError, match="cannot be reached: its socket was opened by another process"):
             list(converse(other, TELL))
 
 
@@ -77,7 +77,7 @@ def test_socket_of_another_process_or_user_is_not_used(folder: Path) -> None:
 def test_socket_folder_of_another_owner_is_refused(folder: Path) -> None:
     with answering(folder, {"answer": ABOUT, "name": "me"}) as here:
         os.chown(folder, 54321, -1)
-        with pytest.raises(UserError, match="another process has opened the socket of this process"):
+        with pytest.raises(UserError, match="its socket was opened by another process"):
             list(converse(here, TELL))
 
 
