@@ -111,7 +111,8 @@ class SubgraphRun:
     place : name of the module or function, and phase
     escaping_results : results that calls after the run use, as (index of the call in the run, index of its result)
     time_ns, raw_ns : sum of its calls' times in the program, with and without correction for the capture's own work
-    contexts, scope : number of the torch settings of each call; scope number of the first call
+    contexts : number of the torch settings of each call
+    scope : number of the first call's scope (module, phase and source line)
     """
 
     place: TimelinePlace

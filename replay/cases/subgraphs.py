@@ -164,8 +164,8 @@ def paths_of(tree: Any) -> list[tuple[Any, ...]]:
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, TimelinePlace]:
-    """Return the module or function of each scope whose calls are selected, by scope number. A backward call belongs to
-    the module or function of the forward call that caused it, in a separate phase.
+    """Return the module or function of each scope (origin of calls) that is selected, by scope number. A backward call
+    belongs to the module or function of the forward call that caused it, in a separate phase.
 
     unit : `module` or `function`
     """

@@ -54,8 +54,8 @@ class TimingCluster:
 class PlacedCalls:
     """The calls of a signature whose values were recorded at several call sites.
 
-    A call site is here a scope and the storage of the first tensor; if this storage is not used again, it is only the
-    scope.
+    A call site is here a scope (module, phase and source line) and the storage of the first tensor; if this storage is
+    not used again, it is only the scope.
 
     calls : the signature's calls that `calls_looked_at` returned, by start time, whether selected or not
     places : number of the call site of each call

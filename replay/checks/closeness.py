@@ -57,7 +57,7 @@ def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPositi
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
-    """Return True if a shape lies within the range of shapes that several runs have produced, and these runs differ.
+    """Return True if a shape lies within the range of shapes that several runs produced; False if these are all equal.
 
     beyond : True to allow sizes outside this range in dimensions whose size varies between the runs
     """

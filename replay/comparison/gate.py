@@ -201,8 +201,8 @@ def margin_for(gates: Iterable[Gate]) -> float:
 
 
 def _subjects(gate: Gate, comparison: Comparison) -> list[_Subject]:
-    """Return the rows or groups of a comparison whose times a gate limits, and all rows whose time is not part of a
-    total.
+    """Return the rows or groups of a comparison whose times a gate limits, and all rows that are in no total, such as
+    rows without a time in the new run.
     """
     whole_us = sum(total.base_us for total in comparison.totals())
     single = [

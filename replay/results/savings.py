@@ -281,7 +281,8 @@ def _in_labels(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateCo
 def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, PartSaving]:
     """Return the saving in each part of a step.
 
-    uses : part of the step, share of its time that some calls take, and verdict on their operator's candidate
+    uses : for each group of calls, the part of the step, the share of time as in `PartSaving`, and the verdict on the
+        candidate of their operator
     """
     by_part: dict[str, list[tuple[float, float, float]]] = {}
     for part, share, judged in uses:

@@ -104,7 +104,7 @@ class UntrustedProcess:
         return self._answer()
 
     def stop(self) -> None:
-        """Stop the process and all processes that it started, until the next message."""
+        """Pause the process and all processes that it started, until the next message is sent to it."""
         _send_signal(self._leaf, signal.SIGSTOP)
         others = [pid for pid in _descendants(self._child.pid) if pid not in self._first]
         for pid in others:

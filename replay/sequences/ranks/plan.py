@@ -97,7 +97,7 @@ def _source_of(trace: Trace, process: int | None) -> CallSource:
 
 
 def exchanges_alone(trace: Trace) -> Trace:
-    """Return a trace that contains only the collectives of a rank, and the operators that pass their results on."""
+    """Return a trace with only the collectives of a rank, and operators such as `wait_tensor` on their results."""
     numbers = {item.number for item in trace.signatures if is_exchange(item) or item.op in LOCAL}
     calls = trace.calls[trace.calls["signature"].isin(numbers)]
     signatures = [item for item in trace.signatures if item.number in numbers]

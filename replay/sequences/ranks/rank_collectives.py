@@ -185,7 +185,8 @@ def _disagree() -> Unsupported:
 
 
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Return the number of bytes of tensors that are exchanged completely; their sizes need no check.
+    """Return the number of bytes of the tensors of a collective that does not divide them, such as a broadcast; their
+    sizes need no check. A barrier has 0.
 
     trees : for each argument of the collective that holds tensors, its items
     """
