@@ -120,8 +120,8 @@ class Side:
         self.time_ns += other.time_ns
 
     def by_call(self) -> Side:
-        """Return this side with its cases joined by operator, shapes, dtypes and other arguments, and without value
-        models.
+        """Return this side without value models, and with those cases (groups of equal calls) joined that have the same
+        operator, shapes, dtypes and other arguments.
         """
         joined: dict[str, Cases] = {}
         for cases in self.cases.values():

@@ -214,7 +214,8 @@ def _device_track(
     """Yield events for the work that a thread submitted to a device.
 
     The start of the work on the device is unknown; it is assumed at the start of the call, or at the end of earlier
-    work if that is later. Calls inside an extension function are part of it; a gripped function consists of its calls.
+    work if that is later. Calls inside an extension function are part of it; a function recorded with `--grip`
+    consists of its calls.
 
     parts : calls of the thread, in batches
     pid, tid : numbers of the process and of the track

@@ -192,7 +192,7 @@ class TracePart:
 
 
 def selected_calls(outline: Outline, part: TracePart) -> Flags:
-    """Return a mask of the calls that meet the conditions, or that ran inside a gripped function that meets them.
+    """Return a mask of the calls that meet the conditions, or ran inside a function whose own call meets them.
 
     Raises
     ------
@@ -284,8 +284,8 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 class KeptFlow:
     """For each call, its producers: the earlier calls that created or last wrote the memory that it reads.
 
-    Calls inside extension functions, and gripped functions around their calls, are left out, because they use the same
-    memory.
+    Calls inside extension functions are left out, and so are functions that were recorded with `--grip` as calls around
+    other calls, because inner and outer calls use the same memory.
     """
 
     def __init__(self, outline: Outline) -> None:
@@ -329,8 +329,8 @@ class KeptFlow:
 
 
 def _own_calls(outline: Outline) -> list[int]:
-    """Return the indices of the calls in start order, without labels, gripped functions and calls inside
-    extension functions.
+    """Return the indices of the calls in start order, without labels of `record_function`, functions recorded with
+    `--grip`, and calls inside extension functions.
     """
     passed = [n for n, item in outline.signatures.items() if item.kind == FUNCTION or is_mark(item.op)]
     inside = [n for n, scope in outline.scopes.items() if scope.inside is not None and not scope.gripped]

@@ -130,7 +130,7 @@ def trim(
 
 
 def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
-    """Return the signatures that `opgrip trace info` counts: operators, but not gripped functions or labels."""
+    """Return the signatures that `opgrip trace info` counts: no labels or functions recorded with `--grip`."""
     items = ((number, outline.signatures[number]) for number in numbers)
     return [number for number, item in items if is_operator(item.op, item.kind)]
 

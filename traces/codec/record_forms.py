@@ -195,9 +195,9 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
 
 def key_of_part(key: str, *places: str) -> str:
-    """Return a key for those calls of a case that come from some of the program's call sites.
+    """Return a key for some of the calls that have the same `key_of_case`: those from certain call sites.
 
-    key : key of the case
+    key : result of `key_of_case`
     places : texts that identify the call sites
     """
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()

@@ -141,7 +141,7 @@ class _Writer:
             yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
     def _mark(self, place: _Place, signature: Signature) -> Iterator[NodeStep]:
-        """Open or close one of the program's labels; yield its node if it opens."""
+        """Open or close a label of the program (a `with record_function` block); yield its node if it opens."""
         if signature.op.startswith(ENTER):
             number = self._numbers.new()
             name = label_of(signature) or "label"

@@ -231,7 +231,7 @@ ITEMS = Allowance("values", 1 << 20, 5)
 
 
 class SizeMeter:
-    """Counts lines, records and values of an untrusted file while it is read; raises an error if there are too many."""
+    """Counts lines, records and values of an untrusted file; raises `UserError` if there are too many."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -239,12 +239,12 @@ class SizeMeter:
         self._totals: Counter[Allowance] = Counter()
 
     def check_pending(self, length: int) -> None:
-        """Raise an error if a line of this length is too long; called before all of the line is in memory."""
+        """Raise `UserError` if a line of this length is too long; called before all of the line is in memory."""
         if length > LINE_BYTES:
             raise self.refusal(f"a line is longer than {LINE_BYTES >> 20} MB")
 
     def check_line(self, line: bytes) -> None:
-        """Count a line and its values; raise an error if a limit is exceeded."""
+        """Count a line and its values; raise `UserError` if a limit is exceeded."""
         self.check_pending(len(line))
         packed_bytes = self._packed_bytes
         # each item has at least two characters
@@ -261,7 +261,7 @@ class SizeMeter:
                     raise self.refusal(f"its {packed_bytes:,} bytes decompress to more than {limit:,} {allowance.what}")
 
     def check_unknown(self, count: int) -> None:
-        """Raise an error if `count`, the number of records of unknown types, is too large."""
+        """Raise `UserError` if `count`, the number of records of unknown types, is too large."""
         if count > UNKNOWN_RECORDS:
             raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records have unknown types")
 

@@ -99,8 +99,8 @@ class Signature:
 
     number : number by which calls refer to this signature
     kind : `operator` for the dispatcher's operators, `extension` for a function of an extension module or a Triton
-        kernel, `compiled` for a region compiled by torch.compile, `function` for a gripped function or an operator that
-        takes functions
+        kernel, `compiled` for a region compiled by torch.compile, `function` for a gripped function (a Python function
+        recorded with `opcapture --grip`) or an operator that takes functions
     op : `aten.addmm.default`; `mmcv._ext:nms` for a function of an extension, and likewise for a Triton kernel and a
         gripped function; the sample's name in the trace of a sample
     args, kwargs : nested values and `TensorSpec`

@@ -64,7 +64,7 @@ def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical duration of each signature's calls, used instead of the durations of perturbed calls.
+    """Typical duration of each signature's calls, used instead of those of perturbed calls (see `Calls`).
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Typical:
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Return the durations of calls in ns, with the typical duration for perturbed calls if it is known."""
+        """Return the durations of calls in ns; a perturbed call has the typical one of its signature if it is known."""
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)
@@ -85,7 +85,7 @@ class Typical:
 
 
 def typical_of(calls: pd.DataFrame) -> Typical | None:
-    """Return the typical durations of a trace's signatures, or None if no call was perturbed.
+    """Return the typical durations of a trace's signatures, or None if no call was perturbed (see `Calls`).
 
     calls : all calls, or all distinct calls, of the trace
     """
@@ -114,7 +114,7 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 def with_functions(calls: pd.DataFrame) -> Times:
     """Return the device times of a trace's calls.
 
-    A gripped function, which is recorded as one call around others, has the sum of the times of the calls inside it.
+    A function recorded with `--grip` as one call around others has the sum of the times of the calls inside it.
     """
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
@@ -210,7 +210,7 @@ def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
     `raw_ns` is the device time, or without one the duration on the host; `host_ns` the duration on the host, with the
     typical one for perturbed calls; `time_ns` the device time, or without one `host_ns`.
 
-    typical : typical durations of the signatures; None if no call was perturbed
+    typical : typical durations of the signatures; None if no call was perturbed (see `Calls`)
     """
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
     table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)

@@ -29,7 +29,7 @@ def is_mark(op: str) -> bool:
 
 
 def is_operator(op: str, kind: str) -> bool:
-    """Return True for the signature of an operator, False for that of a gripped function or a `record_function` label.
+    """Return False for a label of `record_function` and for a function recorded with `--grip`, else True.
 
     op, kind : operator and kind of the signature
     """
@@ -41,7 +41,7 @@ def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
 
 
 def operator_calls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of calls that are neither gripped functions nor labels of `record_function`."""
+    """Return the rows of a table of calls without labels of `record_function` and functions recorded with `--grip`."""
     return calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
 
 

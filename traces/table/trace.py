@@ -74,15 +74,16 @@ class Trace:
     scopes : the scopes that calls came from
     values : value models by number
     calls : one row per call in start order: signature, op, kind, scope, module, function, file, line, own_module,
-        phase, inside, gripped (whether `inside` is a gripped function), device (an accelerator if one of the tensors is
-        on it), process (in a merged trace), thread, start_ns (since the start of the capture), duration_ns, device_ns
-        (NaN for calls that ran only on the host; for a gripped function, the sum of the calls inside it), stream
-        (number of a non-default stream), perturbed (whether the capture's own work ran right before or within the
-        call), host_ns (the duration; for a perturbed or interrupted call, the median of the signature's other calls if
-        there are any), raw_ns (device_ns if present, else duration_ns), time_ns (device_ns if present, else host_ns),
-        page_faults (0 if none were counted), slow_memory_ns (estimate of how much longer than usual its page faults
-        took; host_ns excludes it), tensors, first_storage. Module, function, file and line of a backward call are those
-        of the forward call that caused it, if it is known; `own_module` is the module in which the call itself ran.
+        phase, inside, gripped (whether `inside` was recorded with `--grip`), device (an accelerator if one of the
+        tensors is on it), process (in a merged trace), thread, start_ns (since the start of the capture), duration_ns,
+        device_ns (NaN for calls that ran only on the host; for a function recorded with `--grip`, the sum of its inner
+        calls), stream (number of a non-default stream), perturbed (whether the capture's own work ran right before or
+        within the call), host_ns (the duration; for a perturbed or interrupted call, the median of the signature's
+        other calls if there are any), raw_ns (device_ns if present, else duration_ns), time_ns (device_ns if present,
+        else host_ns), page_faults (0 if none were counted), slow_memory_ns (estimate of how much longer than usual its
+        page faults took; host_ns excludes it), tensors, first_storage. Module, function, file and line of a backward
+        call are those of the forward call that caused it, if it is known; `own_module` is the module in which the call
+        itself ran.
     storages : storage numbers of each call's tensors: `tensors` numbers from `first_storage` on, arguments first
     contexts : settings that scopes refer to, by number
     threads : threads that made calls, by number
@@ -160,8 +161,8 @@ class Trace:
     def own_calls(self) -> pd.DataFrame:
         """Return the calls that are not part of another recorded call.
 
-        Calls inside extension functions and compiled regions are left out. Gripped functions are left out too, because
-        the calls inside them are listed, and so are labels of `record_function`.
+        Calls inside extension functions and compiled regions are left out. So are labels of `record_function`, and
+        functions recorded with `--grip`, because the calls inside these functions are listed.
         """
         return own_calls(self.calls)
 
@@ -191,7 +192,7 @@ class Trace:
 
     @property
     def _has_function_times(self) -> bool:
-        """Return True if the trace has gripped functions with device times, which are sums over the calls
+        """Return True if functions recorded with `--grip` have device times, which are sums over the calls
         inside them.
         """
         calls = self.distinct_calls
@@ -269,8 +270,8 @@ class Trace:
         interrupted does not distort them; `total_us` is the sum of the measured times. A call that ran on an
         accelerator counts with its device time; if there are such calls, the column `host_us` has the sum of all times
         on the host. If no call has a time, `share` is the share of calls. Calls inside an extension function have no
-        row; the time of the function includes them. A gripped function has no row, because the calls inside it have
-        rows.
+        row; the time of the function includes them. A function recorded with `--grip` has no row, because its inner
+        calls have rows.
 
         Parameters
         ----------

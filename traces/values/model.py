@@ -157,7 +157,7 @@ def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
 def _offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """Return memory offsets in elements, (R, C), of rows or parts of rows spread over a tensor; and a number above all.
+    """Return offsets in memory, (R, C), of the elements of evenly spread rows or parts of rows; and a larger number.
 
     shape, stride : shape and strides of the tensor
     length : elements of a piece: a part of a row, or consecutive rows if these are shorter

@@ -177,7 +177,10 @@ class _Gaps:
 
 
 def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
-    """Return the `LOW` quantile of a column of times, by signature and scope; a row counts for `COUNT` calls."""
+    """Return a low quantile (`LOW`) of a column of times, by signature and scope.
+
+    calls : rows, each of which represents as many calls as its column `COUNT` states
+    """
     own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
     groups = own.groupby(["signature", "scope"])[COUNT]
     is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")

@@ -150,7 +150,7 @@ class Redactor:
     def fields(self, value: Any, at: Position, **known: Any) -> Any:
         """Return a redacted record or argument.
 
-        at : place of the value
+        at : position of the value in the record
         known : fields whose redacted value is already known; all others are redacted as their class declares
         """
         redacted = dict(known)
