@@ -4,6 +4,7 @@ later runs.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -15,7 +16,9 @@ from typing import Any, Protocol
 import torch
 
 from opgrip.errors import cause_of
+from opgrip.replay.cases.module_candidates import load_module
 from opgrip.replay.cases.selection import Variant
+from opgrip.replay.cases.subgraphs import SubgraphOperator
 from opgrip.replay.modes import Program, RunOutputs, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.modes.conversions.runtimes import TensorCall
@@ -83,6 +86,9 @@ def make_program(
     (args, kwargs), *others = examples
     # an untrusted candidate must not be imported here
     candidate = None if settings.candidates.untrusted else settings.candidates.find(op)
+    load = None if candidate is None else candidate.load
+    if load is not None and isinstance(operator, SubgraphOperator):
+        load = functools.partial(load_module, load, operator, args)
     with _stored(settings.store, key) as store:
         task = Task(
             function=operator.function,
@@ -96,7 +102,7 @@ def make_program(
             argument=argument,
             store=store,
             tuning=settings.tuning.of(variant.mode),
-            candidate=None if candidate is None else candidate.load,
+            candidate=load,
         )
         try:
             return mode.make(task)

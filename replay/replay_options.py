@@ -27,8 +27,10 @@ from opgrip.cli.options import (
 from opgrip.errors import UserError
 from opgrip.platform.machine import cache_folder
 from opgrip.replay.analyses import analyses, in_order
+from opgrip.replay.cases.selection import CALL, MODULE
 from opgrip.replay.inputs.input_options import InputOptions
 from opgrip.replay.modes import CANDIDATE, EAGER
+from opgrip.replay.modes.candidate import OF_MODULES
 from opgrip.replay.run.request import OPTION_GROUPS, RunRequest
 from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, launch_of
 from opgrip.replay.timing.timing_options import DISCRETE, GRAPH, PROGRAM, WARM
@@ -326,7 +328,35 @@ def _with_candidates(request: RunRequest) -> RunRequest:
 
     Raises `UserError` if options contradict each other.
     """
-    if request.selection.op:
+    operators, modules, selection = request.candidates.operators, request.candidates.modules, request.selection
+    if selection.op:
         raise UserError("--candidate selects the calls of its operator", "leave --op out")
+    if modules:
+        _check_modules(request)
+        selection = replace(selection, module=modules)
+    elif selection.unit != CALL:
+        raise UserError(
+            f"--candidate {operators[0]} is for single calls, not for --unit {selection.unit}",
+            "leave --unit out, or judge a module: --unit module --candidate module:PATH=FILE.py:CLASS",
+        )
     modes = replace(request.modes, mode=(*request.modes.mode, CANDIDATE))
-    return replace(request, modes=modes, selection=replace(request.selection, op=request.candidates.operators))
+    return replace(request, modes=modes, selection=replace(selection, op=operators, for_candidates=True))
+
+
+def _check_modules(request: RunRequest) -> None:
+    """Raise `UserError` for options that do not fit candidates of modules."""
+    candidates, selection = request.candidates, request.selection
+    named = f"--candidate {OF_MODULES}{candidates.modules[0]}"
+    if selection.unit != MODULE:
+        raise UserError(f"{named} is for modules as a whole", "add --unit module")
+    if candidates.operators:
+        raise UserError(f"{named} is for --unit module, unlike {candidates.operators[0]}", "judge them in two runs")
+    refused = {
+        "--module": bool(selection.module),
+        "--untrusted": candidates.untrusted,
+        "--confirm": candidates.confirm,
+        "--streams": any(point.streams > 1 for point in request.points),
+    }
+    for flag, is_used in refused.items():
+        if is_used:
+            raise UserError(f"candidates for modules do not support {flag}", "leave it out")

@@ -1,7 +1,7 @@
 """The analysis that judges candidates: their wrong calls, a verdict for each signature, and the time they save in the
 step.
 
-A candidate is a user's implementation of an operator, given by `--candidate`.
+A candidate is a user's implementation of an operator or a module, given by `--candidate`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from opgrip.replay.analyses import UnaskedAnalysis, analyses
 from opgrip.replay.analyses.roofline import LimitColumns, ceilings_of, dtype_of, threads_of, with_limits
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import CANDIDATE
-from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, judge_rows
+from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, is_of_module, judge_rows
 from opgrip.replay.results.results import RAN, SKIPPED, WRONG, Result
 from opgrip.replay.results.savings import JudgedStep, judged_steps, saving_lines, summary_lines
 
@@ -52,13 +52,15 @@ class CandidatesAnalysis(UnaskedAnalysis):
         # loads torch, which `--help` must not
         from opgrip.replay.cases.cases import make_cases
 
-        in_trace = workload.source_cases.are_calls
+        are_modules = bool(workload.candidates.modules)
+        in_trace = workload.source_cases.are_calls or are_modules
         export = f"opgrip trace export-case {shlex.quote(workload.request.trace)}" if in_trace else ""
         if workload.candidates.untrusted:
             rows = _without_impossible(rows, ceilings_of(self.session), workload)
         cases = make_cases(workload.trace) if in_trace else []
         step_us = fsum(case.captured_total_us for case in cases) or None
-        labels = shares_in_labels(workload, cases) if step_us else {}
+        # the calls of modules are not counted by label
+        labels = shares_in_labels(workload, cases) if step_us and not are_modules else {}
         return judge_rows(rows, workload.request.modes.reference, step_us, export, labels)
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
@@ -117,15 +119,16 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
         return
     judged.sort(key=lambda row: (VERDICTS.index(_of(row).verdict or ""), -(_of(row).step_share or 0.0)))
     bases = {_key(row): row.median_us for row in rows if row.mode == rows[0].mode}
+    what = "module" if is_of_module(judged[0]) else "operator"
     columns = [
         TableColumn("verdict", lambda row: _of(row).verdict),
         TableColumn("trace", "trace", least=12, when=lambda row: row.trace),
-        TableColumn("operator", _operator, least=20),
+        TableColumn(what, _operator, least=20),
         TableColumn("case", "case", "d", rank=3),
         TableColumn("shapes", "shapes", below=True),
         TableColumn("count", "count", ",d", rank=3),
         TableColumn("of step", lambda row: _of(row).step_share, ".2%", rank=2, when=lambda row: _of(row).step_share),
-        TableColumn("operator us", lambda row: bases.get(_key(row)), ",.2f", rank=1),
+        TableColumn(f"{what} us", lambda row: bases.get(_key(row)), ",.2f", rank=1),
         TableColumn("candidate us", "median_us", ",.2f", rank=1),
         TableColumn("ratio", "ratio", ".3f"),
         TableColumn("95% interval", _interval, ">", rank=1),
@@ -163,7 +166,7 @@ def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:
         columns = [
             TableColumn("trace", "trace", least=16, when=lambda line: line.trace),
             TableColumn("part", "part", when=lambda line: line.part),
-            TableColumn("operators take", "share", ".2%"),
+            TableColumn(f"{steps[0].what}s take", "share", ".2%"),
             TableColumn("saves", "saving", ".2%"),
             TableColumn("±", "error", ".2%"),
             TableColumn("signatures", "signatures", ",d", when=lambda line: line.signatures),

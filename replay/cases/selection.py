@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 
 CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)
+CANDIDATE = "--candidate"
 
 
 ALL_EXCLUDED = ("--exclude-op excludes all cases", "exclude fewer")
-NO_CALL_MATCHES_BOTH = "no call matches both --op and --module", "see opgrip trace info"
-NO_CALL_WITHIN = "no call that --op and --module select is within --label", "see opgrip trace info"
 
 
 @titled("cases")
@@ -110,6 +109,9 @@ class Selection(Cut):
         role=CASES,
         common=True,
     )
+    for_candidates: bool = False
+    """True if candidates (users' implementations) select the calls: errors name `--candidate`, and the case of a module
+    is its forward pass"""
     unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",), role=CASES)
     partial: bool = option(False, "replay the readable part of a cut or damaged trace", only=("traces",), role=CASES)
 
@@ -122,22 +124,32 @@ class Selection(Cut):
         """Return True if patterns select only some calls; the cases' shares of time then refer to these calls."""
         return bool(self.op or self.exclude_op or self.module or self.label or self.tag)
 
+    @property
+    def op_flag(self) -> str:
+        """The option that names operators, in errors."""
+        return f"{CANDIDATE} " if self.for_candidates else "--op "
+
+    @property
+    def module_flag(self) -> str:
+        """The option that names modules, in errors."""
+        return f"{CANDIDATE} {MODULE}:" if self.for_candidates and self.unit == MODULE else "--module "
+
     def excludes(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.exclude_op)
 
 
 def select_calls(calls: pd.DataFrame, trace: Trace, selection: Selection) -> pd.DataFrame:
-    calls = _matching(calls, "op", selection.op, "--op")
-    calls = _matching(calls, "module", selection.module, "--module")
+    calls = _matching(calls, "op", selection.op, selection.op_flag)
+    calls = _matching(calls, "module", selection.module, selection.module_flag)
     if calls.empty:
-        raise NothingSelectedError(*NO_CALL_MATCHES_BOTH)
+        raise no_match_of_both(selection)
     calls = calls[~calls["op"].isin([name for name in calls["op"].cat.categories if selection.excludes(name)])]
     if calls.empty:
         raise NothingSelectedError(*ALL_EXCLUDED)
     if selection.label:
         calls = calls.loc[calls.index.intersection(labeled_calls(trace, selection))]
     if calls.empty:
-        raise NothingSelectedError(*NO_CALL_WITHIN)
+        raise no_match_within_label(selection)
     return calls
 
 
@@ -161,8 +173,20 @@ def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
         return trace.calls.index
     labels = trace.labels
     if not any(matches(str(label), patterns) for label in labels.index):
-        raise _no_match("label", patterns, "--label", [str(label) for label in labels.index])
+        raise _no_match("label", patterns, "--label ", [str(label) for label in labels.index])
     return trace.calls.index[trace.within_labels(lambda label: matches(label, patterns))]
+
+
+def no_match_of_both(selection: Selection) -> NothingSelectedError:
+    """Return the error for patterns of operators and of modules that each match calls, but not the same ones."""
+    problem = f"no call matches both {selection.op_flag}and --module"
+    return NothingSelectedError(problem, "see opgrip trace info")
+
+
+def no_match_within_label(selection: Selection) -> NothingSelectedError:
+    """Return the error for patterns that match no call within the labels of `--label`."""
+    problem = f"no call that {selection.op_flag}and --module select is within --label"
+    return NothingSelectedError(problem, "see opgrip trace info")
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
@@ -170,21 +194,23 @@ def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> Nothi
     pattern.
 
     names : the existing names; the series is named for their kind, such as `op`
-    flag : the option, such as `--op`
+    flag : text before a pattern on the command line, such as `--op `
     """
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
 
 
 def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any]) -> NothingSelectedError:
-    problem = f"no {what} matches {flag} {' '.join(patterns)}"
+    problem = f"no {what} matches {flag}{' '.join(patterns)}"
     distinct = sorted({str(name) for name in names} - {""})
     if not distinct:
         return NothingSelectedError(problem, f"the trace names no {what}")
     near = nearest(patterns[0], distinct)
     others = " and others" if len(distinct) > len(near) else ""
     wider = f"*{patterns[0]}*"
-    is_part = any(matches(name, (wider,)) for name in distinct)
-    advice = f"; a pattern matches whole names, so try {flag} '{wider}'" if is_part else ""
+    whole = next((name for name in (*near, *distinct) if matches(name, (wider,))), None)
+    advice = "" if whole is None else f"; a pattern matches whole names, so try {flag}'{wider}'"
+    if whole is not None and flag.startswith(CANDIDATE):
+        advice = f"; name it in full: {flag}{whole}=FILE.py:NAME"
     error = NothingSelectedError(problem, f"the trace has {', '.join(map(repr, near))}{others}{advice}")
     error.advice = advice
     return error

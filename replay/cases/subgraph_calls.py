@@ -7,88 +7,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-import torch
-
 from opgrip.replay.cases.flow import can_flow
-from opgrip.replay.inputs.filling import CAST
-from opgrip.replay.operators.lookup import Unsupported, find_operator, sizes_vary
+from opgrip.replay.cases.subgraph_facts import Facts
+from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import TimelinePlace, runs_of
-from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves
-from opgrip.traces.schema.operator_arguments import Interface, interface_of, written
-from opgrip.traces.schema.python_objects import NamedSpec, ObjectSpec
-from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
-from opgrip.traces.schema.tensor_specs import STORAGE, plain_name
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """A signature, and properties derived from it.
-
-    writes : for each tensor argument, True if a call may write into it
-    settings : arguments that depend on the device or dtype of the replay (see `is_setting`)
-    varies : True if the sizes of results depend on input values
-    refusal : reason why a subgraph cannot contain such calls; None if the signature shows none
-    """
-
-    signature: Signature
-    interface: Interface
-    writes: tuple[bool, ...]
-    settings: tuple[Any, ...]
-    varies: bool
-    refusal: str | None
-
-    @property
-    def takes(self) -> tuple[TensorSpec, ...]:
-        return self.interface.takes
-
-    @property
-    def gives(self) -> tuple[TensorSpec, ...]:
-        return self.interface.gives
-
-
-def facts_of(signature: Signature) -> Facts:
-    argument_leaves = list(leaves([signature.args, signature.kwargs]))
-    return Facts(
-        signature,
-        interface_of(signature),
-        tuple(written(signature)),
-        tuple(filter(is_setting, argument_leaves)),
-        _sizes_vary(signature),
-        _refusal(signature, argument_leaves),
-    )
-
-
-def is_setting(leaf: object) -> bool:
-    """Return True if an argument (a leaf of nested ones) depends on the device or dtype of the replay."""
-    return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
-
-
-def _refusal(signature: Signature, argument_leaves: list[object]) -> str | None:
-    if signature.raised is not None:
-        return f"{signature.op} raised when it was captured: {signature.raised}"
-    if any(isinstance(value, ObjectSpec) for value in (*signature.args, *signature.kwargs.values())):
-        return f"{signature.op} takes packed parameters, which a graph cannot hold"
-    for leaf in argument_leaves:
-        if isinstance(leaf, TensorSpec) and leaf.cls == STORAGE:
-            return f"{signature.op} takes a storage, which a graph cannot hold"
-        if isinstance(leaf, Opaque):
-            return f"a trace cannot hold an argument of {signature.op}, of type {leaf.type_name}"
-        if isinstance(leaf, NamedSpec):
-            return f"{signature.op} takes {leaf.name}, which a graph cannot hold"
-        if isinstance(leaf, GroupSpec | ReductionSpec):
-            return f"{signature.op} takes a process group, which a replay does not have"
-    return None
-
-
-def _sizes_vary(signature: Signature) -> bool:
-    if signature.kind != OPERATOR:
-        return True
-    try:
-        return sizes_vary(find_operator(signature).function)
-    except Unsupported:
-        return False
-
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import NO_STORAGE
+from opgrip.traces.schema.tensor_specs import plain_name
 
 DETACH = "aten.detach.default"
 _Result: TypeAlias = tuple[int, int]
@@ -110,6 +36,7 @@ class SubgraphRun:
 
     place : name of the module or function, and phase
     escaping_results : results that calls after the run use, as (index of the call in the run, index of its result)
+    stored : storages, numbered as in `calls`, that existed before the first recorded call, such as parameters
     time_ns, raw_ns : sum of its calls' times in the program, with and without correction for the capture's own work
     contexts : number of the torch settings of each call
     scope : number of the first call's scope (module, phase and source line)
@@ -117,6 +44,7 @@ class SubgraphRun:
 
     place: TimelinePlace
     calls: tuple[SubgraphCall, ...]
+    stored: frozenset[int]
     time_ns: float
     raw_ns: float
     perturbed: bool
@@ -142,19 +70,24 @@ class _Row:
 
 
 def make_runs(
-    trace: Trace, places: Mapping[int, TimelinePlace], facts: Mapping[int, Facts], selected: Collection[int]
+    trace: Trace,
+    places: Mapping[int, TimelinePlace],
+    facts: Mapping[int, Facts],
+    selected: Collection[int],
+    using: Collection[int] | None = None,
 ) -> list[SubgraphRun]:
     """Return the runs of all subgraphs, thread by thread, in the order in which each thread made them.
 
     places, facts : module or function of each scope, by scope number; facts by signature number
     selected : indices of the selected calls in the trace's call table
+    using : numbers of the scopes whose calls count as users of results; None for all
     """
     threads: dict[tuple[int, int], list[_Row]] = {}
     thread_rows = list(_rows(trace, places, facts, set(selected)))
     for thread, row in thread_rows:
         threads.setdefault(thread, []).append(row)
-    uses = _last_uses((row for _, row in thread_rows), facts)
-    return [_run(rows, place, uses) for thread in threads.values() for place, rows in runs_of(thread)]
+    uses, stored = _last_uses((row for _, row in thread_rows if using is None or row.scope in using), facts)
+    return [_run(rows, place, uses, stored) for thread in threads.values() for place, rows in runs_of(thread)]
 
 
 def geometry(spec: TensorSpec) -> tuple[object, ...]:
@@ -183,9 +116,10 @@ def _rows(
         yield thread, _Row(number, place, signature, scope, time, raw, perturbed, context_of.get(scope), takes, gives)
 
 
-def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result, int]:
-    """Return, for each result that a call uses, the index of the last call that uses it. A call that takes a tensor
-    whose layout no result has counts as a user of the last result in the same storage.
+def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> tuple[dict[_Result, int], set[int]]:
+    """Return, for each result that a call uses, the index of the last call that uses it, and the storages that existed
+    before the first call. A call that takes a tensor whose layout no result has counts as a user of the last result in
+    the same storage.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
@@ -210,23 +144,26 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> dict[_Result
             giver[memory, shape] = (row.number, place)
             if last_in.get(memory, giver) is not None:
                 last_in[memory] = (row.number, place)
-    return uses
+    return uses, {memory for memory, result in last_in.items() if result is None}
 
 
-def _run(rows: list[_Row], place: TimelinePlace, uses: Mapping[_Result, int]) -> SubgraphRun:
+def _run(
+    rows: list[_Row], place: TimelinePlace, uses: Mapping[_Result, int], all_stored: Collection[int]
+) -> SubgraphRun:
     numbers = {NO_STORAGE: NO_STORAGE}
 
     def counted(memory: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([numbers.setdefault(item, len(numbers) - 1) for item in memory])
 
     calls = tuple([SubgraphCall(row.signature, counted(row.takes), counted(row.gives)) for row in rows])
+    stored = frozenset(number for memory, number in numbers.items() if memory in all_stored)
     results = ((index, result) for index, row in enumerate(rows) for result in range(len(row.gives)))
     end = rows[-1].number
     escaping_results = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
     times = sum(row.time_ns for row in rows), sum(row.raw_ns for row in rows)
     perturbed = any(row.perturbed for row in rows)
     contexts = tuple(row.context for row in rows)
-    return SubgraphRun(place, calls, *times, perturbed, escaping_results, contexts, rows[0].scope)
+    return SubgraphRun(place, calls, stored, *times, perturbed, escaping_results, contexts, rows[0].scope)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +197,7 @@ class Links:
     """The calls of a subgraph, and where each tensor that they take comes from.
 
     outside : distinct tensors that come from outside the subgraph
+    stored : for each tensor in `outside`, True if it existed before the first recorded call, such as a parameter
     settings : distinct devices, floating-point dtypes and generators among the arguments; a replay may change them
     sources : for each call, the origin of each tensor argument
     outputs : the results that the subgraph returns
@@ -269,6 +207,7 @@ class Links:
 
     calls: tuple[Facts, ...]
     outside: tuple[TensorSpec, ...]
+    stored: tuple[bool, ...]
     settings: tuple[Any, ...]
     sources: tuple[tuple[Source, ...], ...]
     outputs: tuple[ResultOf, ...]
@@ -281,11 +220,15 @@ class Links:
 
 
 def link(
-    calls: Sequence[SubgraphCall], facts: Mapping[int, Facts], escaping_results: Sequence[tuple[int, int]]
+    calls: Sequence[SubgraphCall],
+    facts: Mapping[int, Facts],
+    escaping_results: Sequence[tuple[int, int]],
+    stored: Collection[int],
 ) -> Links:
     """Return the calls of a subgraph with the origin of each tensor that they take.
 
     facts : facts by signature number
+    stored : storages that existed before the first recorded call
     escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
         outputs; if there are none, the last call's results are the outputs
     """
@@ -295,7 +238,9 @@ def link(
     settings = dict.fromkeys(leaf for item in own for leaf in item.settings)
     reason = next((call.refusal for call in own if call.refusal is not None), linker.reason)
     outputs = tuple(ResultOf(*place) for place in sorted(escaping_results)) or _last(own)
-    return Links(own, linker.outside, tuple(settings), sources, outputs, linker.mutates, reason)
+    return Links(
+        own, linker.outside, linker.are_stored(stored), tuple(settings), sources, outputs, linker.mutates, reason
+    )
 
 
 def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
@@ -324,6 +269,9 @@ class _Linker:
         """The distinct tensors from outside; tensors that share a storage have the same storage number."""
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
+
+    def are_stored(self, stored: Collection[int]) -> tuple[bool, ...]:
+        return tuple(number in stored for number, _ in self._outside)
 
     def add(self, call: SubgraphCall, facts: Facts) -> tuple[Source, ...]:
         sources = tuple(map(self._source, call.takes, facts.takes))

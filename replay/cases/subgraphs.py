@@ -8,16 +8,18 @@ import keyword
 import operator
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import fx
 
+from opgrip.cli.command import MOST
 from opgrip.cli.option_types import matches
 from opgrip.errors import NothingSelectedError, UserError
 from opgrip.replay.cases.call_sites import CallSite
@@ -25,28 +27,27 @@ from opgrip.replay.cases.cases import Case, values_of
 from opgrip.replay.cases.functions import LazyOperator
 from opgrip.replay.cases.selection import (
     ALL_EXCLUDED,
+    BACKWARD,
     FORWARD,
     MODULE,
-    NO_CALL_MATCHES_BOTH,
-    NO_CALL_WITHIN,
     Selection,
     labeled_calls,
     no_calls,
     no_match,
+    no_match_of_both,
+    no_match_within_label,
 )
 from opgrip.replay.cases.subgraph_calls import (
-    Facts,
     Links,
     Outside,
     ResultOf,
     Source,
     SubgraphCall,
     SubgraphRun,
-    facts_of,
-    is_setting,
     link,
     make_runs,
 )
+from opgrip.replay.cases.subgraph_facts import Facts, facts_of, is_setting
 from opgrip.replay.inputs.filling import drawn_values
 from opgrip.replay.operators.agreement.indices import bounding
 from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Unsupported, find_operator
@@ -60,18 +61,21 @@ from opgrip.traces.values import Drawable
 class SubgraphOperator(LazyOperator):
     """The calls of a subgraph as one function, which is created when it is first needed.
 
-    Its arguments are the tensors from outside the subgraph, and then the devices, floating-point dtypes and generators
-    among the calls' arguments, because a replay may run on another device or in another dtype. Raises `Unsupported` if
-    the calls cannot run as one function.
+    Its arguments are the tensors from outside the subgraph in the order of their first use, and then the devices,
+    floating-point dtypes and generators among the calls' arguments, because a replay may run on another device or in
+    another dtype. Raises `Unsupported` if the calls cannot run as one function. `is_training` is True if the trace has
+    a backward pass.
     """
 
-    __slots__ = ("_extensions", "_graph_module", "links")
+    __slots__ = ("_extensions", "_graph_module", "is_training", "links")
     links: Links
+    is_training: bool
     _extensions: tuple[str, ...]
     _graph_module: fx.GraphModule | None
 
-    def __init__(self, links: Links, extensions: Collection[str]) -> None:
-        self._set(mutates=links.mutates, links=links, _extensions=tuple(extensions), _graph_module=None)
+    def __init__(self, links: Links, extensions: Collection[str], is_training: bool) -> None:
+        self._set(mutates=links.mutates, links=links, is_training=is_training)
+        self._set(_extensions=tuple(extensions), _graph_module=None)
 
     @property
     def function(self) -> fx.GraphModule:
@@ -199,6 +203,8 @@ def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selec
         return None
     name = path or (scope.module_type if not scope.module else "") or OUTSIDE
     place = TimelinePlace(name, phase)
+    if selection.for_candidates and phase != FORWARD:
+        return None
     is_selected = matches(name, selection.op) or matches(unit_name(place, types), selection.op)
     return place if is_selected else None
 
@@ -209,12 +215,19 @@ def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
 
     path : path of the call's own module, such as `layers.0.linear1`
     """
-    parts = path.split(".") if path else []
-    if "" in patterns or (not parts and matches("", patterns)):
+    if "" in patterns or (not path and matches("", patterns)):
         # the root also matches `*`, but is meant only for calls made directly in it
         return ""
-    prefixes = (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-    return next((prefix for prefix in prefixes if matches(prefix, patterns)), None)
+    return next((outer for outer in _with_parents(path) if matches(outer, patterns)), None)
+
+
+def _with_parents(path: str) -> list[str]:
+    """Return the paths of the modules around a call, the outermost first; empty for the root.
+
+    path : path of the call's own module
+    """
+    parts = path.split(".") if path else []
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def _function(scope: Scope, phase: str, selection: Selection) -> TimelinePlace | None:
@@ -256,10 +269,14 @@ def make_units(
     facts = {signature.number: facts_of(signature) for signature in trace.signatures}
     if not len(trace.storages) and any(item.takes for item in facts.values()):
         raise UserError("the trace lacks the dataflow between its calls", "capture it again")
-    runs = make_runs(trace, make_places(trace, unit, selection), facts, labeled_calls(trace, selection))
+    # autograd keeps results inside a module for the backward pass, which are not results of the module
+    using = {scope.number for scope in trace.scopes if scope.phase == FORWARD} if selection.for_candidates else None
+    runs = make_runs(trace, make_places(trace, unit, selection), facts, labeled_calls(trace, selection), using)
     if not runs:
         raise _nothing_selected(trace, unit, selection)
     types = module_types(trace) if unit == MODULE else {}
+    if selection.for_candidates:
+        _check_classes(runs, types, selection.module)
     runs = [run for run in runs if not any(map(selection.excludes, (run.place.name, unit_name(run.place, types))))]
     if not runs:
         raise NothingSelectedError(*ALL_EXCLUDED)
@@ -268,6 +285,8 @@ def make_units(
         alike.setdefault((run.place.name, run.place.phase, run.calls), []).append(run)
     total = max(sum(len(group) * _median_ns(group) for group in alike.values()), 1.0)
     drawn, scopes = drawn_values(trace), origins(trace)
+    is_training = any(scope.phase == BACKWARD for scope in trace.scopes)
+    make_operator = partial(SubgraphOperator, extensions=extensions, is_training=is_training)
     cases = [
         _case(
             number,
@@ -277,13 +296,29 @@ def make_units(
             drawn,
             trace.contexts,
             total,
-            extensions,
+            make_operator,
             _call_sites(group, scopes, unit),
         )
         for number, group in enumerate(alike.values())
     ]
     cases.sort(key=lambda case: (-case.share, case.number))
     return cases[: selection.top]
+
+
+def _check_classes(runs: Sequence[SubgraphRun], types: Mapping[str, str], patterns: Sequence[str]) -> None:
+    """Raise `UserError` if a pattern of a candidate matches modules of several classes.
+
+    types : class name of each module, by module path
+    """
+    paths = sorted({run.place.name for run in runs} & types.keys())
+    for pattern in patterns:
+        by_class = {types[path]: path for path in reversed(paths) if matches(path, (pattern,))}
+        if len(by_class) > 1:
+            found = ", ".join(f"{path} ({kind})" for kind, path in [*by_class.items()][: -MOST - 1 : -1])
+            raise UserError(
+                f"--candidate {MODULE}:{pattern} matches modules of {len(by_class)} classes: {found}",
+                "name modules of one class",
+            )
 
 
 def _case(
@@ -294,11 +329,12 @@ def _case(
     drawn: Mapping[int, Drawable],
     contexts: Mapping[int, Mapping[str, Any]],
     total_ns: float,
-    extensions: Collection[str],
+    make_operator: Callable[[Links], SubgraphOperator],
     call_sites: Sequence[CallSite],
 ) -> Case:
     place = runs[0].place
-    links = link(runs[0].calls, facts, sorted(set().union(*(run.escaping_results for run in runs))))
+    escaping_results = sorted(set().union(*(run.escaping_results for run in runs)))
+    links = link(runs[0].calls, facts, escaping_results, frozenset.intersection(*(run.stored for run in runs)))
     signature = Signature(number, UNIT, name, (*links.outside, *links.settings), {}, links.results)
     median_ns, raw_ns = _median_ns(runs), sum(run.raw_ns for run in runs)
     context = _most_frequent(chain.from_iterable(run.contexts for run in runs))
@@ -311,7 +347,7 @@ def _case(
         share=len(runs) * median_ns / total_ns,
         context={} if context is None else contexts.get(context, {}),
         phase=place.phase,
-        operator=SubgraphOperator(links, extensions),
+        operator=make_operator(links),
         captured_spread=_spread(runs),
         perturbed=sum(run.perturbed for run in runs),
         call_sites=call_sites,
@@ -354,8 +390,9 @@ def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserErro
     names = calls["scope"].map({number: place.name for number, place in everything.items()}).rename(unit)
     calling_scopes = set(calls["scope"])
     if not calling_scopes & make_places(trace, unit, replace(selection, module=())).keys():
-        return no_match(names, selection.op, "--op")
+        return no_match(names, selection.op, selection.op_flag)
     if not calling_scopes & make_places(trace, unit, replace(selection, op=())).keys():
-        return no_match(calls["module"], selection.module, "--module")
+        paths = {path for name in calls["module"].cat.categories for path in _with_parents(name)}
+        return no_match(pd.Series(sorted(paths), name="module"), selection.module, selection.module_flag)
     selects_some = calling_scopes & make_places(trace, unit, selection).keys()
-    return NothingSelectedError(*(NO_CALL_WITHIN if selects_some else NO_CALL_MATCHES_BOTH))
+    return no_match_within_label(selection) if selects_some else no_match_of_both(selection)

@@ -1,5 +1,5 @@
-"""`judge()`: is an implementation of an operator right and faster on the calls of a trace, and how much time does it
-save?
+"""`judge()`: is an implementation of an operator or a module right and faster on the calls of a trace, and how much
+time does it save?
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Judgement:
 def judge(
     candidates: Mapping[str, Callable[..., Any] | str], trace: str | Path | Sequence[str | Path], **options: Any
 ) -> Judgement:
-    """Judge implementations of operators on the recorded calls of traces, as `opreplay --candidate` does.
+    """Judge implementations of operators or modules on the recorded calls of traces, as `opreplay --candidate` does.
 
     ::
 
@@ -99,7 +99,9 @@ def judge(
     Parameters
     ----------
     candidates : by the full name of the operator, such as `aten._softmax.default`: any callable that takes the
-        operator's arguments, such as a function, an operator of `torch.library` or a compiled function
+        operator's arguments, such as a function, an operator of `torch.library` or a compiled function. With
+        `unit="module"`, by the path of a module, such as `module:backbone.layer1.*`: a class below `nn.Module`, an
+        object of one, or a function of the module's tensors
     trace : one or several traces, a folder of traces, `zoo` or `zoo:PATTERN`
     options : long names of options in `opreplay --help`, with `_` for `-`
 

@@ -1,5 +1,5 @@
-"""Candidates, which are users' implementations of operators, and the mode `candidate`, which runs them as the
-operators.
+"""Candidates, which are users' implementations of operators and modules, and the mode `candidate`, which runs them as
+these.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from inspect import isfunction
+from inspect import isclass, isfunction
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from opgrip.replay.modes import CANDIDATE, Program, Task, mode
 from opgrip.replay.operators.admission import extension_of, import_trusted, module_of
 
 _FORM = re.compile(r"(?P<op>[^=\s]+)=(?P<source>[^=]+?):(?P<function>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
+OF_MODULES = "module:"
+"""prefix of the path of a module that a candidate implements"""
+_CLASS = re.compile(r" \(.*\)\Z")
 IN_PROCESS = "<this process>"
 """source of a function that the caller of `judge` passed as an object"""
 _functions: dict[str, Callable[..., Any]] = {}
@@ -29,12 +32,12 @@ _functions: dict[str, Callable[..., Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A user's implementation of an operator.
+    """A user's implementation of an operator or a module.
 
     Attributes
     ----------
-    op : full name of the operator, such as `aten._softmax.default`, pattern of names such as `aten.add.*`, or name of a
-        sample
+    op : full name of the operator, such as `aten._softmax.default`, pattern of names such as `aten.add.*`, name of a
+        sample, or `module:` with the path of a module or a pattern of paths
     source : absolute path of a Python file, name of a module, or `IN_PROCESS`
     function : name of the function in it, in which dots lead to attributes; for `IN_PROCESS`, the operator
     digest : hash of the file's contents, so that results of a changed candidate are not mixed with earlier ones
@@ -47,6 +50,11 @@ class Candidate:
 
     def __str__(self) -> str:
         return f"{self.op}={self.source}:{self.function}"
+
+    @property
+    def module(self) -> str | None:
+        """The path or pattern of the modules that it implements; None if it implements operators or a sample."""
+        return self.op.removeprefix(OF_MODULES) if self.op.startswith(OF_MODULES) else None
 
     def hash_of_file(self) -> str:
         """Return a hash of the source's contents if the source is a file, otherwise an empty text.
@@ -79,14 +87,19 @@ class Candidate:
         for part in self.function.split("."):
             found = getattr(found, part, None)
         if not callable(found):
-            names = [name for name, value in vars(module).items() if isfunction(value)]
-            raise UserError(f"{self.source} has no function {self.function}", did_you_mean(self.function, names))
+            kinds, what = (isfunction, "function") if self.module is None else (_is_callable, "class or function")
+            names = [name for name, value in vars(module).items() if kinds(value)]
+            raise UserError(f"{self.source} has no {what} {self.function}", did_you_mean(self.function, names))
         return found  # type: ignore[no-any-return]
 
 
+def _is_callable(value: Any) -> bool:
+    return isfunction(value) or isclass(value)
+
+
 def parse_candidate(text: str) -> Candidate:
-    """Return the candidate that a user names as `OPERATOR=FILE.py:FUNCTION` or `OPERATOR=MODULE:FUNCTION`; import
-    nothing.
+    """Return the candidate that a user names as `OPERATOR=FILE.py:FUNCTION`, `OPERATOR=MODULE:FUNCTION` or
+    `module:PATH=FILE.py:CLASS`; import nothing.
 
     Raises
     ------
@@ -123,7 +136,10 @@ def _in_folder(folder: Path) -> list[Candidate]:
 
 
 def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
-    """Return a function of this process as a candidate; only this process and processes forked from it can run it."""
+    """Return a function of this process as a candidate; only this process and processes forked from it can run it.
+
+    op : name of the operator, or `module:PATH`
+    """
     _functions[op] = function
     return Candidate(op, IN_PROCESS, op)
 
@@ -131,12 +147,12 @@ def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class CandidateOptions:
-    """Options that name the candidates, which are users' implementations of operators."""
+    """Options that name the candidates, which are users' implementations of operators or modules."""
 
     candidate: tuple[Candidate, ...] = option(
         (),
         "judge your implementation of an operator on its recorded calls: is it right, is it faster, what share of the "
-        "step does it save; can be repeated",
+        "step does it save; with --unit module, of a module: module:PATH=FILE.py:CLASS; can be repeated",
         repeated=True,
         parse=parse_candidate,
         metavar="OPERATOR=FILE.py:FUNCTION",
@@ -170,10 +186,20 @@ class CandidateOptions:
     @property
     def operators(self) -> tuple[str, ...]:
         """The names and patterns of the operators that have a candidate."""
-        return tuple(dict.fromkeys(item.op for item in self.candidate))
+        return tuple(dict.fromkeys(item.op for item in self.candidate if item.module is None))
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The paths and patterns of the modules that have a candidate."""
+        return tuple(dict.fromkeys(item.module for item in self.candidate if item.module is not None))
 
     def find(self, op: str) -> Candidate | None:
-        """Return the first candidate whose name or pattern matches the operator's full name; None if there is none."""
+        """Return the first candidate whose name or pattern matches an operator or a module; None if there is none.
+
+        op : full name of the operator, or path of the module with its class, such as `blocks.0 (Block)`
+        """
+        if self.modules:
+            op = OF_MODULES + _CLASS.sub("", op)
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
@@ -207,7 +233,7 @@ class CandidateOptions:
 
 @mode(CANDIDATE, differentiable=True, ahead=False)
 def run_candidate(task: Task) -> Program:
-    """Return the user's implementation of the operator, given by `--candidate`, as a program."""
+    """Return the user's implementation of the operator or module, given by `--candidate`, as a program."""
     if task.candidate is None:
         raise NotImplementedError("no candidate for this operator: name one with --candidate OPERATOR=FILE.py:FUNCTION")
     return Program(task.candidate())

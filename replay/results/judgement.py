@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, comb, exp, floor, hypot, log, sqrt
@@ -179,7 +180,7 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
     share = row.captured_total_us / step_us if step_us and row.direction == FORWARD else None
     if row.status not in RAN:
         verdict = WRONG if row.status == WRONG else FAILED
-        command = f"{export} {row.case} -o case{row.case}.py" if export and row.status == WRONG else None
+        command = f"{export} {_words_of(row)} -o case{row.case}.py" if export and row.status == WRONG else None
         return row.adding(CandidateColumns(verdict, step_share=share, export=command))
     ratio = paired_ratio(row, base)
     if ratio is None:
@@ -188,6 +189,16 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
     if share is not None:
         saving, error = share * (1 - ratio.ratio), WITHIN_95 * share * ratio.ratio * ratio.error
     return row.adding(CandidateColumns(ratio.verdict, *ratio.interval, share, saving, error))
+
+
+def is_of_module(row: Result) -> bool:
+    """Return True if a row is of a module as a whole, False if it is of an operator."""
+    return bool(row.module) and row.op.split(" ")[0] == row.module
+
+
+def _words_of(row: Result) -> str:
+    """Return the words that name the row's case on the command line of `opgrip trace export-case`."""
+    return f"{shlex.quote(row.module)} --unit module" if is_of_module(row) else str(row.case)
 
 
 def is_slower_by(row: Result, limit: float) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from opgrip.cli.command import counted
 from opgrip.replay.cases.selection import FORWARD
-from opgrip.replay.results.judgement import FASTER, SLOWER, UNDECIDED, VERDICTS, CandidateColumns
+from opgrip.replay.results.judgement import FASTER, SLOWER, UNDECIDED, VERDICTS, CandidateColumns, is_of_module
 from opgrip.replay.results.results import FAILED, WRONG, Result
 
 
@@ -86,6 +86,10 @@ class JudgedStep(StepSaving):
         return sum(self.verdicts.values())
 
     @property
+    def what(self) -> str:
+        return "module" if is_of_module(self.rows[0]) else "operator"
+
+    @property
     def ratio_low(self) -> float:
         """Return the lower end of the 95 % interval of a ratio: time of the judged operators with candidates over that
         without.
@@ -117,7 +121,8 @@ class JudgedStep(StepSaving):
             if self.gradients[verdict]
         ]
         if self.share is not None:
-            what = "this operator takes" if len({row.op for row in self.rows}) == 1 else "these operators take"
+            is_one = len({row.op for row in self.rows}) == 1
+            what = f"this {self.what} takes" if is_one else f"these {self.what}s take"
             parts.append(
                 f"{saving_in_words(self.saving, self.error)} of the step ({what} {100 * self.share:.1f} % of it)"
             )

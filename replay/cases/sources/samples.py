@@ -87,7 +87,7 @@ def gripped_calls(trace: Trace, selection: Selection, folders: Sequence[Path]) -
         raise UserError("the trace contains no gripped calls", "capture it with opcapture --grip")
     cases = _cases(trace, samples, selection)
     if not cases:
-        raise no_match(names, list(samples), "--samples")
+        raise no_match(names, list(samples), "--samples ")
     return cases
 
 

@@ -291,7 +291,11 @@ def test_command_exports_wrong_calls_and_exits_with_1(trace: Path, tmp_path: Pat
         (["--candidate", f"{SOFTMAX}=kernels.py:absent"], "unsupported: {folder}/kernels.py has no function absent"),
         (["--candidate", f"{SOFTMAX}=kernels.py:softmx"], "has no function softmx: did you mean softmax?"),
         (["--candidate", f"{SOFTMAX}=kernels.py:softmax", "--op", "aten.*"], "leave --op out"),
-        (["--candidate", "aten._softmax=kernels.py:softmax"], "no op matches --op aten._softmax"),
+        (
+            ["--candidate", "aten._softmax=kernels.py:softmax"],
+            "no op matches --candidate aten._softmax: the trace has ",
+        ),
+        (["--candidate", "_softmax=kernels.py:softmax"], f"name it in full: --candidate {SOFTMAX}=FILE.py:NAME"),
         (["--gate", "slower<=5%"], "--gate is for candidates"),
         (["--candidate", f"{SOFTMAX}=kernels.py:softmax", "--gate", "op<=5%"], "is not a gate on candidates"),
     ],

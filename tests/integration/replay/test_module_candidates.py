@@ -1,0 +1,220 @@
+"""Candidates for modules: classes and functions judged on the recorded forward passes of whole modules."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from busy import compared_times
+from programs import ROOT, run_command
+from torch import Tensor, nn
+
+from opgrip import Capture, judge
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.selection import Selection
+from opgrip.traces import load
+
+WIDTH = 8
+KERNELS = """\
+from time import perf_counter
+
+import torch
+from torch import nn
+
+
+class Fused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(8), nn.Linear(8, 8)
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, x):
+        return x + nn.functional.gelu(self.linear(self.norm(x))) * self.scale
+
+
+class Delayed(Fused):
+    def forward(self, x):
+        until = perf_counter() + 0.25
+        while perf_counter() < until:
+            pass
+        return super().forward(x)
+
+
+class Wide(Fused):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 16)
+
+
+class Paired(Fused):
+    def forward(self, x, mask):
+        return x
+
+
+class Sized(Fused):
+    def __init__(self, width):
+        super().__init__()
+
+
+class Recurrent(nn.LSTM):
+    def __init__(self):
+        super().__init__(8, 8)
+"""
+
+
+class Block(nn.Module):
+    """Block whose input has the shape of its weight, and is used before it."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor] = nn.functional.gelu) -> None:
+        super().__init__()
+        self.norm, self.linear, self.activation = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), activation
+        nn.init.normal_(self.norm.weight)
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.activation(self.linear(self.norm(x)))
+
+
+class Fused(Block):
+    """The same computation by other operators, with submodules of other names."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.first, self.second = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(-1, keepdim=True)
+        centered = x - mean
+        scaled = centered * (centered.square().mean(-1, keepdim=True) + self.first.eps).rsqrt()
+        weight, bias = self.second.weight, self.second.bias
+        return x + nn.functional.gelu((scaled * self.first.weight + self.first.bias) @ weight.T + bias)
+
+
+class Detached(Fused):
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        return out.detach() + (x - x.detach())
+
+
+def of_tensors(x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    normed = nn.functional.layer_norm(x, (WIDTH,), scale, shift)
+    return x + nn.functional.gelu(nn.functional.linear(normed, weight, bias))
+
+
+def net(*blocks: nn.Module) -> nn.Module:
+    """Return a model of blocks, after an operator and before a layer of other classes."""
+    return nn.Sequential(nn.Tanh(), nn.Sequential(*blocks), nn.Linear(WIDTH, 3))
+
+
+def predicted(path: Path, *blocks: nn.Module) -> Path:
+    torch.manual_seed(0)
+    model = net(*blocks).eval()
+    with torch.no_grad(), Capture(path, model=model, values="full"):
+        model(torch.randn(WIDTH, WIDTH))
+    return path
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the trace of a prediction with three blocks."""
+    return predicted(tmp_path_factory.mktemp("modules") / "predict.jsonl", Block(), Block(), Block())
+
+
+def verdicts_of(trace: Path, candidate: Callable[..., Any], pattern: str = "1.*", **options: Any) -> dict[str, str]:
+    """Return the verdicts and reasons by module, after as few runs as possible."""
+    frame = judge({f"module:{pattern}": candidate}, trace, unit="module", iterations=2, **options).frame
+    return {f"{row.op} {row.direction}": row.error or row.verdict for row in frame.itertuples()}
+
+
+@pytest.mark.parametrize("candidate", [Fused, Fused(), of_tensors])
+def test_class_object_and_function_are_right_on_each_module(trace: Path, candidate: Callable[..., Any]) -> None:
+    verdicts = verdicts_of(trace, candidate)
+    assert verdicts.keys() == {f"1.{place} (Block) forward" for place in range(3)}
+    assert not {"wrong", "failed"} & set(verdicts.values())
+
+
+def test_wrong_module_is_named_with_a_command_that_exports_it(tmp_path: Path) -> None:
+    path = predicted(tmp_path / "t.jsonl", Block(), Block(nn.functional.relu), Block())
+    verdict = judge({"module:1.*": Fused}, path, unit="module", iterations=2)
+    (wrong,) = (row for row in verdict.frame.itertuples() if row.verdict == "wrong")
+    assert wrong.module == "1.1"
+    assert not verdict.is_right
+    assert "wrong on 1 of 3 signatures; " in str(verdict)
+    done = run_command(*wrong.export.split(), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_share_of_the_step_counts_each_call_of_a_module_once(trace: Path) -> None:
+    frame = judge({"module:1*": net(Fused(), Fused(), Fused())[1]}, trace, unit="module", iterations=2).frame
+    cases = make_cases(load(trace))
+    inside = make_cases(load(trace), Selection(module=("1.*",)))
+    expected = sum(case.captured_total_us for case in inside) / sum(case.captured_total_us for case in cases)
+    assert frame["op"].tolist() == ["1"]
+    assert frame["step_share"].sum() == pytest.approx(expected)
+
+
+def test_training_judges_results_of_the_module_and_gradients(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = net(nn.Sequential(Block(), nn.Dropout(0.5)), Block())
+    with Capture(tmp_path / "train.jsonl", model=model, values="full"):
+        model(torch.randn(WIDTH, WIDTH)).sum().backward()
+    verdicts = verdicts_of(tmp_path / "train.jsonl", Fused, "1.1")
+    assert verdicts.keys() == {"1.1 (Block) forward", "1.1 (Block) backward"}
+    assert not {"wrong", "failed"} & set(verdicts.values())
+    detached = verdicts_of(tmp_path / "train.jsonl", Detached, "1.1")
+    assert "differ" in detached["1.1 (Block) backward"]
+
+
+@pytest.mark.alone
+def test_command_holds_a_class_to_a_gate_and_writes_the_judgement(trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    words = ["--unit", "module", "--candidate", "module:1.0=kernels.py:Delayed", "--iterations", "12", "--threads", "1"]
+    done = run_command("opreplay", trace, *words, "--gate", "slower<=5%", "-o", "rows.json", cwd=tmp_path)
+    assert "of the step (this module takes " in done.stdout, done.stderr
+    written = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator(json.loads((ROOT / "replay" / "schema.json").read_text())).validate(written)
+    (step,) = written["judgement"]["steps"]
+    assert 0 < step["share"] < 1
+    with compared_times():
+        assert step["verdicts"]["slower"] == 1
+        assert done.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("candidate", "unit", "message"),
+    [
+        ("module:1.0=kernels.py:Fused", "call", "module:1.0 is for modules as a whole: add --unit module"),
+        (
+            "aten.gelu.default=kernels.py:Fused",
+            "module",
+            "aten.gelu.default is for single calls, not for --unit module",
+        ),
+        ("module:1.=kernels.py:Fused", "module", "no module matches --candidate module:1.: the trace has '1.0', "),
+        ("module:1.0.lin=kernels.py:Fused", "module", "in full: --candidate module:1.0.linear=FILE.py:NAME"),
+        (
+            "module:?=kernels.py:Fused",
+            "module",
+            "--candidate module:? matches modules of 2 classes: 0 (Tanh), 2 (Linear)",
+        ),
+        ("module:1.0=kernels.py:Fuse", "module", "has no class or function Fuse: did you mean Fused?"),
+        ("module:1.0=kernels.py:Wide", "module", "Wide.linear.weight is float32[16,8], which fits no tensor"),
+        ("module:1.0=kernels.py:Paired", "module", "Paired.forward(x, mask) does not fit the tensors"),
+        ("module:1.0=kernels.py:Sized", "module", "Sized() cannot be made without arguments"),
+        ("module:1.0=kernels.py:Recurrent", "module", "Recurrent keeps its parameters in a list"),
+        ("module:1.0=kernels.py:Fused --confirm", "module", "candidates for modules do not support --confirm"),
+    ],
+)
+def test_mistakes_are_reported_in_one_line(
+    trace: Path, tmp_path: Path, candidate: str, unit: str, message: str
+) -> None:
+    (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
+    words = ["--unit", unit, "--candidate", *candidate.split(), "--iterations", "2"]
+    done = run_command("opreplay", trace, *words, cwd=tmp_path)
+    assert done.returncode
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
