@@ -177,7 +177,6 @@ def _own_frames(error: BaseException) -> TracebackType | None:
 
 
 def _cannot_start(arguments: Sequence[str], error: BaseException) -> UserError:
-    """Return the error for a script that failed before its first line ran."""
     name = " ".join(arguments[:2]) if arguments[0] == "-m" else arguments[0]
     reason = str(error) if isinstance(error, ImportError) else one_line(error)
     return UserError(f"{name} cannot start", reason)

@@ -138,7 +138,6 @@ class Keeper:
         return len(self.calls) + self._going < self.keep.calls
 
     def gripped(self) -> Gripped:
-        """Return the function with the calls recorded so far."""
         owner = self.owner or owner_of(self.function, self.entry)
         tags = frozenset(self._tags) | self.keep.tags
         calls = tuple(self.calls)

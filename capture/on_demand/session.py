@@ -84,7 +84,6 @@ class StepCapture(Capture):
             raise
 
     def close(self) -> None:
-        """End the recording, and write the rest of the trace."""
         flusher = self._flusher
         super().close()
         with self._hooks_lock:

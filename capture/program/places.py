@@ -114,7 +114,7 @@ class Places:
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
-        """Return the location inside the recorded call of function `name`, made at `place`, with its module and phase.
+        """Return the location inside a recorded call of the function `name`, with the module and phase of `place`.
 
         gripped : True if the function is gripped, so that the calls in it are recorded too
         """

@@ -1,4 +1,4 @@
-"""Numbers of scopes, of torch settings, and of pairs of signature and scope.
+"""Tables that number scopes, torch settings, and (signature, scope) pairs.
 
 Numbers continue to increase when the tables are cleared.
 """

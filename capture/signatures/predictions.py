@@ -288,7 +288,6 @@ class CallPredictor:
             self._newest_alike[point] = node
 
     def nodes_of(self, number: int) -> list[CallPoint]:
-        """Return the call points of the signature with this number."""
         # copy the list in one step, because the thread that owns it may extend it
         return [node for node in list(self._nodes.values()) if node.number == number]
 

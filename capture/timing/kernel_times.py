@@ -156,7 +156,7 @@ class KernelTimes:
         return prepare
 
     def _abandon(self) -> None:
-        """Drop the records since the start of the window, in another thread than the one that started it.
+        """Drop the records since the window began; for use in another thread than the one that began it.
 
         A profile ends only in its own thread, and ending it after another one began crashes the process.
         """

@@ -249,7 +249,7 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Discard the measurements of calls that are not written."""
+        """Discard the page faults, device times and own work that were measured for calls that are not written."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)

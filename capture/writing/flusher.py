@@ -274,7 +274,6 @@ class Flusher:
         forget_outlines()
 
     def _end(self, signatures: int) -> End:
-        """Return the closing record of a trace."""
         recorder = self.recorder
         return End(
             calls=self.blocks.calls,

@@ -128,7 +128,6 @@ class RingMirror:
             self._fail(error)
 
     def add_running(self) -> None:
-        """Add the calls that threads are running now to the ring file."""
         if self._file is None:
             return
         running = list(self._flight.blocks.entered())

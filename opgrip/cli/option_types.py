@@ -183,7 +183,6 @@ class Cut:
 
     @property
     def takes_all(self) -> bool:
-        """Return True if the options select all cases."""
         return not self.start and self.stop is None and self.sample is None
 
     def size(self, count: int) -> int:

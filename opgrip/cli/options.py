@@ -174,18 +174,16 @@ def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes:
 
 
 class Repeated(argparse.Action):
-    """Action of argparse for an option that can be given several times."""
+    """Action of argparse for an option that can be given several times; its value is the tuple of all values."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
-        """Append the value to the tuple of the option's earlier values."""
         setattr(args, self.dest, (*getattr(args, self.dest), value))
 
 
 class Following(Repeated):
-    """Action of argparse for an option that several values can follow."""
+    """Action of argparse for an option that several values can follow; its value is the tuple of those given last."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
-        """Set the option to the tuple of its values, in place of earlier ones."""
         setattr(args, self.dest, tuple(value))
 
 

@@ -103,7 +103,6 @@ class Registry(Generic[T]):
         return self._load().get(name)
 
     def values(self) -> list[T]:
-        """Return all plug-ins, sorted by name."""
         return [entry for _, entry in self.items()]
 
     def items(self) -> Iterator[tuple[str, T]]:

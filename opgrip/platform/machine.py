@@ -281,7 +281,6 @@ class Gpu:
         return {name: text for name, text in texts.items() if text is not None}
 
     def close(self) -> None:
-        """End the use of NVML."""
         self._read("nvmlShutdown")
 
     def _read(self, name: str, *arguments: Any) -> Any:

@@ -107,7 +107,6 @@ def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
 
 
 def defines(node: ast.stmt, name: str, cls: type) -> bool:
-    """Return True if a statement in a class's body defines an attribute with this name."""
     if isinstance(node, ast.AnnAssign) and node.value is None:
         return False
     # Python mangles names with two leading underscores

@@ -55,7 +55,6 @@ def is_imported(module: str) -> bool:
 
 
 def is_compiled(module: ModuleType | None) -> bool:
-    """Return True if a module is a compiled extension without source."""
     file = getattr(module, "__file__", None)
     return file is not None and file.endswith(tuple(EXTENSION_SUFFIXES))
 

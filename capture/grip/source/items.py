@@ -302,7 +302,6 @@ class ItemTable:
         return [item for item in self._items.values() if isinstance(item, ClassItem)]
 
     def ensure_item(self, key: object, make: Callable[[], SampleItem]) -> SampleItem:
-        """Return the item with this key; create it with `make` if there is none."""
         if key not in self._items:
             self.remember(key, make())
         return self._items[key]

@@ -55,7 +55,6 @@ class SourceFile:
 
     @cached_property
     def parents(self) -> dict[ast.AST, ast.AST]:
-        """Parent of each node of the syntax tree."""
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
     @cached_property

@@ -305,7 +305,7 @@ class SampleRunner:
                     self._run_dtype(entry, dtype, dtype in differentiable, scope)
 
     def operators_of(self, entries: Iterable[OperatorEntry]) -> set[Any]:
-        """Return the operators called by the first sample of each entry, in the entry's first dtype."""
+        """Return the operators called by the first few samples of each entry, in the entry's first dtype."""
         operators: set[Any] = set()
         for entry in entries:
             with warnings.catch_warnings():
