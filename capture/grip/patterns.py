@@ -368,7 +368,7 @@ class _Marks(ast.NodeVisitor):
     inside : qualified name of the function that contains the tree; empty for the tree of a module
     """
 
-    sentinel = "opgrip: a decorator stands here"
+    sentinel = "opgrip: placeholder of a decorator"
 
     def __init__(self, is_gripped: Callable[[str], bool], inside: str = "") -> None:
         self._is_gripped = is_gripped
