@@ -36,7 +36,9 @@ from opgrip.replay.sequences.step_options import RankOptions, SequenceOptions, l
 from opgrip.replay.timing.timing_options import DISCRETE, GRAPH, PROGRAM, WARM
 from opgrip.replay.workers.executors import PROCESSES, EngineOptions
 
-DESCRIPTION = "Replay every distinct call of a trace without the model, and compare its time with the captured time."
+DESCRIPTION = (
+    "Replay every distinct call of a trace, a case, without the model, and compare its time with the captured time."
+)
 EXAMPLES = """\
 examples:
   opreplay trace:faster_rcnn                                               all cases of a trace
@@ -141,8 +143,8 @@ class OperatorRequest:
 
     operator: tuple[str, ...] = option(
         (),
-        "replay this operator instead of a trace, such as aten.add.Tensor, aten.mm, or 'aten.add*' for those that take "
-        "the arguments; can be repeated",
+        "replay this operator instead of a trace, such as aten.add.Tensor, aten.mm, or 'aten.add*' for all "
+        "matching operators that take the --inputs; can be repeated",
         repeated=True,
         metavar="NAME",
         role=CASES,

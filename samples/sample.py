@@ -121,7 +121,6 @@ class Sample:
 
     @property
     def name(self) -> str:
-        """Return the function's name."""
         return self.function.__name__
 
     @property

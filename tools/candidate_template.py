@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from opgrip.traces import Trace
 
 MOST_ROWS = 40
-"""maximum number of recorded calls in the table of a file"""
+"""maximum number of recorded calls listed in a file"""
 DOCUMENTED = (torch.nn.functional, torch, torch.Tensor, torch.special, torch.linalg)
 """where the documentation of an operator may be, in this order"""
 ROLE = re.compile(r":\w+:`~?\.?([^`<]*)(?:<[^`]*>)?`")
@@ -249,7 +249,9 @@ def calling(op: str, operator: Any) -> Implementation:
 
 
 def _parameters(arguments: Iterable[Any]) -> tuple[str, str]:
-    """Return Python source of the parameters of an operator, and of how they are passed on."""
+    """Return, as Python source, the parameters of a function with an operator's arguments, and the arguments with which
+    it calls the operator.
+    """
     parameters, passed = [], []
     for item in arguments:
         try:

@@ -66,7 +66,7 @@ def source_of(trace: Trace, case: Case, mode: str = "eager") -> str:
 
 
 def _check_may_run(signature: Signature) -> None:
-    """Raise `UserError` if a trace may not name the operator of a signature."""
+    """Raise `UserError` for an operator that a trace of a third party must not run, such as one that writes files."""
     from opgrip.replay.operators.lookup import Unsupported, find_operator
 
     try:
@@ -123,7 +123,7 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 
 def _function_of(links: Links) -> ScriptFunction:
     """Return the recorded calls of a subgraph as one function, whose arguments are the tensors from outside and the
-    settings.
+    devices, dtypes and generators that the calls take.
 
     links : the calls, and the origin of each tensor that they take
     """

@@ -14,6 +14,15 @@ from opgrip.tools.verbs import verbs
 
 USAGE = "opgrip [-h] [--version] VERB ..."
 WIDTH = 80
+GROUPS = {
+    "autostart": "let Python programs accept requests to record",
+    "candidate": "your own implementation of an operator",
+    "results": "stored results of replays",
+    "samples": "long-tail functions that ship",
+    "trace": "one trace or several",
+    "zoo": "traces of real models that ship",
+}
+"""what the subcommands of a group are about, by the name of the group"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +98,8 @@ def _list_verbs() -> str:
     width = max(map(len, [*groups, *(name for name, _ in alone)]))
     lines = [f"  {name:<{width}}  {summary}" for name, summary in alone]
     for group, members in groups.items():
-        first, *others = textwrap.wrap(", ".join(members), WIDTH - width - 4, break_on_hyphens=False)
+        text = f"{GROUPS[group]}: {', '.join(members)}" if group in GROUPS else ", ".join(members)
+        first, *others = textwrap.wrap(text, WIDTH - width - 4, break_on_hyphens=False)
         lines += [f"  {group:<{width}}  {first}", *(f"{'':<{width + 4}}{line}" for line in others)]
     return "\n".join(["verbs for traces and results (opgrip VERB --help):", *lines])
 

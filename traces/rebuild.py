@@ -131,10 +131,10 @@ class _Maker:
                 return self.make(inner, number)
             case SameSpec(number):
                 if number not in self._shared:
-                    raise CannotMake("it contains itself and cannot be built")
+                    raise CannotMake("it refers to an object that contains it, or that the trace lacks")
                 return self._shared[number]
             case Opaque(name) | GroupSpec(name) | ReductionSpec(name):
-                raise CannotMake(f"a trace does not contain what is needed for {name}")
+                raise CannotMake(f"a trace does not contain the contents of a {name}")
             case torch.Tensor() | TensorSpec():
                 return self._make_tensor(value)
         return value
@@ -160,13 +160,13 @@ class _Maker:
                 # only through classes: a module would expose everything that it has imported
                 definition = vars(definition).get(part) if isinstance(definition, type) else None
         if not (isinstance(definition, type | FunctionType | Enum) or name in SAFE_OBJECTS):
-            raise CannotMake(f"{qualname} of {module} is not known here")
+            raise CannotMake(f"the class or function {qualname} of {module} was not provided")
         return definition
 
     def _class(self, name: str) -> type:
         definition = self._find(name)
         if not isinstance(definition, type):
-            raise CannotMake(f"{name} is not a known class")
+            raise CannotMake(f"{name} is not a class")
         return definition
 
     def _object(self, spec: ObjectSpec, shared: int | None) -> Any:
@@ -220,7 +220,7 @@ class _Maker:
             raise CannotMake(f"{dtype[:60]} is not a numeric dtype")
         # NumPy before 2.0 wraps the number around
         if kind.kind in "iu" and isinstance(number, int) and not np.iinfo(kind).min <= number <= np.iinfo(kind).max:
-            raise CannotMake(f"{dtype} holds no {number}")
+            raise CannotMake(f"{number} is out of range for {dtype}")
         return kind.type(number)
 
 
@@ -257,7 +257,7 @@ def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Ca
         case torch.Tensor() | TensorSpec() if issubclass(cls, torch.Tensor):
             tensor = make(content)
             return torch.Tensor._make_subclass(cls, tensor.detach(), tensor.requires_grad), nothing
-    raise CannotMake(f"{cls.__qualname__} is no {type(content).__name__} here")
+    raise CannotMake(f"{cls.__qualname__} is not a subclass of {type(content).__name__}, as it was in the recording")
 
 
 def _fill_dict(kind: type[dict[Any, Any]], mapping: dict[Any, Any], items: Mapping[Any, Any]) -> None:
@@ -300,7 +300,9 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
     extents: dict[Any, int] = {}
     for place, spec in enumerate(specs):
         if spec.stride is None or spec.made_of is not None or spec.layout is not torch.strided or spec.cls is not None:
-            raise FormatError("a tensor that is not a plain tensor in memory")
+            raise FormatError(
+                f"a tensor of layout {spec.layout} is sparse, quantized or of a subclass, so it cannot share memory"
+            )
         key = _key(place, spec)
         extents[key] = max(extents.get(key, 0), spec.extent)
     memory: dict[Any, torch.UntypedStorage] = {}

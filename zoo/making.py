@@ -316,7 +316,7 @@ def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
     environment = os.environ | {"OPGRIP_STORE": ""}
     finished = run_program([sys.executable, *words], timeout_s, environment, started=_offer_to_killer)
     if finished.status is None:
-        raise UserError(f"recording {trace.name} took longer than {timeout_s:g} s")
+        raise UserError(f"recording {trace.name} took longer than {timeout_s:g} s", "allow more with --timeout")
     if finished.status:
         raise UserError(f"{trace.name} cannot be recorded", _last_words(finished.status, finished.errors))
     return finished.output

@@ -81,8 +81,8 @@ class Steps:
     )
     warmup: int = option(
         2,
-        "steps to run before the recorded ones; during the last two the capture learns signatures "
-        "(default: %(default)s)",
+        "steps to run before the recorded ones; during the last two the capture already examines the calls, so that "
+        "recorded steps are slowed down less (default: %(default)s)",
         parse=not_negative,
         only=_OF_MODELS,
         common=True,

@@ -149,7 +149,9 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
                 if len(inputs) >= args.steps:
                     capture.step()
     if not capture.calls and not capture.dropped and capture.failure is None:
-        raise UserError(f"{program.name} called no operator", "there is nothing to replay")
+        raise UserError(
+            f"{program.name} called no operator, so there is nothing to record", "check that it computes with tensors"
+        )
 
 
 def warm_up(

@@ -257,7 +257,7 @@ class Grips:
 
         gripped = keeper.gripped()
         if not gripped.calls:
-            self.refused[keeper.entry] = ", ".join(keeper.lost) or "its calls have not ended"
+            self.refused[keeper.entry] = ", ".join(keeper.lost) or "none of its calls ended during the recording"
             return
         self.written.append(write_folder(gripped, to, lambda folder: write_calls(folder, gripped)))
 

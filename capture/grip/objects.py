@@ -265,7 +265,7 @@ def _parts(value: Any) -> _Parts:
         fields["default_factory"] = value.default_factory
     if issubclass(cls, deque):
         if value.maxlen is not None:
-            raise CannotHold("a queue of limited length")
+            raise CannotHold("a deque with maxlen")
         return _Parts(cls, fields, list(value))
     for base in _BUILTIN:
         if issubclass(cls, base):
@@ -315,7 +315,7 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
     except AttributeError:
         return
     if not isinstance(named, dict) or any(type(name) is not str for name in named):
-        raise CannotHold(f"an object of type {_type_name(value)}, whose fields are not its own")
+        raise CannotHold(f"an object of type {_type_name(value)}, whose __dict__ is not a dictionary of its fields")
     yield from named.items()
 
 

@@ -84,13 +84,14 @@ class OperatorOptions:
     )
     per_dtype: int = option(
         2,
-        "number of samples to run per operator and dtype, the most different first; 0 for all (default: %(default)s)",
+        "number of sample inputs to run per operator and dtype, the most different first; 0 for all "
+        "(default: %(default)s)",
         parse=not_negative,
         only=_OF_OPERATORS,
     )
     uncovered: Path | None = option(
         None,
-        "JSON file to write, with failed samples and registered operators that no sample covers",
+        "JSON file to write, with the sample inputs that failed, and the registered operators that have none",
         parse=Path,
         only=_OF_OPERATORS,
     )

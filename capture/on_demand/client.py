@@ -370,7 +370,7 @@ def _check_process(pid: int) -> None:
     try:
         os.kill(pid, 0)
     except ProcessLookupError as error:
-        raise UserError(f"no process {pid}") from error
+        raise UserError(f"no process has the number {pid}", "see opcapture list") from error
     except PermissionError as error:
         raise UserError(f"process {pid} is another user's", "run the command as that user") from error
     try:
@@ -378,7 +378,7 @@ def _check_process(pid: int) -> None:
     except OSError:
         return
     if "python" not in libraries:
-        raise UserError(f"process {pid} is not a Python process")
+        raise UserError(f"process {pid} does not run Python", "name the PID of a Python program")
 
 
 def _has_agent(pid: int) -> bool:

@@ -179,7 +179,7 @@ def check_answer(answer: Mapping[str, Any]) -> None:
     if answer.get("answer") == DONE and answer.get("file"):
         missing = next((name for name in _WITH_FILE if name not in answer), None)
         if missing is not None:
-            raise ValueError(f"{missing} is missing")
+            raise ValueError(f"`{missing}` of the recording is missing")
 
 
 def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:

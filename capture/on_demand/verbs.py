@@ -96,7 +96,8 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
         "--warmup",
         type=not_negative,
         metavar="N",
-        help="steps before the recorded ones, in which the capture learns signatures (default: 1)",
+        help="steps before the recorded ones, in which the capture already examines the calls, so that recorded steps "
+        "are slowed down less (default: 1)",
     )
     parser.add_argument("--rank", type=not_negative, metavar="N", help="record only this rank of a job")
     parser.add_argument(

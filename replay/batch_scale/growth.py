@@ -96,7 +96,9 @@ def met_growth(spec: TensorSpec, shape: Sequence[int], stride: Sequence[int], of
     if any(after[place] != before[place] * factor for place in moved):
         raise ValueError(f"a tensor of shape {tuple(spec.shape)} cannot grow to {tuple(shape)}")
     if offset not in (spec.offset, spec.offset * factor):
-        raise ValueError("a tensor has an offset that does not grow by the same factor")
+        raise ValueError(
+            f"the offset of a tensor grows from {spec.offset} to {offset}, its sizes by the factor {factor}"
+        )
     sizes = tuple(place for place in moved if place < count)
     steps = tuple(place - count for place in moved if place >= count)
     return Growth(sizes, steps, (1,) * len(sizes), offset != spec.offset)

@@ -184,7 +184,9 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
         batch_stride = prod(before.shape[argument_growth.sizes[0] :]) // (argument_growth.outer[0] * batch)
         inner, rest = divmod(batch_stride, prod(spec.shape[at + 1 :]))
         if rest or not inner or spec.shape[at] % (inner * batch):
-            raise Contradiction("the batch is in another dimension")
+            raise Contradiction(
+                f"dimension {at} of its result, of size {spec.shape[at]}, does not contain the whole batch"
+            )
         return replace(growth, outer=(spec.shape[at] // (inner * batch),))
     same = {
         item.shape[at]: outer
@@ -223,7 +225,7 @@ def _meta_leaf(leaf: Any) -> Any:
     if not isinstance(leaf, TensorSpec):
         return leaf
     if leaf.stride is None or leaf.made_of is not None:
-        raise Unsupported("a tensor without strides")
+        raise Unsupported("one of its tensors is sparse, quantized or nested")
     whole = torch.empty(leaf.extent // max(leaf.dtype.itemsize, 1), dtype=leaf.dtype, device="meta")
     tensor = whole.as_strided(leaf.shape, leaf.stride, leaf.offset)
     return as_recorded(tensor, replace(leaf, requires_grad=False))

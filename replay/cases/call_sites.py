@@ -130,9 +130,9 @@ def from_text(text: str) -> tuple[CallSite, ...]:
             for module, (count, time_us) in modules.items()
         ]
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError("these are not call sites") from error
+        raise ValueError(f"call_sites is not an object of phases, lines and modules: {text[:60]!r}") from error
     if not all(site.count > 0 and isfinite(site.captured_us) for site in sites):
-        raise ValueError("a call site has no calls, or an invalid time")
+        raise ValueError("call_sites has a call site without calls, or with an invalid time")
     return tuple(sorted(sites, key=_order))
 
 

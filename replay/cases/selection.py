@@ -46,8 +46,8 @@ class Selection(Cut):
     )
     samples: tuple[str, ...] = option(
         (),
-        "with --unit function: folder of trusted samples whose code runs the calls of gripped functions; "
-        "can be repeated",
+        "with --unit function: folder of samples that you trust, whose code runs the calls of functions that "
+        "opcapture --grip recorded; can be repeated",
         repeated=True,
         metavar="FOLDER",
         only=("single cases",),

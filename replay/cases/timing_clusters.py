@@ -263,7 +263,7 @@ def _without_memory(leaf: Any) -> Any:
     if not isinstance(leaf, TensorSpec):
         return leaf
     if leaf.stride is None or leaf.made_of is not None:
-        raise Unsupported("a tensor without strides")
+        raise Unsupported("one of its tensors is sparse, quantized or nested")
     return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
 
 

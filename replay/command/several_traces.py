@@ -318,7 +318,8 @@ class SeveralReplays:
         workload = replay.workload
         if repeated_rows(own, expected_rows(workload.cases, workload), workload.timing.caches):
             raise UserError(
-                f"{output} already has rows of this trace with the same options", "remove the trace from this replay"
+                f"{output} already has rows of {name} with the same options",
+                "leave the trace out, or write to another file",
             )
 
     def _write(self, results: Results) -> UserError | None:

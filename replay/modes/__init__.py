@@ -32,7 +32,7 @@ class Tuning:
 
     trials: int = option(
         0,
-        "let the compiler search for faster code for this number of trials",
+        "with --mode tvm: let the compiler try this number of programs, and use the fastest",
         word="tune",
         parse=positive,
         metavar="TRIALS",
@@ -40,7 +40,12 @@ class Tuning:
         role=IDENTITY,
     )
     tuner: str | None = option(
-        None, "search algorithm of --tune", metavar="NAME", only=("single cases",), role=IDENTITY, column="tune"
+        None,
+        "with --tune: name of the search algorithm",
+        metavar="NAME",
+        only=("single cases",),
+        role=IDENTITY,
+        column="tune",
     )
 
     def of(self, mode: str) -> Tuning:

@@ -67,7 +67,7 @@ def _constant(value: Any, find: FindKernel) -> Any:
         language = sys.modules["triton.language"]
         dtype = getattr(language, TYPES.get(value, ""), None)
         if not isinstance(dtype, language.dtype):
-            raise Unsupported(f"Triton here has no {value}")
+            raise Unsupported(f"the installed Triton has no dtype {value}")
         return dtype
     return value
 
@@ -90,7 +90,7 @@ def _check_grid(grid: Any) -> None:
     if not 1 <= len(sizes) <= MOST_DIMENSIONS or any(
         type(size) is not int or not 0 <= size <= LARGEST for size in sizes
     ):
-        raise Unsupported(f"{str(grid)[:60]} is not a grid")
+        raise Unsupported(f"the grid of a launch is not a list of 1 to {MOST_DIMENSIONS} sizes: {str(grid)[:60]}")
 
 
 def _check_options(options: Mapping[str, Any], parameters: Collection[str]) -> None:

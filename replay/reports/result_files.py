@@ -109,7 +109,7 @@ def read_parquet(path: Path) -> pd.DataFrame:
             rows[name] = rows[name].map(lambda cell: cell.tolist(), na_action="ignore").astype(object)
     header = parse_json((table.schema.metadata or {}).get(HEADER, b"{}"))
     if not isinstance(header, dict):
-        raise ValueError("its header is not an object")
+        raise ValueError("its header is not a JSON object")
     rows.attrs = header
     return rows
 

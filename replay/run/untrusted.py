@@ -121,7 +121,7 @@ class UntrustedProcess:
         except (OSError, OverflowError):
             done = -1
         if done < size:
-            raise WrongResultError("the addresses that it sent do not belong to its results")
+            raise WrongResultError("its process sent addresses of results that are not in its memory")
         return torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     def place(self, size: int) -> int:
@@ -183,7 +183,7 @@ class UntrustedProcess:
             if monotonic() > until:
                 raise UserError(f"it took longer than {self._timeout_s:g} s")
         if len(messages) > 1 or not isinstance(messages[0], dict | list):
-            raise WrongResultError("its process sent a message that is not an answer")
+            raise WrongResultError(f"its process did not send one JSON object or list but {str(messages)[:60]}")
         if isinstance(messages[0], dict) and "error" in messages[0]:
             kind, words = map(str, messages[0]["error"])
             raise ERRORS[kind](words) if kind in ERRORS else RuntimeError(f"{kind}: {words}")
@@ -312,10 +312,10 @@ class UntrustedCall:
         took_ns = perf_counter_ns() - began
         process.stop()
         if not isinstance(answer, list) or not all(type(number) is int and number >= 0 for number in answer):
-            raise WrongResultError("its process sent a message that is not an answer")
+            raise WrongResultError("its process did not send the time and the addresses of its results")
         run_ns, *addresses = answer
         if run_ns > took_ns:
-            raise WrongResultError("its process reports an impossible time")
+            raise WrongResultError(f"its process reports a time of {run_ns} ns, but ran for {took_ns} ns")
         return UntrustedRun(run_ns, took_ns - run_ns, addresses)
 
     def _outputs(
@@ -354,12 +354,16 @@ def _spec(form: Mapping[str, Any]) -> TensorSpec:
     shape, stride, offset = tuple(form["shape"]), tuple(form["stride"]), form["offset"]
     numbers = (*shape, *stride, offset, form["size"])
     if any(type(number) is not int or not 0 <= number <= MOST_BYTES for number in numbers):
-        raise WrongResultError("its results have impossible sizes")
+        raise WrongResultError(
+            f"the sizes, strides or offset of a result are negative or too large: {str(numbers)[:60]}"
+        )
     conj, neg = form["bits"]
     device = str(torch.device(form["device"]))
     spec = TensorSpec(shape, stride, DTYPES[form["dtype"]], device, offset=offset, conj=bool(conj), neg=bool(neg))
     if spec.extent > form["size"]:
-        raise WrongResultError("its results are larger than their memory")
+        raise WrongResultError(
+            f"a result of shape {shape} needs {spec.extent} bytes, but its memory has {form['size']}"
+        )
     return spec
 
 

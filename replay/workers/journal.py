@@ -151,7 +151,7 @@ def _encoded(rows: list[Result]) -> list[dict[str, Any]]:
 def _decoded(record: Any) -> list[Result]:
     rows = [measured_row(cells) for cells in record]
     if not rows:
-        raise ValueError("a case has no rows")
+        raise ValueError("a case of the interrupted replay has no rows")
     return rows
 
 

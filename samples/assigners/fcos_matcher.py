@@ -9,7 +9,7 @@ from opgrip.samples.sample import Arguments, Draw, sample
 FAR = 1e10
 """Area, in square pixels, of a truth that a point cannot be assigned to."""
 RANGES = (-1.0, 64.0), (64.0, 128.0), (128.0, 256.0), (256.0, 512.0), (512.0, 100000.0)
-"""Upper limit of the distances of the last level, in pixels."""
+"""Least and largest distance of each level, in pixels; the last one has no limit in the paper."""
 
 
 def inputs(

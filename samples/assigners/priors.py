@@ -52,8 +52,6 @@ def grid_boxes(
 
 
 def _levels(size: tuple[int, int], strides: Sequence[int]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Return the stride of each level in pixels, and its height and width in cells, for an image of this size in
-    pixels.
-    """
+    """Yield, for each level, its stride in pixels and its (height, width) in cells; `size` is the image's in pixels."""
     for stride in strides:
         yield stride, (ceil(size[0] / stride), ceil(size[1] / stride))

@@ -22,9 +22,7 @@ def overlap_ratio(boxes: Array, others: Array, eps: float) -> Array:
 
 
 def enclosing_size(boxes: Array, others: Array) -> Array:
-    """Return width and height, (N, 2) float, of the smallest boxes around pairs of boxes, both (N, 4) float, x1 y1 x2
-    y2.
-    """
+    """Return width and height, (N, 2) float, of the boxes around pairs of boxes, both (N, 4) float, x1 y1 x2 y2."""
     corner = jnp.minimum(boxes[:, :2], others[:, :2])
     return jnp.maximum(jnp.maximum(boxes[:, 2:], others[:, 2:]) - corner, 0)
 

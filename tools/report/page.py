@@ -252,7 +252,8 @@ def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str,
 
     name : name of the run
     eager_us : median of the same variant in eager mode; None if unknown
-    ways : variant of each case that counts in total times; the function adds the first variant of each case
+    ways : by run, mode and case, the variant that counts in total times; a case that is missing is added with the
+        variant of `row`
     """
     cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
     cells |= {"marked_status": row.marked_status, "is_speed_up_doubtful": row.is_speed_up_doubtful or None}

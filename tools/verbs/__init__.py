@@ -62,7 +62,7 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
         "--capture",
         type=Path,
         metavar="FILE",
-        help="if IN launches CUDA graphs: profile of the run that captured the graphs, to add the operators in them",
+        help="if the input launches CUDA graphs: profile of the run that captured them, to add the operators in them",
     )
 
 

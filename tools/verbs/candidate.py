@@ -38,7 +38,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     add_reading(parser)
 
 
-@verb("candidate init", "write a file to begin an implementation of an operator with", EXAMPLES, prepare)
+@verb(
+    "candidate init",
+    "write a Python file from which to start your own implementation of an operator",
+    EXAMPLES,
+    prepare,
+)
 def run(args: argparse.Namespace) -> int:
     is_sample = args.operator.startswith("sample:")
     if is_sample != (args.trace is None):

@@ -37,7 +37,10 @@ def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
 
 BY = ("op", "shape", "dtype", "model", "family", "signature", "row")
 ALL = -1
-TRACES_HELP = "trace, file of another tool, folder of traces, zoo, or zoo:PATTERN for a part of the zoo"
+TRACES_HELP = (
+    "trace, file of another tool, folder of traces, zoo (the traces of real models that ship), or zoo:PATTERN for some "
+    "of them"
+)
 EXAMPLES = """\
 examples:
   opgrip corpus zoo                                     operators by share of time, and how many models call each
@@ -169,7 +172,7 @@ def prepare_distill(parser: argparse.ArgumentParser) -> None:
         "--times",
         action="append",
         metavar="RUN",
-        help="results file, run of the store, or the word baseline for the one that ships: the chosen cases predict "
+        help="results file, stored run, or the word baseline for the baseline that ships: choose cases that predict "
         "its times instead of the captured ones; can be repeated if several files have parts of the results",
     )
     parser.add_argument(

@@ -178,7 +178,12 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: a list with one object per mode")
 
 
-@verb("results score", "score a device or compiler on the zoo", SCORE_EXAMPLES, prepare_score)
+@verb(
+    "results score",
+    "print how fast a device or compiler runs the zoo's models, relative to a baseline",
+    SCORE_EXAMPLES,
+    prepare_score,
+)
 def run_score(args: argparse.Namespace) -> int:
     from opgrip.errors import UserError
     from opgrip.zoo.scoring.baselines import read_baselines
@@ -266,7 +271,9 @@ gates: slower (each row), total, op, module, family, mode (each group) <=PERCENT
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("base", metavar="BASE", help="baseline: a results file, or a run of the results store")
+    parser.add_argument(
+        "base", metavar="BASE", help="baseline: a results file, or a stored run (see opgrip results list)"
+    )
     parser.add_argument("new", nargs="+", metavar="NEW", help="results file or run to compare with the baseline")
     add_store(parser)
     parser.add_argument("--gate", action="append", default=[], metavar="CONDITION", help=GATE_HELP)

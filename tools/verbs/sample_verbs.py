@@ -37,7 +37,7 @@ def prepare_grip(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME",
-        help="function to grip: its name in the script, or module:function; wildcards are allowed; can be repeated",
+        help="function to record: its name in the script, or module:function; wildcards are allowed; can be repeated",
     )
     parser.add_argument(
         "--to", type=Path, default=Path(GRIPS), metavar="FOLDER", help="folder for the samples (default: %(default)s)"
@@ -56,7 +56,7 @@ def prepare_grip(parser: argparse.ArgumentParser) -> None:
 
 @verb(
     "grip",
-    "write functions that a script calls as samples with recorded inputs",
+    "run a script, and write functions that it calls as samples",
     GRIP_EXAMPLES,
     prepare_grip,
     runs_program=True,
@@ -98,7 +98,7 @@ def prepare_longtail(parser: argparse.ArgumentParser) -> None:
         "--bandwidth",
         type=gigabytes,
         metavar="GB/S",
-        help="memory bandwidth to estimate with (default: measured on the device of each trace)",
+        help="memory bandwidth with which savings are estimated (default: measured on the device of each trace)",
     )
     add_output(parser, "write all rows to this file: .json or .csv")
     add_reading(parser)
@@ -126,7 +126,9 @@ def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -
         with reporter.reading(path):
             trace = load(path, args.partial, args.unbounded)
         if not trace.distinct_calls["function"].notna().any():
-            raise UserError(f"{path} does not contain the functions of its calls", "capture the program with opcapture")
+            raise UserError(
+                f"{path} does not contain the Python functions that made its calls", "record the program with opcapture"
+            )
         yield trace
 
 

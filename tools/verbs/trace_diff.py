@@ -59,7 +59,8 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=names,
         default=(),
         metavar="KINDS",
-        help=f"exit with status 1 if there are differences of these kinds: {','.join(CHOICES)} or {ANY}",
+        help="exit with status 1 if there are differences of these kinds, separated by commas: came (new signatures), "
+        f"went (missing ones), {', '.join(CHOICES[2:])}, or {ANY}",
     )
     parser.add_argument(
         "--counts",

@@ -166,7 +166,7 @@ LEAST = {
     "phase": 8,
     KERNEL: 24,
 }
-"""number of characters that names may be folded to, by column"""
+"""smallest width in characters of the printed columns with names, by column"""
 
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:

@@ -31,7 +31,7 @@ examples:
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--for", dest="tuner", choices=NAMES, help="tuner that reads the list")
+    what.add_argument("--for", dest="tuner", choices=NAMES, help="tuner for which to list the recorded shapes")
     what.add_argument(
         "--tuned", type=Path, metavar="FILE", help="print which share of the time has an entry in this file of a tuner"
     )

@@ -152,7 +152,7 @@ def from_json(fields: dict[str, Any]) -> Ceilings:
         raise ValueError(f"the file has form {fields['form']}, expected {FORM}")
     ceilings = msgspec.convert(fields, Ceilings, strict=False, str_keys=True)
     if not ceilings.levels or ceilings.levels[-1].size is not None:
-        raise ValueError("the last memory level is not the main memory")
+        raise ValueError("the file lacks the peak of the main memory")
     for measured in (*(level.bandwidth for level in ceilings.levels), *ceilings.rates.values()):
         if not measured or not min(measured.values()) > 0:
             raise ValueError("a bandwidth or rate is missing or not above 0")

@@ -104,7 +104,10 @@ def merge(
                 join.add(TraceReader(path, unbounded), process, shift_ns, partial)
             writer.write(join.end())
     except KeyError as error:
-        raise UserError("a trace refers to a record that it does not contain", "capture it again") from error
+        raise UserError(
+            f"one of the traces refers to record {error}, which it does not contain",
+            "find it with opgrip trace validate, and capture it again",
+        ) from error
     return join.operator_calls, len(join.operators)
 
 
@@ -300,7 +303,9 @@ class _Join:
 
     def _calls(self, block: CallBlock, numbers: _Numbers, first_storage: int, shift_ns: int, path: Path) -> None:
         if len(block) and max(abs(int(block.start_ns.min())), _latest_ns(block)) + abs(shift_ns) > LATEST_NS:
-            raise UserError(f"{path} has calls that are centuries apart from the others", "capture it again")
+            raise UserError(
+                f"{path} has start times centuries away from the other traces', so it is damaged", "capture it again"
+            )
         storages = block.storages
         if len(storages) and int(storages.max()) + first_storage >= LATEST_NS:
             raise UserError(f"{path} numbers its storages above 2**62, so it is damaged", "capture it again")

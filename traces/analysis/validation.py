@@ -358,7 +358,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise FormatError(f"a line is cut or is not JSON ({error.msg} at character {error.pos})") from error
     if not isinstance(form, dict) or not isinstance(form.get("type"), str):
-        raise FormatError("a line is not a record")
+        raise FormatError("a line is not a JSON object with a `type`")
     check_nesting(line, form)
     return form
 

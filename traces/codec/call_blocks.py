@@ -210,12 +210,12 @@ def _parse_columns(texts: Sequence[bytes]) -> tuple[list[Integers], int]:
     """
     joined = b",".join(filter(None, texts))
     if joined.translate(None, b"0123456789-,"):
-        raise FormatError("lists with elements that are not integers")
+        raise FormatError("a block of calls has a column with elements that are not integers")
     numbers = np.fromstring(joined, dtype=np.int64, sep=",") if joined else NONE
     # integers beyond 64 bits become the largest or the smallest one
     largest = _largest(numbers)
     if largest >= LIMIT - 1:
-        raise FormatError("an integer that may have more than 64 bits")
+        raise FormatError("a block of calls has an integer that may have more than 64 bits")
     ends = accumulate(text.count(b",") + 1 if text else 0 for text in texts)
     # an empty slice of a column would keep the whole column in memory
     return [numbers[start:end] if end > start else NONE for start, end in pairwise([0, *ends])], largest
@@ -237,9 +237,9 @@ def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> C
     signature, scope, after, durations, tensors, codes, device_ns, streams = columns
     calls = len(signature)
     if not len(scope) == len(after) == len(durations) == calls:
-        raise FormatError("a block of calls whose columns differ in length")
+        raise FormatError("the columns of a block of calls differ in length")
     if any(len(column) not in (0, calls) for column in (tensors, device_ns, streams)):
-        raise FormatError("a block of calls whose columns differ in length")
+        raise FormatError("the columns of a block of calls differ in length")
     # bounds the sum of any subset of these integers
     if largest * (calls + len(codes) + 1) + abs(form.start_ns) + abs(form.newest) <= LATEST_NS:
         starts, storages = np.cumsum(after) + form.start_ns, _decode_codes(codes, form.newest)
@@ -269,7 +269,7 @@ def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> C
 
 def _exact_column(numbers: list[int]) -> Integers:
     if min(numbers, default=0) < -LIMIT or max(numbers, default=0) >= LIMIT:
-        raise FormatError("integers whose sum has more than 64 bits")
+        raise FormatError("a start time or storage number in a block of calls has more than 64 bits")
     return np.asarray(numbers, dtype=np.int64)
 
 
@@ -291,22 +291,22 @@ def check_times(starts: Integers, durations: Integers) -> None:
     if not len(starts):
         return
     if durations.min() < 0:
-        raise FormatError("calls with a negative duration")
+        raise FormatError("a block has calls with a negative duration")
     # arranged so that no difference overflows
     if starts.min() < -LATEST_NS or starts.max() > LATEST_NS or (durations - LATEST_NS > -starts).any():
-        raise FormatError(f"calls that are more than {LATEST_NS} ns away from the start of the capture")
+        raise FormatError(f"a block has calls more than {LATEST_NS} ns away from the start of the capture")
 
 
 def check_tensors(tensors: Integers, storages: Integers) -> None:
     """Raise `FormatError` if the calls' numbers of tensors do not add up to the number of storages."""
     if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
-        raise FormatError("a block of calls whose numbers of tensors and storages differ")
+        raise FormatError(f"a block of calls has {len(storages)} storage numbers, but another number of tensors")
 
 
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
     """Raise `FormatError` if a pair (index of a call in the block, number) has an index of `calls` or more."""
     if any(place >= calls for place, _ in pairs):
-        raise FormatError("the position of a call that the block does not contain")
+        raise FormatError(f"a block of {calls} calls has page faults, perturbed or slow memory of a later call")
 
 
 def calls_to_json(record: Calls) -> dict[str, Json]:

@@ -144,16 +144,16 @@ def _check_effects(record: Effects) -> None:
 
 def _check_kernels(record: Kernels) -> None:
     if not len(record.names) == len(record.launches) == len(record.device_ns):
-        raise FormatError("kernels whose columns differ in length")
+        raise FormatError("names, launches and device_ns of a record of kernels differ in length")
 
 
 def _check_graph(record: Graph) -> None:
     if not len(record.calls) == len(record.scope) == len(record.tensors):
-        raise FormatError("a graph whose columns differ in length")
+        raise FormatError("calls, scope and tensors of a record of a graph differ in length")
     if sum(record.tensors) != len(record.storages):
-        raise FormatError("a graph whose numbers of tensors and storages differ")
+        raise FormatError(f"a graph has {len(record.storages)} storage numbers for {sum(record.tensors)} tensors")
     if record.signature in record.calls:
-        raise FormatError("a graph that contains its own launch")
+        raise FormatError(f"a graph contains its own launch, signature {record.signature}")
 
 
 _READERS: dict[type, Callable[[Mapping[str, Json]], Record]] = {

@@ -64,7 +64,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
             op, args, kwargs = _call(row, file)
             duration_ns = _duration_ns(row["us"]) if is_timed else 0
         except (ValueError, KeyError) as error:
-            reason = "a row lacks a column" if isinstance(error, KeyError) else str(error)
+            reason = f"a row has no column {error}" if isinstance(error, KeyError) else str(error)
             file.losses.skip("fused_moe" if "token" in columns else "gemm", reason)
             continue
         builder.add_call(op, args, kwargs, duration_ns=duration_ns, device_ns=duration_ns if is_timed else -1)
@@ -120,7 +120,7 @@ def _widening(left: TensorSpec, weight: TensorSpec, bias: list[TensorSpec], resu
 
 def _size(text: str) -> int:
     if not re.fullmatch(r"\d{1,10}", text):
-        raise ValueError(f"a size is not a number: {text[:40]!r}")
+        raise ValueError(f"expected a size in digits, got {text[:40]!r}")
     return int(text)
 
 
@@ -130,7 +130,7 @@ def _duration_ns(text: str) -> int:
     except ValueError:
         us = math.nan
     if not 0 <= us < MOST_US:
-        raise ValueError(f"a time is not a number: {text[:40]!r}")
+        raise ValueError(f"expected a time in us, got {text[:40]!r}")
     return round(us * 1000)
 
 

@@ -140,12 +140,18 @@ def tensor_of(
     sizes = tuple(shape) if isinstance(shape, list | tuple) else None
     kind = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
     if sizes is None or not isinstance(kind, torch.dtype):
-        raise ValueError(f"unknown dtype: {str(dtype)[:40]}" if sizes is not None else "a tensor has no shape")
+        raise ValueError(
+            f"unknown dtype: {str(dtype)[:40]}"
+            if sizes is not None
+            else f"the shape of a tensor is not a list: {str(shape)[:40]}"
+        )
     if not all(map(_is_size, sizes)):
-        raise ValueError("a tensor's size is not a number of elements")
+        raise ValueError(f"the shape of a tensor is not a list of sizes: {str(shape)[:40]}")
     strides = contiguous(sizes) if stride is None else tuple(stride) if isinstance(stride, list | tuple) else ()
     if len(strides) != len(sizes) or not all(map(_is_size, (*strides, offset, math.prod(sizes)))):
-        raise ValueError("a tensor is too large, or its strides or offset do not fit its shape")
+        raise ValueError(
+            f"a tensor of shape {str(shape)[:40]} is too large, or its strides or offset do not fit its shape"
+        )
     with_gradients = requires_grad is True and (kind.is_floating_point or kind.is_complex)
     return TensorSpec(sizes, strides, kind, device_name(device), offset=offset, requires_grad=with_gradients)
 

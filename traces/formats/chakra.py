@@ -256,10 +256,10 @@ def node_from_message(message: Any) -> Node:
 def _port(message: Any, strides: Any) -> Port:
     values, shapes, types = map(parse_list, (message.values, message.shapes, message.types))
     if not len(values) == len(shapes) == len(types):
-        raise FormatError("values, shapes and types that differ in number")
+        raise FormatError(f"a node has {len(values)} values, {len(shapes)} shapes and {len(types)} types")
     steps = parse_list(strides) if isinstance(strides, str) else None
     if steps is not None and len(steps) != len(values):
-        raise FormatError("strides and values that differ in number")
+        raise FormatError(f"a node has {len(values)} values and {len(steps)} strides")
     return Port(values, shapes, types, steps) if values else NO_PORT
 
 
@@ -275,9 +275,9 @@ def parse_list(text: str) -> list[Any]:
     try:
         value = _literal(ast.parse(text.strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise FormatError("the text of a list is not in Python's notation") from error
+        raise FormatError(f"expected a list as Python writes it, got {text[:60]!r}") from error
     if not isinstance(value, list):
-        raise FormatError("a text is not a list in Python's notation")
+        raise FormatError(f"expected a list as Python writes it, got {text[:60]!r}")
     return value
 
 
@@ -293,7 +293,7 @@ def _literal(node: ast.expr) -> Any:
             return float(name)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Name(id="inf")):
             return float("-inf")
-    raise FormatError("a list has an item that is not a number, text, boolean or list")
+    raise FormatError(f"expected a number, string, boolean or list, got {ast.unparse(node)[:60]!r}")
 
 
 def _text_attribute(attributes: dict[str, Any], name: str) -> str:

@@ -115,7 +115,7 @@ def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
         element = next((item for item in inputs.types if isinstance(item, str) and item in DTYPE_OF), "float")
         return [_tensor(element, *item) for item in zip(shape, stride, strict=True)]
     if not isinstance(text, str) or not isinstance(kind, str) or kind in DTYPE_OF or kind == "TensorList":
-        raise ValueError("an argument does not have the type in the schema")
+        raise ValueError(f"the argument {parameter.name} has the type {str(kind)[:40]!r}, not {name}")
     if text:
         return _parsed(text, expected, parameter.name)
     if name == "StringType":
@@ -137,13 +137,13 @@ def _tensor(kind: Any, shape: Any, stride: Any) -> TensorSpec:
     # older profilers write no strides
     steps = contiguous(sizes) if stride is None else _sizes(stride)
     if len(sizes) != len(steps):
-        raise ValueError("a tensor has not as many strides as sizes")
+        raise ValueError(f"a tensor has {len(sizes)} dimensions and {len(steps)} strides")
     return TensorSpec(sizes, steps, dtype, "cpu")
 
 
 def _sizes(form: Any) -> tuple[int, ...]:
     if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LIMIT >> 1 for size in form):
-        raise ValueError("a tensor's shape or strides are not a list of sizes")
+        raise ValueError(f"expected the shape or strides of a tensor, got {str(form)[:60]}")
     return tuple(form)
 
 
@@ -152,7 +152,7 @@ def _parsed(text: str, expected: Any, name: str) -> Any:
         raise ValueError(f"the file contains only the beginning of the argument {name}")
     if expected.kind() == "ListType":
         if not (text.startswith("[") and text.endswith("]")):
-            raise ValueError("an argument does not have the type in the schema")
+            raise ValueError(f"the argument {name} is not a list: {text[:40]!r}")
         items = text[1:-1].split(",") if text != "[]" else []
         return [_scalar(item.strip(), expected.getElementType().kind()) for item in items]
     return _scalar(text.strip(), expected.kind())
@@ -163,24 +163,24 @@ def _scalar(text: str, kind: str) -> Any:
         code = int(text) if text.isascii() and text.isdecimal() and len(text) < 9 else -1
         value = VALUE_OF_CODE[kind.removesuffix("Type")].get(code)
         if value is None:
-            raise ValueError(f"this torch has no {kind.removesuffix('Type')} {text[:40]}")
+            raise ValueError(f"this torch has no {kind.removesuffix('Type')} with the number {text[:40]}")
         return value
     if text in ("True", "False"):
         if kind not in ("BoolType", "NumberType"):
-            raise ValueError("an argument does not have the type in the schema")
+            raise ValueError(f"expected {kind}, got {text}")
         return text == "True"
     if kind == "NumberType" and (parts := COMPLEX.fullmatch(text)):
         return complex(float(parts[1]), float(parts[2]))
     if not NUMBER.fullmatch(text) or kind not in ("IntType", "SymIntType", "FloatType", "NumberType"):
-        raise ValueError("an argument does not have the type in the schema")
+        raise ValueError(f"expected {kind}, got {text[:40]!r}")
     if kind == "FloatType":
         return float(text)
     if not re.fullmatch(r"[+-]?\d+", text):
         if kind != "NumberType":
-            raise ValueError("an argument does not have the type in the schema")
+            raise ValueError(f"expected {kind}, got {text[:40]!r}")
         return float(text)
     if abs(int(text)) >= LIMIT:
-        raise ValueError("an integer has more than 64 bits")
+        raise ValueError(f"the integer {text[:40]} has more than 64 bits")
     return int(text)
 
 
@@ -293,7 +293,7 @@ def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str
             if len(table) > MOST_EVENTS and not file.unbounded:
                 raise file.refusal(f"it contains more than {MOST_EVENTS:,} events")
     except TooLong:
-        raise file.refusal("an event is not JSON or is longer than 16 MB") from None
+        raise file.refusal("an event is longer than 16 MB, or is not JSON") from None
     except FormatError as error:
         reason = "it is cut" if isinstance(error, CutText) else f"it is not JSON ({error})"[:200]
         cuts.append(f"{reason} after event {table.read:,}")

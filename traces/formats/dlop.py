@@ -110,7 +110,7 @@ def _einsum(row: Row) -> tuple[str, Row]:
     """
     equation, *operands = (cell for cell in row.values() if not is_missing(cell))
     if not isinstance(equation, str):
-        raise Unfit("the equation is not a string")
+        raise Unfit(f"the equation of einsum is not a string: {str(equation)[:40]}")
     return "einsum", {"equation": equation.replace("/", ","), "tensors": operands}
 
 
@@ -119,10 +119,10 @@ def _ctc_loss(row: Row) -> tuple[str, Row]:
     probabilities, targets, inputs, lengths, *rest = row.values()
     long, labels, batch = shape_of(probabilities), shape_of(targets), shape_of(lengths)
     if not long or not labels or not batch or len(batch) != 1 or inputs != lengths or not 0 < batch[0] <= 1 << 16:
-        raise Unfit("the lengths do not match")
+        raise Unfit("the lengths of the inputs and targets of ctc_loss do not match its tensors")
     share, remainder = divmod(labels[0], batch[0])
     if len(labels) != 1 or share + bool(remainder) > long[0]:
-        raise Unfit("the targets are longer than the input")
+        raise Unfit("the targets of ctc_loss are longer than its inputs")
     input_lengths = [long[0]] * batch[0]
     target_lengths = [share + (place < remainder) for place in range(batch[0])]
     names = ("blank", "reduction", "zero_infinity")
@@ -152,7 +152,7 @@ def _max_unpool2d(row: Row) -> tuple[str, Row]:
     lists = {name: shape_of(row.get(name)) for name in ("input", "kernel_size", "stride", "padding")}
     sizes = {name: shape for name, shape in lists.items() if shape}
     if len(sizes) < len(lists) or not is_missing(row.get("output_size")):
-        raise Unfit("the sizes do not match")
+        raise Unfit("max_unpool2d lacks input, kernel_size, stride or padding, or has output_size")
     pairs = [sizes[name] * 2 if len(sizes[name]) == 1 else sizes[name] for name in ("kernel_size", "stride", "padding")]
     output = [
         (size - 1) * stride + kernel - 2 * padding
@@ -169,7 +169,7 @@ def _interpolate(row: Row) -> tuple[str, Row]:
     mode = _text(row.get("mode")) or "nearest"
     dimensions = len(shape or ()) - 2
     if shape is None or dimensions not in (1, 2, 3) or mode not in UPSAMPLE:
-        raise Unfit("torch has no operator for this mode")
+        raise Unfit(f"torch has no interpolation of mode {str(mode)[:40]} for input_size {str(shape)[:40]}")
     call: Row = {"input": list(shape)}
     for name, argument in (("output_size", "output_size"), ("scale_factor", "scale_factors")):
         cell = row.get(name)
@@ -275,7 +275,9 @@ def call_of(name: str, row: Row) -> Call:
         try:
             name, row = REWRITES[name](row)
         except (KeyError, ValueError) as error:
-            raise error if isinstance(error, Unfit) else Unfit("columns that are not this operator's") from error
+            raise (
+                error if isinstance(error, Unfit) else Unfit(f"{name} lacks a column, or a cell has an invalid value")
+            ) from error
     name = NAMES.get(name, name)
     if _is_in_place(row) and schemas_of(f"aten.{name}_"):
         name += "_"
@@ -288,7 +290,7 @@ def call_of(name: str, row: Row) -> Call:
             # a column or parameter may remain, or a cell may not fit its type
             with suppress(Unfit):
                 return _call(schema, row, reading)
-    raise Unfit("no overload takes these arguments")
+    raise Unfit(f"no overload of aten.{name} takes these arguments")
 
 
 def _is_in_place(row: Row) -> bool:

@@ -64,7 +64,7 @@ def rows_of_json(file: ForeignFile) -> Iterator[TableRow]:
     """Yield the rows of a table that has a list of values per column."""
     form = file.parse(file.content(MOST_BYTES))
     if not isinstance(form, dict) or not all(isinstance(cells, list) for cells in form.values()):
-        raise file.damage("it is not an object of lists")
+        raise file.damage("it is not a JSON object of lists")
     if len(form) > MOST_COLUMNS:
         raise file.refusal(f"it has more than {MOST_COLUMNS} columns")
     for place in range(max(map(len, form.values()), default=0)):
@@ -184,7 +184,7 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
     if name == "ListType":
         return _list(cell, kind.getElementType(), parameter, reading, first)
     if reading.lists_are_shapes and isinstance(cell, list):
-        raise Unfit("a shape was given for an argument that is not a tensor")
+        raise Unfit(f"the argument {parameter.name} is not a tensor, but its cell is a shape")
     return _scalar(single(cell), name, parameter.name)
 
 
@@ -217,9 +217,9 @@ def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
         cell, *words = cell
         # the source device may follow
         if not all(isinstance(word, str) for word in words):
-            raise Unfit("several lists")
+            raise Unfit(f"the cell of the tensor {name} has several lists")
     if cell == [] and not reading.empty_is_scalar:
-        raise Unfit("no shape")
+        raise Unfit(f"the cell of the tensor {name} is empty")
     if isinstance(cell, list) and any(type(item) is float for item in cell) and all(map(_is_number, cell)):
         # not sizes: the list has the values themselves
         return CellTensor((len(cell),), dtype, tuple(map(float, cell)))
@@ -228,20 +228,20 @@ def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
         return CellTensor(shape, dtype)
     if reading.numbers_are_tensors and _is_number(cell):
         return CellTensor((), dtype, (cell,))
-    raise Unfit("no shape")
+    raise Unfit(f"the cell of the tensor {name} is not a shape: {str(cell)[:40]}")
 
 
 def _list(cell: Any, element: Any, parameter: Any, reading: Reading, first: tuple[int, ...]) -> list[Any]:
     kind = innermost(element).kind()
     if kind == "TensorType":
         if not isinstance(cell, list) or not all(isinstance(item, list) for item in cell):
-            raise Unfit("not a list of shapes")
+            raise Unfit(f"the argument {parameter.name} is not a list of shapes: {str(cell)[:40]}")
         return [_tensor(item, parameter.name, reading) for item in cell]
     if reading.lists_are_shapes and isinstance(cell, list):
-        raise Unfit("a shape was given for an argument that is not a tensor")
+        raise Unfit(f"the argument {parameter.name} is not a tensor, but its cell is a shape")
     items = cell if isinstance(cell, list) else [cell]
     if len(items) > MOST_DIMENSIONS:
-        raise Unfit("a list has too many numbers")
+        raise Unfit(f"the argument {parameter.name} has more than {MOST_DIMENSIONS} numbers")
     if len(items) == 1 and (parameter.N or 0) > 1:
         items = items * parameter.N
     last = first[-len(items) :] if items else ()
@@ -265,7 +265,7 @@ def _scalar(item: Any, kind: str, name: str) -> Any:
         case "StringType":
             value = item if isinstance(item, str) else None
     if value is None:
-        raise Unfit(f"{str(item)[:40]!r} is not a {name}")
+        raise Unfit(f"the argument {name} is not of type {kind}: {str(item)[:40]!r}")
     return value
 
 
@@ -345,12 +345,12 @@ def _table_tensor(cell: Any, name: str) -> TensorSpec | None:
         return None
     shape = shape_of(cell)
     if shape is None:
-        raise Unfit(f"{name} is not a shape")
+        raise Unfit(f"the argument {name} is not a shape: {str(cell)[:40]}")
     return TensorSpec(shape, contiguous(shape), torch.float32, "cpu")
 
 
 def _plain(cell: Any, name: str) -> bool | int | float:
     value = single(cell)
     if not isinstance(value, bool | int | float):
-        raise Unfit(f"{name} is not a number")
+        raise Unfit(f"the argument {name} is not a number: {str(value)[:40]}")
     return value

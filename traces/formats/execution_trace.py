@@ -105,7 +105,7 @@ def node_from_json(form: Any) -> Node:
     that is not a node.
     """
     if not isinstance(form, dict):
-        raise FormatError("a node is not an object")
+        raise FormatError(f"a node is not a JSON object: {str(form)[:60]}")
     attributes = _attributes(form)
     number, parent = node_number(form.get("id")), node_number(form.get("ctrl_deps", form.get("parent")))
     name, schema = _text(form.get("name")), _text(attributes.get("op_schema", ""))
@@ -139,11 +139,11 @@ def _attributes(form: Mapping[str, Any]) -> Mapping[str, Any]:
     if attributes is None:
         return form
     if not isinstance(attributes, list):
-        raise FormatError("the attributes are not a list")
+        raise FormatError(f"the attributes of a node are not a list: {str(attributes)[:60]}")
     named: dict[str, Any] = {}
     for item in attributes:
         if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-            raise FormatError("an attribute has no name")
+            raise FormatError(f"an attribute of a node has no name: {str(item)[:60]}")
         named[item["name"]] = item.get("value")
     return named
 
@@ -157,10 +157,10 @@ def _port(form: Mapping[str, Any], name: str) -> Port:
         columns = [port if port is not None else [], form.get(f"{name}_shapes", []), form.get(f"{name}_types", [])]
         strides = form.get(f"{name}_strides")
     if not all(isinstance(column, list) for column in columns) or not isinstance(strides, list | None):
-        raise FormatError(f"the {name}s are not lists")
+        raise FormatError(f"the values, shapes, types or strides of a node's {name}s are not lists")
     values, shapes, types = columns
     if not len(values) == len(shapes) == len(types) or (strides is not None and len(strides) != len(values)):
-        raise FormatError(f"values, shapes and types of the {name}s differ in number")
+        raise FormatError(f"a node's {name}s have {len(values)} values, {len(shapes)} shapes and {len(types)} types")
     return Port(values, shapes, types, strides)
 
 

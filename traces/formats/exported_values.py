@@ -23,13 +23,13 @@ MOST_SIZE = 1 << 62
 
 def _quotient(left: int, right: int) -> int:
     if left % right:
-        raise ValueError("a size is not an integer")
+        raise ValueError(f"a size is not an integer: {left}/{right}")
     return left // right
 
 
 def _power(left: int, right: int) -> int:
     if right < 0:
-        raise ValueError("a size is not an integer")
+        raise ValueError(f"a size is not an integer: {left}**{right}")
     if right * left.bit_length() > MOST_SIZE.bit_length():
         raise ValueError("a size has more than 62 bits")
     return int(left**right)
@@ -64,13 +64,13 @@ def size_of(text: str, sizes: Mapping[str, int]) -> int:
     Raise `ValueError` for other expressions, unknown names, and negative values.
     """
     if len(text) > MOST_CHARACTERS:
-        raise ValueError("the expression of a size is too long")
+        raise ValueError(f"the expression of a size has more than {MOST_CHARACTERS:,} characters")
     try:
         size = _value(ast.parse(text.strip(), mode="eval").body, sizes)
     except (SyntaxError, RecursionError, MemoryError, KeyError, ZeroDivisionError) as error:
-        raise ValueError("a size is unknown") from error
+        raise ValueError(f"the expression of a size has no value: {text[:60]!r}") from error
     if size < 0:
-        raise ValueError("a size is negative")
+        raise ValueError(f"a size is negative: {text[:60]!r} is {size}")
     return size
 
 
@@ -97,7 +97,7 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
         case ast.Call(func=ast.Name(id=name), args=[first, second], keywords=[]) if name in _FUNCTIONS:
             result = _FUNCTIONS[name](_value(first, sizes), _value(second, sizes))
         case _:
-            raise ValueError("a size is unknown")
+            raise ValueError(f"unsupported expression of a size: {ast.unparse(node)[:60]!r}")
     if abs(result) > MOST_SIZE:
         raise ValueError("a size has more than 62 bits")
     return result
@@ -163,9 +163,9 @@ class Sizes:
                     self._fill(name)
                 size = size_of(text, self._sizes)
             case _:
-                raise ValueError("a size is not an integer or a symbolic integer")
+                raise ValueError(f"a size has neither `as_int` nor `as_expr`: {str(form)[:60]}")
         if not 0 <= size < LIMIT >> 1:
-            raise ValueError("a size is out of range")
+            raise ValueError(f"a size is negative or has more than 62 bits: {str(size)[:40]}")
         return int(size)
 
     def _fill(self, name: str) -> None:
@@ -182,7 +182,7 @@ def _of_table(names: Mapping[int, str], table: Mapping[str, Any], problem: str) 
     def look_up(form: Any) -> Any:
         value = table.get(names.get(form, ""))
         if value is None:
-            raise ValueError(problem)
+            raise ValueError(f"{problem}: {str(form)[:40]}")
         return value
 
     return look_up
@@ -205,7 +205,7 @@ def tensor_of(meta: Any, sizes: Sizes, storage: int | None) -> TensorSpec:
         }:
             pass
         case _:
-            raise ValueError("a tensor has no metadata")
+            raise ValueError("a tensor has no dtype, sizes, strides or layout")
     if _LAYOUTS.get(layout) != "strided":
         raise ValueError("unsupported: sparse tensor (the file does not have its contents)")
     if len(shape) != len(stride) or len(shape) > MOST_DIMENSIONS:
@@ -225,31 +225,31 @@ def device_of(form: Any) -> torch.device:
     """Return the device that a JSON object describes, or raise `ValueError`."""
     kind, index = (form.get("type"), form.get("index")) if isinstance(form, dict) else (None, None)
     if not isinstance(kind, str) or not (index is None or type(index) is int):
-        raise ValueError("a device does not have a type and an integer as its index")
+        raise ValueError(f"a device has no `type`, or its `index` is not an integer: {str(form)[:60]}")
     try:
         return torch.device(device_name(kind if index is None else f"{kind}:{index}"))
     except RuntimeError as error:
-        raise ValueError("a device is unknown to this version of torch") from error
+        raise ValueError(f"this torch does not know the device {kind[:40]!r}") from error
 
 
 def _float(form: Any) -> float:
     if isinstance(form, str) and form in ("Infinity", "-Infinity", "NaN"):
         return float(form)
     if not isinstance(form, int | float):
-        raise ValueError("a value is not a number")
+        raise ValueError(f"expected a number, got {str(form)[:40]!r}")
     return float(form)
 
 
 def _int(form: Any) -> int:
     if type(form) is not int or not -LIMIT <= form < LIMIT:
-        raise ValueError("a value is not an integer of 64 bits")
+        raise ValueError(f"expected a 64-bit integer, got {str(form)[:40]!r}")
     return form
 
 
 def _of_type(kind: type) -> Callable[[Any], Any]:
     def check(form: Any) -> Any:
         if not isinstance(form, kind):
-            raise ValueError(f"expected a {kind.__name__}")
+            raise ValueError(f"expected a {kind.__name__}, got {str(form)[:40]!r}")
         return form
 
     return check

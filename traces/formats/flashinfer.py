@@ -196,14 +196,14 @@ def _lines(file: ForeignFile, name: str | None = None) -> Iterator[tuple[str, An
                 yield name, form
                 continue
             if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
-                raise file.damage("a line is not a workload")
+                raise file.damage("a line is not a JSON object with `definition`")
             yield form["definition"], form.get("workload")
 
 
 def _definition(file: ForeignFile) -> dict[str, Any]:
     form = file.parse(file.content(DEFINITION_BYTES))
     if not isinstance(form, dict):
-        raise file.damage("it is not a definition")
+        raise file.damage("it is not a JSON object")
     return form
 
 
@@ -211,11 +211,11 @@ def _calls(
     data_set: DataSet, builder: RecordBuilder, definition: Mapping[str, Any], workload: Any
 ) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
     if not isinstance(workload, dict):
-        raise NoCall("the workload is not an object")
+        raise NoCall(f"the workload is not a JSON object: {str(workload)[:40]}")
     sizes = _sizes(definition, workload)
     sources, inputs = workload.get("inputs"), definition.get("inputs")
     if not isinstance(inputs, dict) or not isinstance(sources, dict):
-        raise NoCall("the inputs are not an object")
+        raise NoCall("`inputs` of the definition or workload is not a JSON object")
     arguments = {
         name: _argument(data_set, builder, spec, sizes, sources.get(name, {"type": "random"}))
         for name, spec in inputs.items()
@@ -224,7 +224,7 @@ def _calls(
     for op, args, kwargs in calls_of_kernel(definition, arguments, data_set.recording):
         call = registered(op, args, kwargs, data_set.file.losses)
         if not schemas_of(call.op):
-            raise NoOverload(f"{op[:60]} is not registered")
+            raise NoOverload(f"the operator {op[:60]} is not registered in this torch")
         calls.append((call.op, call.args, call.kwargs))
     return calls
 
@@ -232,7 +232,7 @@ def _calls(
 def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, int]:
     axes, values = definition.get("axes"), workload.get("axes")
     if not isinstance(axes, dict) or not isinstance(values, dict):
-        raise NoCall("the axes are not an object")
+        raise NoCall("`axes` of the definition or workload is not a JSON object")
     sizes: dict[str, int] = {}
     for name, axis in axes.items():
         size = values.get(name)
@@ -241,9 +241,9 @@ def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[s
         if isinstance(axis, dict) and axis.get("type") == "expr":
             size = _size_of(axis.get("expression"), sizes | values)
         if size is None:
-            raise NoCall("no workload gives the sizes of its axes")
+            raise NoCall(f"no workload has the size of the axis {name[:40]}")
         if type(size) is not int or not 0 <= size < LARGEST:
-            raise NoCall("the size of an axis is not a number of elements")
+            raise NoCall(f"the size of the axis {name[:40]} is not a number of elements: {str(size)[:40]}")
         sizes[name] = size
     return sizes
 
@@ -253,7 +253,7 @@ def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
     try:
         return size_of(expression, known)
     except (ValueError, TypeError) as error:
-        raise NoCall("the size of an axis cannot be computed") from error
+        raise NoCall(f"the size of an axis cannot be computed from {str(expression)[:60]!r}") from error
 
 
 def _argument(
@@ -266,20 +266,20 @@ def _argument(
     source : the input in the workload, with its number or the file of its values
     """
     if not isinstance(spec, dict) or not isinstance(source, dict):
-        raise NoCall("an input is not an object")
+        raise NoCall("an input of the definition or workload is not a JSON object")
     names = spec.get("shape")
     if names is None:
         value = source.get("value") if source.get("type") == "scalar" else None
         if not isinstance(value, bool | int | float) or abs(value) >= LARGEST:
-            raise NoCall("the workload does not have the value of a number")
+            raise NoCall("the workload has no value for an input that is a number")
         return value
     dtype = DTYPES.get(str(spec.get("dtype")))
     if dtype is None:
-        raise NoCall(f"torch has no {str(spec.get('dtype'))[:40]}")
+        raise NoCall(f"unknown dtype: {str(spec.get('dtype'))[:40]}")
     if not isinstance(names, list) or len(names) > 64 or not all(isinstance(name, str) for name in names):
-        raise NoCall("a shape is not a list of axes")
+        raise NoCall(f"the shape of an input is not a list of axes: {str(names)[:40]}")
     if unknown := [name for name in names if name not in sizes]:
-        raise NoCall(f"undefined axis: {unknown[0][:40]}")
+        raise NoCall(f"the shape of an input has the undefined axis {unknown[0][:40]}")
     shape = tuple(sizes[name] for name in names)
     tensor = TensorSpec(shape, contiguous(shape), dtype, "cpu")
     if source.get("type") == "custom" and CUSTOM not in data_set.file.losses.defaults:
@@ -324,7 +324,7 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
     values = read_foreign_tensor(path, key)
     data_set.stored_bytes += values.nbytes
     if values.shape != tensor.shape or values.dtype != tensor.dtype:
-        raise FormatError("a tensor does not have the shape and dtype in the definition")
+        raise FormatError(f"its tensor {key[:60]} does not have the shape and dtype in the definition")
     model = fit_values(values)
     return None if model is None else builder.add_values(model)
 

@@ -108,13 +108,13 @@ def _parse(data: bytes) -> _Ring:
         if kind == 0:
             break
         if min(numbers) < 0 or max(numbers) > max(MOST, numbers[1] if kind == START else 0):
-            raise Damage("a chunk has an impossible size")
+            raise Damage("a chunk has a negative or too large size")
         if kind == START:
             ring.last, ring.started_ns, ring.before = numbers
             continue
         size = {PAIRS: 32 * numbers[0], CALLS: 8 * (COLUMNS + 1) * numbers[1] + 8 * numbers[2]}.get(kind, numbers[0])
         if place + size > len(data):
-            raise Damage("a chunk is cut")
+            raise Damage("its last chunk is cut")
         _add_chunk(ring, kind, numbers, data[place : place + size])
         place += -(-size // 8) * 8
     return ring
@@ -135,7 +135,7 @@ def _add_chunk(ring: _Ring, kind: int, numbers: list[int], payload: bytes) -> No
         tensor_counts, flows = values[COLUMNS * count :][:count], values[(COLUMNS + 1) * count :]
         is_whole = ring.pairs.keys() >= set(calls[:, 0].tolist()) and int(tensor_counts.sum()) == storages
         if not is_whole or tensor_counts.min(initial=0) < 0 or (np.diff(calls[:, 2]) < 0).any():
-            raise Damage("a chunk of calls contradicts itself")
+            raise Damage("a chunk has calls of unknown signatures, in wrong order, or with a wrong number of tensors")
         ring.blocks.append(_Block(thread, calls, tensor_counts, flows))
 
 
@@ -145,7 +145,7 @@ def _record(line: bytes) -> Record | None:
         check_nesting(line, form)
         return from_json(form)
     except (ValueError, RecursionError, FormatError, AttributeError, TypeError, KeyError) as error:
-        raise Damage("a line is not a record") from error
+        raise Damage(f"a line is not a record of a trace: {line[:60].decode(errors='replace')!r}") from error
 
 
 class _ForwardScopes:

@@ -74,7 +74,9 @@ def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, buil
     name : match of the call's name, or None if the name has an unknown form
     """
     if name is None or not isinstance(call, dict):
-        raise ValueError("the entry is not a call of a function")
+        raise ValueError(
+            "the name of the entry is not SPACE.FUNCTION.NUMBER.forward or backward, or its value is not a JSON object"
+        )
     space, function, phase = name.groups()
     if phase == "backward":
         raise ValueError(BACKWARD)

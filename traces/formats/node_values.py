@@ -109,7 +109,7 @@ class _Context:
 
 def _decode(value: Any, shape: Any, kind: Any, stride: Any, schema_kind: str, context: _Context) -> Any:
     if not isinstance(kind, str):
-        raise FormatError(f"unknown type: {str(kind)[:60]}")
+        raise FormatError(f"the type of an argument is not a string: {str(kind)[:60]}")
     if match := TENSOR.fullmatch(kind):
         return _tensor(value, shape, match[1], stride, context)
     if match := LIST.fullmatch(kind):
@@ -120,7 +120,7 @@ def _decode(value: Any, shape: Any, kind: Any, stride: Any, schema_kind: str, co
 def _list(value: Any, shape: Any, match: re.Match[str], stride: Any, schema_kind: str, context: _Context) -> Any:
     kinds = list(pieces(match[2]))
     if not isinstance(value, list) or len(value) != len(kinds):
-        raise FormatError("the values and types of a list differ in number")
+        raise FormatError(f"a list of the type {match[0][:60]} has other values: {str(value)[:60]}")
     empty = [None] * len(value)
     shapes = shape if isinstance(shape, list) and len(shape) == len(value) else empty
     strides = stride if isinstance(stride, list) and len(stride) == len(value) else empty
@@ -138,7 +138,7 @@ def _scalar(value: Any, kind: str, schema_kind: str) -> Any:
     if type(value) is bool or value is None:
         return value
     if type(value) is not int or not -LIMIT <= value < LIMIT:
-        raise FormatError(f"unsupported argument: {str(value)[:60]}")
+        raise FormatError(f"unsupported argument of type {kind[:40]}: {str(value)[:60]}")
     if schema_kind in VALUE_OF_CODE:
         return VALUE_OF_CODE[schema_kind].get(value, Opaque(f"{schema_kind} {value}"))
     return float(value) if kind == "Double" or schema_kind == "float" else value
@@ -165,7 +165,7 @@ def _text(value: str, kind: str) -> Any:
 
 def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context) -> TensorSpec | Opaque | None:
     if not isinstance(value, list) or not 5 <= len(value) <= 6:
-        raise FormatError("a tensor is not a list of five or six values")
+        raise FormatError(f"expected a list of five or six values for a tensor, got {str(value)[:60]}")
     context.values.tensors += 1
     if element == UNDEFINED:
         return None

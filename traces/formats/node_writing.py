@@ -214,7 +214,7 @@ def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]
     text, schema, defaults = _schema(signature.op)
     names = [parameter.name for parameter in schema.parameters]
     if len(signature.args) > len(names) or not set(signature.kwargs) <= set(names):
-        raise NotWritten("its arguments do not match its schema")
+        raise NotWritten(f"its arguments do not match its schema, {text[:100]}")
     given = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
     missing = [name for name in names if name not in given and name not in defaults]
     if missing:

@@ -298,7 +298,7 @@ def _node(
             raise NoOperator(f"onnx infers no shape of its {'inputs' if is_input else 'outputs'}")
         dtype, shape = shapes[name]
         if not all(0 <= size < LIMIT >> 1 for size in shape) or prod(shape) >= LIMIT >> 1:
-            raise NoOperator("a size is out of range")
+            raise NoOperator(f"the shape of one of its tensors is negative or too large: {str(shape)[:60]}")
         spec = tensor(shape, dtype, storages.of(name) if is_input else None)
         values = constants.get(name)
         fits = values is not None and len(values) == prod(shape) and 0 < len(values) <= MAX_ELEMENTS

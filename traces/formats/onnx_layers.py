@@ -32,7 +32,7 @@ def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: lis
     begins, ends = [], []
     for size, width, step, gap in zip(node.x.shape[2:], kernel, stride, dilation, strict=True):
         if step < 1:
-            raise NoOperator("a stride is less than 1")
+            raise NoOperator(f"one of its strides is less than 1: {stride}")
         total = max((-(-size // step) - 1) * step + (width - 1) * gap + 1 - size, 0)
         less, more = total // 2, total - total // 2
         begins.append(less if mode == "SAME_UPPER" else more)
@@ -84,7 +84,7 @@ def _max_pool(node: OnnxNode) -> list[OnnxCall]:
     dilation, ceil = node.spatial("dilations", 1), bool(node.get("ceil_mode", 0))
     calls, x, padding = _padded(node, *_padding(node, kernel, stride, dilation), float("-inf"))
     if any(2 * pad > width for pad, width in zip(padding, kernel, strict=True)):
-        raise NoOperator("the padding is more than half of the window")
+        raise NoOperator(f"its padding {padding} is more than half of the window {kernel}")
     args = (x, kernel, stride, padding, dilation, ceil)
     if len(kernel) == 1:
         return [*calls, OnnxCall("max_pool1d.default", args, node.out, {})]

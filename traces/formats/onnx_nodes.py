@@ -100,14 +100,14 @@ def _range(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
     (start,), (end,), (step,) = inputs
     places = range(start, end, step)
     if len(places) > MOST_ELEMENTS:
-        raise ValueError("too long")
+        raise ValueError(f"a range of more than {MOST_ELEMENTS:,} elements")
     return list(places)
 
 
 def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
     count = prod(inputs[0])
     if len(inputs[0]) > 1 or not 0 <= count <= MOST_ELEMENTS:
-        raise ValueError("too long")
+        raise ValueError(f"a constant of more than {MOST_ELEMENTS:,} elements")
     return [(attributes.get("value") or [0.0])[0]] * count
 
 
@@ -187,7 +187,7 @@ def _check(nodes: Iterable[Any], functions: dict[Key, Any]) -> None:
 
     def size_of(nodes: Iterable[Any], depth: int) -> int:
         if depth > MOST_DEPTH:
-            raise _TooMany("they are nested too deeply")
+            raise _TooMany(f"they are nested more than {MOST_DEPTH} levels deep")
         total = 0
         for node in nodes:
             key = _key(node, node.op_type)
@@ -199,7 +199,7 @@ def _check(nodes: Iterable[Any], functions: dict[Key, Any]) -> None:
 
     def size_of_function(key: Key, depth: int) -> int:
         if key in running:
-            raise _TooMany("a function calls itself")
+            raise _TooMany(f"the function {key[1][:60]} calls itself")
         if key not in sizes:
             running.add(key)
             sizes[key] = size_of(functions[key].node, depth + 1)
@@ -268,7 +268,7 @@ class OnnxNode:
     @property
     def out(self) -> TensorSpec:
         if not self.outputs or self.outputs[0] is None:
-            raise NoOperator("its output is unused")
+            raise NoOperator("its first output is unused, so its shape is unknown")
         return self.outputs[0]
 
     @property
@@ -282,7 +282,7 @@ class OnnxNode:
         """Return the input with this index; raise `NoOperator` if it is missing."""
         value = self.inputs[place] if place < len(self.inputs) else None
         if value is None:
-            raise NoOperator("an input is missing")
+            raise NoOperator(f"its input {place} is missing")
         return value
 
     def all_inputs(self) -> list[TensorSpec]:
@@ -303,7 +303,7 @@ class OnnxNode:
         """
         value = self.attributes.get(name, default)
         if type(value) is not type(default) and not (value is None or default is None):
-            raise NoOperator(f"its attribute {name} has an unexpected type")
+            raise NoOperator(f"its attribute {name} has the type {type(value).__name__}, not {type(default).__name__}")
         return value
 
     def numbers(self, name: str, place: int) -> list[Any] | None:
@@ -337,7 +337,7 @@ class OnnxNode:
         """Return the dimension of the first input, from 0, that the attribute `name` selects; `default` without it."""
         value = int(self.get(name, default))
         if not -self.rank <= value < max(self.rank, 1):
-            raise NoOperator("a dimension does not exist")
+            raise NoOperator(f"its {name} is {value}, but its input has {self.rank} dimensions")
         return value % max(self.rank, 1)
 
     def spatial(self, name: str, default: int) -> list[int]:
@@ -350,7 +350,7 @@ class OnnxNode:
             raise NoOperator(f"unsupported: {count} spatial dimensions")
         values: list[int] = self.get(name, [default] * count)
         if len(values) != count:
-            raise NoOperator(f"its {name} have another number of dimensions")
+            raise NoOperator(f"its {name} have {len(values)} elements for {count} spatial dimensions")
         return values
 
     def step(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> TensorSpec:
@@ -369,7 +369,7 @@ def transposed(spec: TensorSpec) -> TensorSpec:
     """Return the metadata of a view of a tensor with the last two dimensions exchanged."""
     assert spec.stride is not None, "it is strided"
     if len(spec.shape) < 2:
-        raise NoOperator("unsupported: transposed vector")
+        raise NoOperator("unsupported: transposition of a tensor with fewer than two dimensions")
     *rest, rows, columns = range(len(spec.shape))
     order = (*rest, columns, rows)
     shape, stride = (tuple(sizes[place] for place in order) for sizes in (spec.shape, spec.stride))

@@ -146,7 +146,7 @@ def _with(op: str, *attributes: tuple[str, float]) -> Lower:
 def _hard_sigmoid(node: OnnxNode) -> list[OnnxCall]:
     alpha, beta = node.get("alpha", 0.2), node.get("beta", 0.5)
     if abs(alpha - 1 / 6) > 1e-6 or beta != 0.5:
-        raise NoOperator("torch's operator has a different slope")
+        raise NoOperator(f"torch's operator has alpha=1/6 and beta=0.5, the node {alpha} and {beta}")
     return call(node, "hardsigmoid.default", node.x)
 
 
@@ -168,7 +168,7 @@ def _softmax(op: str) -> Lower:
 def _topk(node: OnnxNode) -> list[OnnxCall]:
     count = node.whole("k", 1)
     if not count:
-        raise NoOperator("its k is missing")
+        raise NoOperator("its input k is missing or data-dependent")
     flags = bool(node.get("largest", 1)), bool(node.get("sorted", 1))
     outputs = tuple(NOT_RECORDED if item is None else item for item in node.outputs)
     return call(node, "topk.default", node.x, count[0], node.axis(-1), *flags, outputs=outputs)
@@ -177,7 +177,7 @@ def _topk(node: OnnxNode) -> list[OnnxCall]:
 def _cumsum(node: OnnxNode) -> list[OnnxCall]:
     axis = node.whole("axis", 1)
     if not axis or node.get("exclusive", 0) or node.get("reverse", 0):
-        raise NoOperator("unsupported: exclusive or reverse sum")
+        raise NoOperator("unsupported: exclusive or reverse sum, or data-dependent axis")
     return call(node, "cumsum.default", node.x, axis[0])
 
 
@@ -206,7 +206,7 @@ FAR = 1 << 62
 
 def _view(node: OnnxNode) -> list[OnnxCall]:
     if prod(node.x.shape) != prod(node.out.shape):
-        raise NoOperator("the shapes have different numbers of elements")
+        raise NoOperator("its input and output have different numbers of elements")
     return call(node, "view.default", node.x, list(node.out.shape))
 
 
@@ -236,7 +236,7 @@ def _split(node: OnnxNode) -> list[OnnxCall]:
 def _slice(node: OnnxNode) -> list[OnnxCall]:
     starts, ends = node.whole("starts", 1), node.whole("ends", 2)
     if starts is None or ends is None:
-        raise NoOperator("its starts or ends are missing")
+        raise NoOperator("its starts or ends are missing or data-dependent")
     axes = node.whole("axes", 3) or list(range(len(starts)))
     steps = node.whole("steps", 4) or [1] * len(starts)
     if not len(starts) == len(ends) == len(axes) == len(steps) or not starts:
@@ -245,7 +245,7 @@ def _slice(node: OnnxNode) -> list[OnnxCall]:
     x = node.x
     for place, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=True)):
         if step < 1 or not -node.rank <= axis < node.rank:
-            raise NoOperator("unsupported: negative step")
+            raise NoOperator(f"unsupported: step {step} along dimension {axis} of {node.rank}")
         size = x.shape[axis]
         shape = list(x.shape)
         shape[axis] = len(range(*slice(start, end, step).indices(size)))
@@ -276,14 +276,14 @@ def _scatter_elements(node: OnnxNode) -> list[OnnxCall]:
     if reduction == "none":
         return call(node, "scatter.src", *args)
     if reduction not in reductions:
-        raise NoOperator("torch does not have this reduction")
+        raise NoOperator(f"torch does not have the reduction {reduction[:40]!r}")
     return call(node, "scatter_reduce.two", *args, reductions[reduction])
 
 
 def _tile(node: OnnxNode) -> list[OnnxCall]:
     repeats = node.whole("repeats", 1)
     if repeats is None or len(repeats) != node.rank or min(repeats, default=0) < 0:
-        raise NoOperator("its repeats are missing")
+        raise NoOperator("its repeats are missing, negative, or not one per dimension")
     return call(node, "repeat.default", node.x, repeats)
 
 
@@ -304,13 +304,13 @@ def _pad(node: OnnxNode) -> list[OnnxCall]:
         return call(node, "constant_pad_nd.default", node.x, flat, values[0])
     names = {"reflect": "reflection", "edge": "replication"}
     if mode not in names or len(last_first) not in (1, 2, 3) or min(flat) < 0:
-        raise NoOperator("torch's operator pads one to three dimensions")
+        raise NoOperator(f"torch cannot pad {len(last_first)} dimensions by {flat} in the mode {mode[:40]!r}")
     return call(node, f"{names[mode]}_pad{len(last_first)}d.default", node.x, flat)
 
 
 def _depth_to_space(node: OnnxNode) -> list[OnnxCall]:
     if node.get("mode", "DCR") != "CRD":
-        raise NoOperator("torch's operator has a different order of channels")
+        raise NoOperator("torch's operator orders channels as in mode CRD, the node as in mode DCR")
     return call(node, "pixel_shuffle.default", node.x, int(node.get("blocksize", 1)))
 
 

@@ -80,7 +80,12 @@ def _counted_lines(file: ForeignFile) -> Iterator[tuple[str, str, int]]:
         match = CALL_LINE.fullmatch(line.strip())
         if match is None:
             if line.strip():
-                file.losses.skip(op or "?", f"line {number} is not a call" if not op else "a line is not a call")
+                file.losses.skip(
+                    op or "?",
+                    f"line {number} is not a call"
+                    if not op
+                    else "a line is neither 'Operator: NAME' nor 'cnt: N, ARGUMENTS'",
+                )
             continue
         yield op, match[2], int(match[1])
 
@@ -111,19 +116,19 @@ def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     Raise `ValueError` for any other text.
     """
     if len(text) > MOST_TEXT:
-        raise ValueError("the arguments are too long")
+        raise ValueError(f"the arguments have more than {MOST_TEXT:,} characters")
     try:
         with warnings.catch_warnings():
             # Python warns about numbers that run into words; they are reported like everything that cannot be read
             warnings.simplefilter("ignore")
             value = literal(ast.parse(text, mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError, TypeError, KeyError) as error:
-        raise ValueError("the arguments are not written as Python literals") from error
+        raise ValueError(f"the arguments are not written as Python literals: {text[:60]!r}") from error
     if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], tuple):
-        raise ValueError("the arguments are not a tuple and a dictionary")
+        raise ValueError(f"expected a tuple and a dictionary of arguments, got {text[:60]!r}")
     args, kwargs = value
     if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
-        raise ValueError("the arguments are not a tuple and a dictionary")
+        raise ValueError(f"expected a tuple and a dictionary of arguments, got {text[:60]!r}")
     return args, kwargs
 
 
@@ -131,7 +136,7 @@ def literal(node: ast.expr) -> Any:
     """Return the value of a parsed expression in the notation of these files, or raise `ValueError`."""
     match node:
         case ast.Constant(value=int() as value) if value >= LARGEST:
-            raise ValueError("an integer has more than 64 bits")
+            raise ValueError(f"an integer has more than 64 bits: {value.bit_length()}")
         case ast.Constant(value=None | bool() | int() | float() | str() as value):
             return value
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) as operand):
@@ -179,13 +184,15 @@ def device_named(name: str) -> torch.device:
 
 def _tensor(*args: Any, **words: Any) -> TensorSpec:
     if len(args) not in (2, 3) or "made_of" in words or not set(words) <= {"stride", "layout"}:
-        raise ValueError("a tensor is not written as T([sizes], dtype)")
+        raise ValueError(
+            f"expected a tensor as T([sizes], dtype), got T with {len(args)} arguments and keywords {[*words][:3]}"
+        )
     shape, dtype, *rest = args
     # the third argument is a layout in some files and the strides in others
     strides = rest if rest and isinstance(rest[0], list | tuple) else [words["stride"]] if "stride" in words else []
     layout = rest[0] if rest and not strides else words.get("layout", torch.strided)
     if layout is not torch.strided:
-        raise ValueError("unsupported: sparse tensor (the file does not have its contents)")
+        raise ValueError(f"unsupported: tensor of layout {str(layout)[:40]} (the file does not have its contents)")
     return tensor_of(shape, dtype, strides[0] if strides else None)
 
 

@@ -181,7 +181,7 @@ def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
         if isinstance(result, Bound):
             return result
         reasons.append(result)
-    raise NoOverload(reasons[0] if len(reasons) == 1 else "no overload takes these arguments")
+    raise NoOverload(reasons[0] if len(reasons) == 1 else f"no overload of {name} takes these arguments")
 
 
 def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses: Losses) -> Bound:
@@ -276,7 +276,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
     values = dict(zip((parameter.name for parameter in parameters), args, strict=False))
     for name, value in kwargs.items():
         if name in values:
-            return f"{name} is given twice"
+            return f"{op_of(schema)} has two values for its argument {name}"
         values[name] = value
     names = {parameter.name for parameter in parameters}
     if unknown := [name for name in values if name not in names]:

@@ -87,7 +87,7 @@ class UnreadableCase(ValueError):
 def _entries(form: Any, expand: Expand) -> ValueChoices:
     """Return the entries into which an iterator (`expand`) expands one entry of a file."""
     if not isinstance(form, dict):
-        raise ValueError("an entry is not an object")
+        raise ValueError(f"an entry of a section is not a JSON object: {str(form)[:40]}")
     with reasons():
         choices = expand(form)
     weight, repeats = weight_of(form), _repeats_of(form)
@@ -121,7 +121,7 @@ def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any
 
 def _cases_of(op: str, info: Any, losses: Losses) -> ValueChoices:
     if not isinstance(info, dict) or not isinstance(info.get("config"), list):
-        raise ValueError("the entry has no list of configurations")
+        raise ValueError("its `config` is not a list")
     build_iterator = _named(iterators.get, info, "build_iterator", ITERATOR)
     input_iterator = _named(iterators.get, info, "input_iterator", ITERATOR)
     build_generator = _named(generators.get, info, "build_data_generator", GENERATOR)
@@ -129,7 +129,7 @@ def _cases_of(op: str, info: Any, losses: Losses) -> ValueChoices:
 
     def pairs_of(config: Any) -> ValueChoices:
         if not isinstance(config, dict) or not isinstance(config.get("input"), list):
-            raise ValueError("a configuration has no input section")
+            raise ValueError("the `input` of a configuration is not a list")
         build = config.get("build")
         builds = _expanded(op, build, build_iterator, losses) if build else Listed([SectionEntry(None)])
         return combinations([builds, _expanded(op, config["input"], input_iterator, losses)])
@@ -157,14 +157,14 @@ def _named(find: Any, info: dict[str, Any], key: str, default: str) -> Any:
 
 def _expanded(op: str, section: Any, expand: Expand, losses: Losses) -> ValueChoices:
     if not isinstance(section, list):
-        raise ValueError("a section is not a list")
+        raise ValueError(f"a `build` or `input` section is not a list: {str(section)[:40]}")
     return chain([part for form in section for part in _made(op, losses, _entries, form, expand)])
 
 
 def _repeats_of(form: dict[str, Any]) -> int:
     repeats = form.get("count", 1)
     if type(repeats) is not int or repeats < 1:
-        raise ValueError("a count is not a positive integer")
+        raise ValueError(f"the `count` of an entry is not a positive integer: {str(repeats)[:40]}")
     return repeats
 
 
@@ -259,7 +259,7 @@ def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
     """Return the configurations of a file by operator, and the device that the file names."""
     form = file.parse(file.content(MOST_BYTES), MOST_ITEMS)
     if not isinstance(form, dict):
-        raise file.damage("it is not an object of operators")
+        raise file.damage("it is not a JSON object of operators")
     if "op_name" not in form or "op_info" not in form:
         return form, "cpu"
     options = form.get("run_options")

@@ -72,7 +72,7 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
         return None
     text = next(iter((*build.args, *build.kwargs.values())))
     if not isinstance(text, str):
-        raise ValueError("the entry names no module, and its build section contains no operator schema")
+        raise ValueError(f"the entry names no module, and its `build` has no operator schema but {str(text)[:40]}")
     schema = parse_schema(text)
     if schema is None:
         raise ValueError(f"the build section is not an operator schema: {text[:60]!r}")
@@ -89,7 +89,7 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
         raise NoOverload(f"{schema.name} takes {len(schema.names)} arguments, not {len(arguments.args)}")
     named = dict(zip(schema.names, arguments.args, strict=False))
     if not set(named).isdisjoint(arguments.kwargs):
-        raise NoOverload("an argument is given twice")
+        raise NoOverload(f"{schema.name} has an argument by position and by name")
     try:
         bound = bind(_with_overload(schema.name), (), named | arguments.kwargs)
     except NoOverload as first:
@@ -118,7 +118,7 @@ def _typed(name: str, value: Any) -> Any:
     if types is None or type(value) is not int:
         return value
     if value not in types:
-        raise ValueError(f"unknown number of a {name}: {value}")
+        raise ValueError(f"unknown {name} with the number {value}")
     return types[value]
 
 
@@ -192,7 +192,7 @@ def _plain_type(text: str) -> str:
 def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:
     """Yield each parameter of the schema with its argument in the signature, or its default."""
     if len(signature.args) > len(schema.arguments):
-        raise ValueError("the call has more arguments than its schema")
+        raise ValueError(f"{signature.op} takes {len(schema.arguments)} arguments, not {len(signature.args)}")
     for place, parameter in enumerate(schema.arguments):
         if place < len(signature.args):
             yield parameter, signature.args[place]
@@ -201,7 +201,7 @@ def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any
         elif parameter.has_default_value():
             yield parameter, parameter.default_value
         else:
-            raise ValueError(f"the call lacks the argument {parameter.name}")
+            raise ValueError(f"{signature.op} lacks its argument {parameter.name}")
 
 
 def _form(name: str, value: Any) -> dict[str, Any]:

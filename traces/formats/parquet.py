@@ -89,7 +89,7 @@ def _records(file: ForeignFile, content: ParquetFile) -> Iterator[Record | CallB
                 before, block = _open_block(file, text)
                 yield from before
             if block is None:
-                raise file.damage("a call is not in a block")
+                raise file.damage("its first calls have no record of the type calls")
             block.add(rows)
             if block.rows == block.count:
                 try:
@@ -121,7 +121,7 @@ def _parts(places: list[int], count: int) -> Iterator[tuple[int, int]]:
 def _known(file: ForeignFile, form: Any) -> Iterator[Record]:
     """Yield the record that a JSON value describes, or nothing if this version does not know its type."""
     if not isinstance(form, dict):
-        raise file.damage("a line is not a record")
+        raise file.damage(f"a line is not a record of a trace: {str(form)[:60]}")
     try:
         record = from_json(form)
     except (FormatError, RecursionError) as error:
@@ -151,7 +151,7 @@ class _Block:
         self.rows += rows.num_rows
         self.pieces.append(rows)
         if self.rows > self.count:
-            raise self.file.damage("a call is not in a block")
+            raise self.file.damage(f"a block has {counted(self.rows, 'call')}, not {self.count}")
 
     def too_short(self) -> Exception:
         """Return the error to raise if the file's rows end before the block is complete."""
@@ -164,7 +164,7 @@ class _Block:
     def block(self) -> CallBlock:
         """Return the complete block; raise `FormatError` if its columns are inconsistent."""
         if any(piece.column("start_ns").null_count for piece in self.pieces):
-            raise self.file.damage("a call has no time")
+            raise self.file.damage("a call has no start_ns")
         rest = self.rest
         start_ns, duration_ns = self._column("start_ns"), self._column("duration_ns")
         check_times(start_ns, duration_ns)
@@ -209,7 +209,7 @@ class _Block:
             storages = np.array(integers(decode_storages(codes, newest)), dtype=np.int64)
             counts = np.array(integers(tensors), dtype=np.int64)
             if len(counts) not in (0, self.count):
-                raise FormatError("the columns of a block differ in length")
+                raise FormatError(f"a block has {self.count} calls and {len(counts)} numbers of tensors")
             check_tensors(counts, storages)
             return counts, storages
         if tensors is not True:
@@ -217,7 +217,7 @@ class _Block:
         lists = [piece.column(STORAGES) for piece in self.pieces if STORAGES in piece.schema.names]
         numbers = [piece.flatten() for piece in lists]
         if not lists or any(piece.null_count for piece in (*lists, *numbers)):
-            raise FormatError("the storages of calls are missing")
+            raise FormatError(f"the column {STORAGES} is missing or has no value for a call")
         counts = np.concatenate([piece.value_lengths().to_numpy(zero_copy_only=False) for piece in lists])
         return counts.astype(np.int64), np.concatenate([piece.to_numpy(zero_copy_only=False) for piece in numbers])
 
@@ -231,12 +231,12 @@ def _open_block(file: ForeignFile, text: str) -> tuple[Iterator[Record], _Block]
         if isinstance(form, dict) and form.get("type") == "calls" and "rows" in form:
             count = form["rows"]
             if type(count) is not int or count < 1:
-                raise file.damage("a block has no calls")
+                raise file.damage(f"the number of calls in a block is not a positive integer: {str(count)[:40]}")
             before = (record for earlier in lines[:place] for record in _known(file, file.parse(earlier)))
             return before, _Block(file, form, count, lines[place + 1 :])
     for line in lines:
         file.parse(line)
-    raise file.damage("a call is not in a block")
+    raise file.damage("a call that begins a block has no record of the type calls")
 
 
 formats.register("parquet")(

@@ -162,7 +162,7 @@ class EventTable:
         """Add an event, a JSON object, if it concerns operators; raise `ValueError` if it is invalid."""
         self.read += 1
         if not isinstance(event, dict):
-            raise ValueError("an event is not a JSON object")
+            raise ValueError(f"an event is not a JSON object: {str(event)[:60]}")
         kind, facts = event.get("cat"), event.get("args")
         facts = facts if isinstance(facts, dict) else {}
         if event.get("ph") == "M" and event.get("name") == "thread_name":

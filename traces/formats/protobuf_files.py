@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from opgrip.cli.plugins import needed
-from opgrip.errors import FormatError
+from opgrip.errors import FormatError, one_line
 
 MOST_MESSAGE = 4 << 20
 """maximum size in bytes of a length-prefixed message"""
@@ -60,7 +60,7 @@ def parse_message(message_class: Any, data: bytes) -> Any:
         return message_class.FromString(data)
     except Exception as error:
         # protobuf raises different errors for it, depending on its version
-        raise FormatError("a message cannot be parsed") from error
+        raise FormatError("the bytes of a message do not match its protobuf type") from error
 
 
 def message_from_json(message_class: Any, form: Any) -> Any:
@@ -71,13 +71,13 @@ def message_from_json(message_class: Any, form: Any) -> Any:
     from google.protobuf import json_format
 
     if not isinstance(form, dict):
-        raise FormatError("a message of the file is not a JSON object")
+        raise FormatError(f"a node is not a JSON object: {str(form)[:60]}")
     try:
         # the names of types belong to an enumeration that is not declared here
         known = {name: value for name, value in form.items() if name != "type"}
         return json_format.ParseDict(known, message_class(), ignore_unknown_fields=True)
     except Exception as error:
-        raise FormatError("a message cannot be parsed") from error
+        raise FormatError(f"a node does not match its protobuf type: {one_line(error, 100)}") from error
 
 
 def with_length(message: bytes) -> bytes:
@@ -122,7 +122,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
         number |= (byte & 0x7F) << 7 * place
         if not byte & 0x80:
             return number % (1 << 64), position + place + 1
-    raise FormatError("a number is cut or longer than 64 bits")
+    raise FormatError("the length of a message is cut or has more than 64 bits")
 
 
 def has_more_fields(data: bytes, descriptor: Any, limit: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from opgrip.errors import UserError
+from opgrip.errors import UserError, one_line
 from opgrip.traces.formats.building import (
     NO_GRADIENTS,
     NO_TIMES,
@@ -112,7 +112,7 @@ def _add_calls(graph: dict[str, Any], values: _Values, file: ForeignFile, builde
     for node in nodes if isinstance(nodes, list) else ():
         target = node.get("target") if isinstance(node, dict) else None
         if not isinstance(target, str):
-            file.losses.skip("?", "a node does not name its operator")
+            file.losses.skip("?", "a node has no `target`, the name of its operator")
             continue
         op = match[1] if (match := OPERATOR.fullmatch(target)) else target[:100]
         try:
@@ -125,8 +125,8 @@ def _add_calls(graph: dict[str, Any], values: _Values, file: ForeignFile, builde
             file.losses.skip(op, str(error))
         except ValueError as error:
             file.losses.skip(op, str(error)[:200])
-        except (KeyError, TypeError, AttributeError, OverflowError):
-            file.losses.skip(op, "its inputs or outputs have an unknown form")
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            file.losses.skip(op, f"a node has an unexpected form ({one_line(error, 100)})")
 
 
 def _add_call(op: str, node: dict[str, Any], values: _Values, builder: RecordBuilder) -> None:
@@ -226,7 +226,7 @@ class _Values:
         cannot hold it.
         """
         if not isinstance(form, dict) or len(form) != 1:
-            raise ValueError(f"an argument has an unknown form: {str(form)[:60]}")
+            raise ValueError(f"an argument is not a JSON object of one member: {str(form)[:60]}")
         ((kind, body),) = form.items()
         if kind in CONSTANTS:
             return CONSTANTS[kind](body)
@@ -243,7 +243,7 @@ class _Values:
                 return self._named(kind, body)
             case "as_sym_ints" | "as_sym_bools" | "as_sym_floats":
                 return [self._named(kind[:-1], item) for item in body]
-        raise ValueError(f"unsupported argument ({str(kind)[:40]})")
+        raise ValueError(f"unsupported kind of argument: {str(kind)[:40]}")
 
     def _named(self, kind: str, form: Any) -> Any:
         match kind, form:

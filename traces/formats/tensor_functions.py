@@ -119,7 +119,7 @@ def run_function(name: str, recording: MetaRecording, args: Sequence[Any], kwarg
 def checked(value: Any) -> Any:
     """Return a value; raise `ValueError` if it is a number that does not fit in 64 bits."""
     if isinstance(value, int) and not -LIMIT <= value < LIMIT:
-        raise ValueError("an integer has more than 64 bits")
+        raise ValueError("the program computes an integer of more than 64 bits")
     return value
 
 
@@ -136,9 +136,10 @@ def operated(function: Callable[..., Any], *operands: Any) -> Any:
         if sum(map(len, operands)) > MOST_ITEMS:
             raise ValueError(f"a concatenation of lists has more than {MOST_ITEMS:,} elements")
     elif not all(isinstance(operand, bool | int | float | complex) for operand in operands):
-        raise ValueError("unsupported: an operator on values that are not numbers")
+        kinds = ", ".join(type(operand).__name__ for operand in operands)
+        raise ValueError(f"unsupported: the operator {function.__name__} of {kinds}")
     elif function in (operator.pow, operator.lshift) and isinstance(operands[1], int) and abs(operands[1]) > 64:
-        raise ValueError("an integer has more than 64 bits")
+        raise ValueError("the program computes an integer of more than 64 bits")
     try:
         return checked(function(*operands))
     except (ArithmeticError, TypeError) as error:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from opgrip.errors import one_line
 from opgrip.traces.formats.configurations.modules import PIECES, MetaRecording, Recorded
 from opgrip.traces.formats.tensor_functions import (
     CONSTANTS,
@@ -85,11 +86,11 @@ class TensorProgram:
 
     def __init__(self, text: str, recording: MetaRecording) -> None:
         if len(text) > MOST_TEXT or sum(1 for _ in TOKEN.finditer(text)) > MOST_TOKENS:
-            raise ValueError(f"the program's text has more than {MOST_TOKENS:,} words")
+            raise ValueError(f"its text has more than {MOST_TOKENS:,} words")
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise ValueError("the program's text is not Python") from error
+            raise ValueError(f"its text is not Python ({one_line(error, 100)})") from error
         self.recording = recording
         self._steps = self._depth = 0
         self._globals: dict[str, Any] = {"torch": _Path("torch"), "math": _Path("math")}
@@ -186,7 +187,7 @@ class TensorProgram:
         reading = _Reading(self, {**dict(zip(names, args, strict=False)), **kwargs})
         self._set_defaults(function, reading)
         if self._depth >= MOST_DEPTH:
-            raise ValueError("the functions of the program call each other too deeply")
+            raise ValueError(f"calls of the program's functions are nested more than {MOST_DEPTH} levels deep")
         self._depth += 1
         try:
             reading.block(function.body)
@@ -289,7 +290,7 @@ class _Reading:
             case ast.Subscript(value=holder, slice=index):
                 tensor = self.value(holder)
                 if not isinstance(tensor, torch.Tensor):
-                    raise ValueError("unsupported: an assignment to an element")
+                    raise ValueError(f"unsupported: an assignment to an element of a {type(tensor).__name__}")
                 tensor[self.value(index)] = value
             case _:
                 raise ValueError(f"unsupported: an assignment to {type(target).__name__}")
@@ -335,7 +336,7 @@ class _Reading:
                 return results
             case ast.Call(func=function, args=args, keywords=words):
                 if any(word.arg is None for word in words):
-                    raise ValueError("unsupported: arguments in a dictionary")
+                    raise ValueError("unsupported: a call with **arguments")
                 kwargs = {str(word.arg): self.value(word.value) for word in words}
                 return self._call(self.value(function), [*map(self.value, args)], kwargs)
         raise ValueError(f"unsupported expression: {ast.unparse(node)[:60]}")
@@ -371,7 +372,7 @@ class _Reading:
         if isinstance(value, torch.Tensor):
             return value[index]
         if not isinstance(value, list | tuple) or not isinstance(index, int | slice):
-            raise ValueError("unsupported: an element of a value that is not a list or tensor")
+            raise ValueError(f"unsupported: element {str(index)[:40]!r} of a {type(value).__name__}")
         return value[index]
 
     def _call(self, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -382,7 +383,7 @@ class _Reading:
                 return self._program.inner_call(function, args, kwargs)
             case _Path(name=name):
                 return run_function(name, self._program.recording, args, kwargs)
-        raise ValueError("unsupported: a call of something that is not a named function")
+        raise ValueError(f"unsupported: a call of a {type(function).__name__}, which is not a function")
 
     def _method(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return run_function(name, self._program.recording, args, kwargs)
@@ -392,5 +393,7 @@ def _items(value: Any) -> Sequence[Any]:
     if isinstance(value, torch.Tensor):
         value = value.unbind(0)
     if not isinstance(value, list | tuple | range) or len(value) > PIECES:
-        raise ValueError("unsupported: a loop over this value")
+        raise ValueError(
+            f"unsupported: a loop over, or an assignment from, a {type(value).__name__} of unknown or large size"
+        )
     return value

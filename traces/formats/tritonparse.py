@@ -120,7 +120,7 @@ def _add_launch(
         raise ValueError(TRIED)
     arguments, metadata, grid = (event.get(key) for key in ("extracted_args", "compilation_metadata", "grid"))
     if not isinstance(arguments, dict) or not isinstance(metadata, dict):
-        raise ValueError("the file does not have the arguments of the call")
+        raise ValueError("the launch has no extracted_args or no compilation_metadata")
     if not isinstance(grid, list) or not 1 <= len(grid) <= MOST_DIMENSIONS:
         raise ValueError(f"the grid of the launch is not a list of 1 to {MOST_DIMENSIONS} sizes")
     if not all(type(size) is int and 0 <= size <= LARGEST for size in grid):
@@ -131,7 +131,7 @@ def _add_launch(
     values = {key: _value(key, form) for key, form in arguments.items()}
     constants = {key: value for key, value in values.items() if key in source.constants}
     if any(isinstance(value, TensorSpec) for value in constants.values()):
-        raise ValueError("a constant of the kernel is a tensor")
+        raise ValueError("a tensor is passed for a constexpr argument of the kernel")
     running = tuple(value for key, value in values.items() if key not in constants)
     options = {key: metadata[key] for key in OPTIONS if type(metadata.get(key)) is int}
     args, kwargs, _, _ = split(running, launch_keywords(tuple(grid), constants, options), None)
@@ -150,7 +150,7 @@ def _value(name: str, form: Any) -> Any:
             return replace(tensor, storage=_memory_of(tensor, rest.get("data_ptr")))
         case {"type": "int" | "float" | "bool" | "str", "value": bool() | int() | float() | str() as value}:
             if type(value) is int and not -(1 << 63) <= value < 1 << 64:
-                raise ValueError("an integer has more than 64 bits")
+                raise ValueError(f"the kernel's argument {name[:60]} has more than 64 bits: {str(value)[:40]}")
             return value
         case {"type": "NoneType"}:
             return None
@@ -158,7 +158,7 @@ def _value(name: str, form: Any) -> Any:
             return DTYPES[text]
         case {"type": str() as kind}:
             raise ValueError(f"the file does not have the value of the kernel's argument {name[:60]}, a {kind[:60]}")
-    raise ValueError("the file does not have the arguments of the call")
+    raise ValueError(f"the kernel's argument {name[:60]} has no type: {str(form)[:40]}")
 
 
 def _memory_of(tensor: TensorSpec, address: Any) -> int | None:

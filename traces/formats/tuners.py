@@ -142,12 +142,12 @@ def _matrix(rows: int, columns: int, stride: Sequence[int]) -> Matrix:
 def _product(problem: Problem) -> Product:
     """Return the sizes and layouts of a matrix product; raise `Untunable` if the problem is another operator."""
     if problem.name not in PRODUCTS:
-        raise Untunable("the tuner is for matrix products")
+        raise Untunable("not a matrix product, the only kind of call that the tuner takes")
     args = problem.signature.args
     bias, left, right = (None if at is None or at >= len(args) else args[at] for at in PRODUCTS[problem.name])
     bias = problem.signature.kwargs.get("bias", bias)
     if not (isinstance(left, TensorSpec) and isinstance(right, TensorSpec) and left.stride and right.stride):
-        raise Untunable("a matrix is not strided")
+        raise Untunable("one of its matrices is sparse or not a tensor")
     is_linear, batch = problem.name == "linear", left.shape[0] if "bmm" in problem.name else None
     m, k, n = prod(left.shape[batch is not None : -1]), left.shape[-1], right.shape[0 if is_linear else -1]
     requested = [item for item in (*args, *problem.signature.kwargs.values()) if isinstance(item, torch.dtype)]
@@ -167,14 +167,16 @@ def _product(problem: Problem) -> Product:
 def _named(library: int, *dtypes: str) -> list[str]:
     names = [NAMES.get(dtype, ("", "", ""))[library] for dtype in dtypes]
     if not all(names):
-        raise Untunable(f"the tuner has no dtype {dtypes[names.index('')]}")
+        raise Untunable(f"the tuner does not support the dtype {dtypes[names.index('')]}")
     return names
 
 
 def _aiter(problem: Problem) -> Entry:
     product = _product(problem)
     if not product.right.by_columns or product.left.by_columns:
-        raise Untunable("the tuner is for products with the transpose of a weight")
+        raise Untunable(
+            "the tuner only takes products of a row-major matrix with a transposed one, as in linear layers"
+        )
     dtype, _, out = (f"torch.{name}" for name in product.dtypes)
     values: dict[str, Any] = {"M": product.m, "N": product.n, "K": product.k}
     if product.batch is None:
@@ -183,7 +185,7 @@ def _aiter(problem: Problem) -> Entry:
     elif {*product.dtypes} == {"bfloat16"}:
         values = {"B": product.batch, **values}
     else:
-        raise Untunable("the tuner is for batches of bfloat16")
+        raise Untunable("the tuner only takes batched products of bfloat16")
     key = {name: str(value) for name, value in values.items()}
     return Entry((",".join(key.values()),), key, "batched" if "B" in key else "")
 
@@ -247,7 +249,7 @@ def _convolution(problem: Problem) -> Entry:
     result: Any = args[0] if backward else next(iter(tensors(problem.signature.outputs)), None)
     source, weight, bias, stride, padding, dilation, transposed, _, groups = args[backward : 9 + backward]
     if not all(isinstance(item, TensorSpec) and item.stride for item in (source, weight, result)):
-        raise Untunable("a tensor is not strided, or the result is not recorded")
+        raise Untunable("one of its tensors is sparse, or its result is not recorded")
     rank = len(source.shape) - 2
     sizes = {"i": source.shape[2:], "o": result.shape[2:], "k": weight.shape[2:], "s": stride, "p": padding}
     sizes["d"] = [step - 1 for step in dilation]

@@ -174,7 +174,7 @@ class TraceReader:
             self._counts["signatures"] += 1
             self._largest = max(self._largest, record.number)
         elif isinstance(record, Header) and self.records > 1:
-            raise Damage("a second header: two traces were joined")
+            raise Damage("it has a second header, as if two traces were joined")
         elif isinstance(record, End):
             expected = {"calls": record.calls, "signatures": record.signatures}
             lost = [
@@ -230,7 +230,7 @@ class TraceReader:
         except (ValueError, RecursionError) as error:
             raise Damage("a line is cut or is not JSON") from error
         if not isinstance(form, dict) or not isinstance(form.get("type"), str):
-            raise Damage("a line is not a record")
+            raise Damage("a line is not a JSON object with a `type`")
         if not self.records:
             self._check_header(form)
         try:
@@ -254,11 +254,11 @@ class TraceReader:
 
     def _check_header(self, form: dict[str, object]) -> None:
         if form["type"] != "header" or form.get("format") != FORMAT:
-            raise self._not_a_trace("its first line is not the header of one")
+            raise self._not_a_trace("its first line is not a header record")
         version = str(form.get("version"))
         major = version.partition(".")[0]
         if not major.isdecimal() or len(major) > 9:
-            raise self._not_a_trace(f"its version is {version!r}")
+            raise self._not_a_trace(f"its format version is {version[:40]!r}")
         if int(major) > MAJOR:
             raise UserError(
                 f"{self.path} has format version {version}, newer than the {MAJOR}.x that this opgrip reads",

@@ -149,16 +149,16 @@ def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
     try:
         with path.open("rb") as file:
             if int.from_bytes(file.read(8), "little") > HEADER_BYTES:
-                raise FormatError("the header of the file is too long")
+                raise FormatError(f"the header of the file has more than {HEADER_BYTES:,} bytes")
         with package.safe_open(str(path), framework="pt") as tensors:
             # the package maps the file into memory and has checked the shape
             tensor: torch.Tensor = tensors.get_tensor(key)
     except OSError as error:
-        raise FormatError("the file cannot be opened") from error
+        raise FormatError(f"the file cannot be opened ({one_line(error)})") from error
     except package.SafetensorError as error:
         raise FormatError(f"the tensor {key[:60]!r} cannot be read ({one_line(error)})") from error
     if tensor.nbytes > TENSOR_BYTES:
-        raise FormatError(f"the tensor {key[:60]!r} is too large")
+        raise FormatError(f"the tensor {key[:60]!r} has more than {TENSOR_BYTES:,} bytes")
     # the file does not guarantee that a tensor is aligned for its dtype
     flat = tensor.reshape(-1).view(torch.uint8).clone()
     if tensor.dtype == torch.bool:

@@ -306,7 +306,7 @@ def _read_members(members: list[Any]) -> list[Any]:
 
 def _read_array(spec: ArraySpec) -> ArraySpec:
     if not isinstance(spec.tensor, TensorSpec):
-        raise FormatError("an array whose data is not described as a tensor")
+        raise FormatError(f"the data of an array are not a tensor but {str(spec.tensor)[:60]!r}")
     return spec
 
 

@@ -154,7 +154,7 @@ def check_finite(tree: Json) -> None:
         if isinstance(item, dict | list):
             level += item.values() if isinstance(item, dict) else item
         elif isinstance(item, int | float) and not -float_info.max <= item <= float_info.max:
-            raise FormatError("a number beyond the range of a 64-bit float")
+            raise FormatError("a number is beyond the range of a 64-bit float")
 
 
 def integer(value: Json) -> int:
@@ -297,4 +297,4 @@ def check_hashes(keys: Sequence[Hashable]) -> None:
     slow.
     """
     if len(keys) - len(set(map(hash, keys))) > COLLISIONS:
-        raise FormatError("too many keys with the same hash")
+        raise FormatError(f"more than {COLLISIONS} keys of a dictionary have the same hash as others")

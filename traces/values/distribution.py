@@ -285,7 +285,7 @@ class Probabilities:
         for value in (self.peak, self.zeros, self.denormals):
             checks.share(value, "a probability")
         if self.zeros + self.denormals > 1 + 1e-9:
-            raise FormatError("more zeros and denormals than elements")
+            raise FormatError("probabilities have more zeros and denormals than elements")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return rows with the recorded mean of the largest probability and the recorded shares of zeros and

@@ -27,34 +27,34 @@ def whole(value: Any, what: str, low: int = LOWEST, high: int = HIGHEST) -> None
     what : noun for the field in the message, with its article
     """
     if type(value) is not int or not low <= value <= high:
-        raise FormatError(f"{what} that is not an integer from {low} to {high}: {str(value)[:40]}")
+        raise FormatError(f"{what}: expected an integer from {low} to {high}, got {str(value)[:40]}")
 
 
 def finite(value: Any, what: str) -> None:
     """Raise `FormatError` if a field is not a finite number; `what` is the noun for the field in the message."""
     if type(value) not in (int, float) or (not -UNSIGNED <= value <= UNSIGNED and type(value) is int):
-        raise FormatError(f"{what} that is not a number: {str(value)[:40]}")
+        raise FormatError(f"{what}: expected a number, got {str(value)[:40]}")
     if not math.isfinite(value):
-        raise FormatError(f"{what} that is not finite: {value}")
+        raise FormatError(f"{what}: expected a finite number, got {value}")
 
 
 def share(value: Any, what: str) -> None:
     """Raise `FormatError` if a field is not a number from 0 to 1; `what` is the noun for the field in the message."""
     finite(value, what)
     if not 0 <= value <= 1:
-        raise FormatError(f"{what} that is not a share from 0 to 1: {value}")
+        raise FormatError(f"{what}: expected a number from 0 to 1, got {value}")
 
 
 def flag(value: Any, what: str) -> None:
     """Raise `FormatError` if a field is not a boolean; `what` is the noun for the field in the message."""
     if type(value) is not bool:
-        raise FormatError(f"{what} that is neither true nor false: {str(value)[:40]}")
+        raise FormatError(f"{what}: expected true or false, got {str(value)[:40]}")
 
 
 def listed(values: Any, what: str, least: int, most: int) -> None:
     """Raise `FormatError` if a field is not a list of `least` to `most` items; `what` is its noun in the message."""
     if not isinstance(values, list) or not least <= len(values) <= most:
-        raise FormatError(f"{what} that is not a list of {least} to {most} items")
+        raise FormatError(f"{what}: expected a list of {least} to {most} items, got {str(values)[:40]}")
 
 
 def rising(values: Any, what: str, length: int) -> None:
@@ -66,7 +66,7 @@ def rising(values: Any, what: str, length: int) -> None:
     for value in values:
         finite(value, what)
     if any(after < before for before, after in pairwise(values)):
-        raise FormatError(f"{what} that does not ascend")
+        raise FormatError(f"{what}: expected ascending numbers, got {str(values)[:40]}")
 
 
 def counted(pairs: Any, what: str, most: int) -> None:
@@ -77,7 +77,7 @@ def counted(pairs: Any, what: str, most: int) -> None:
     listed(pairs, what, 0, most)
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise FormatError(f"{what} that contains {str(pair)[:40]}, which is not a pair")
+            raise FormatError(f"{what}: expected pairs of a value and a count, got {str(pair)[:40]}")
         whole(pair[0], what)
         whole(pair[1], what, 0)
     whole(sum(count for _, count in pairs), what, 0)

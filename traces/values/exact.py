@@ -47,9 +47,9 @@ class Exact:
 def check_element(value: Any) -> None:
     """Raise `FormatError` if `value` is not a number that a tensor can hold."""
     if not isinstance(value, bool | int | float | complex):
-        raise FormatError(f"a value that is not a number: {str(value)[:40]}")
+        raise FormatError(f"exact values: expected a number, got {str(value)[:40]}")
     if isinstance(value, int) and not LOWEST <= value <= UNSIGNED:
-        raise FormatError(f"an integer of more than 64 bits: {str(value)[:40]}")
+        raise FormatError(f"exact values: the integer {str(value)[:40]} has more than 64 bits")
 
 
 def elements(data: list[bool | int | float | complex], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -124,7 +124,7 @@ class Booleans:
         if self.runs is not None:
             checks.whole(self.runs, "a count of runs", 0, min(self.true, self.total - self.true + 1))
             if self.true and not self.runs:
-                raise FormatError("booleans of which some are true, but with no run of true ones")
+                raise FormatError("booleans: some are true, but there is no run of true ones")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return booleans with the recorded numbers of True elements and of runs, at random positions.

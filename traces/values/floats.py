@@ -105,11 +105,11 @@ class Floats(Ordered):
         for value in (self.mean, self.std, self.low, self.high):
             checks.finite(value, "a moment of floats")
         if self.std < 0 or self.low > self.high:
-            raise FormatError("floats with a negative standard deviation, or a minimum above the maximum")
+            raise FormatError("floats have a negative standard deviation, or a minimum above the maximum")
         for value in (self.zeros, self.nan, self.inf, self.minus_inf, self.denormals):
             checks.share(value, "a share of floats")
         if self.shape not in SHAPES:
-            raise FormatError(f"floats of the unknown shape {str(self.shape)[:40]!r}")
+            raise FormatError(f"floats have a distribution of the unknown shape {str(self.shape)[:40]!r}")
         if self.shape == "quantiles":
             checks.rising(self.quantiles, "quantiles", len(PROBABILITIES))
         checks.flag(self.whole, "whole numbers")

@@ -142,7 +142,7 @@ class Integers(Ordered):
         frequent_count = sum(count for _, count in self.frequent)
         checks.whole(self.others, "a count of other values", 0, checks.HIGHEST - frequent_count)
         if not self.others + frequent_count:
-            raise FormatError("integers without values")
+            raise FormatError("integers have neither frequent nor other values")
         if self.others or self.low is not None or self.high is not None:
             checks.whole(self.low, "a lower bound")
             checks.whole(self.high, "an upper bound", self.low or 0)
@@ -151,7 +151,7 @@ class Integers(Ordered):
             checks.whole(self.distinct, "a count of distinct values", 1)
         checks.finite(self.zipf, "an exponent")
         if not 0 <= self.zipf <= 16:
-            raise FormatError(f"an invalid exponent of a Zipf distribution: {self.zipf}")
+            raise FormatError(f"the exponent of a Zipf distribution is invalid: {self.zipf}")
         if self.total is not None:
             checks.whole(self.total, "a total")
         self.check_order()

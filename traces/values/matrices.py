@@ -58,7 +58,7 @@ class Factorable:
         checks.finite(self.diagonal, "a diagonal")
         checks.finite(self.spread, "a spread")
         if self.diagonal <= 0 or self.spread < 0:
-            raise FormatError("a model of positive definite matrices with an invalid diagonal or spread")
+            raise FormatError("positive definite matrices have an invalid diagonal or spread")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return positive definite matrices: products of random matrices with their transposes, mixed with the
@@ -122,7 +122,7 @@ class Triangular:
             checks.finite(value, "an element of triangular matrices")
         checks.share(self.negative, "a share of negative elements")
         if not 0 < self.low <= self.high or self.spread < 0:
-            raise FormatError("a model of triangular matrices with an invalid diagonal or spread")
+            raise FormatError("triangular matrices have an invalid diagonal or spread")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return triangular matrices whose linear systems have bounded solutions; the solutions of random

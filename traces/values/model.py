@@ -68,7 +68,7 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
         return np.empty(shape, form)
     address = tensor.data_ptr()
     if not address:
-        raise ValueError("a tensor whose memory is freed")
+        raise ValueError(f"the program has freed the memory of a tensor of shape {shape}")
     size = tensor.itemsize
     strides = None if tensor.is_contiguous() else tuple(step * size for step in tensor.stride())
     interface = {"shape": shape, "typestr": form, "data": (address, True), "strides": strides, "version": 3}
@@ -280,16 +280,16 @@ def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
     name = str(form.get("model"))[:60]
     kind = value_models.get(name)
     if kind is None:
-        raise FormatError(f"a value model of unknown kind {name!r}")
+        raise FormatError(f"unknown kind of value model: {name!r}")
     form_fields = [field for field in fields(kind) if field.name in form or field.default is MISSING]
     missing = [field.name for field in form_fields if field.name not in form]
     if missing:
-        raise FormatError(f"a {name} value model without {', '.join(missing)}")
+        raise FormatError(f"a value model of kind {name} lacks {', '.join(missing)}")
     model = kind(**{field.name: decode(form[field.name]) for field in form_fields})
     try:
         model.check()
     except FormatError:
         raise
     except (TypeError, ValueError, OverflowError, AttributeError) as error:
-        raise FormatError(f"a {name} value model that cannot be drawn from ({error})") from error
+        raise FormatError(f"values cannot be drawn from a value model of kind {name} ({error})") from error
     return model

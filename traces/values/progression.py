@@ -245,9 +245,9 @@ class Offsets:
         elif self.quantiles is not None:
             checks.rising(self.quantiles, "quantiles of lengths", len(PROBABILITIES))
             if self.quantiles[0] < 0:
-                raise FormatError("lengths below zero")
+                raise FormatError("lengths of pieces are below zero")
         else:
-            raise FormatError("offsets without lengths")
+            raise FormatError("offsets have no lengths")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return ascending integers from `first` to `last`, whose differences have the recorded distribution, in

@@ -298,9 +298,9 @@ def _trace(name: str, plain: Mapping[str, Any]) -> BaselineTrace:
 def _checked_case(count: Any, median_us: Any, deviation: Any) -> BaselineCase:
     numbers: Sequence[Any] = [count, deviation or 0.0, 1.0 if median_us is None else median_us]
     if any(isinstance(item, bool) or not isinstance(item, int | float) for item in numbers):
-        raise ValueError("a count, time or deviation is not a number")
+        raise ValueError(f"the count, deviation or time of a case is not a number: {numbers}"[:200])
     if any(not isfinite(item) for item in numbers) or not 0 <= numbers[1] <= MOST_DEVIATION:
-        raise ValueError("a count, time or deviation is not finite, or a deviation is negative or too large")
+        raise ValueError(f"expected finite numbers and a deviation of 0 to {MOST_DEVIATION}, got {numbers}"[:200])
     if not 0 <= count < MOST_US or not is_time(numbers[2]):
-        raise ValueError("a count or time is too small or too large")
+        raise ValueError(f"the count or time of a case is negative or too large: {numbers}"[:200])
     return BaselineCase(int(count), None if median_us is None else float(median_us), float(deviation or 0.0))

@@ -95,7 +95,7 @@ def standing_of(header: Mapping[str, Any]) -> Standing | None:
     try:
         keys = field["keys"]
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len({*keys}) < len(keys):
-            raise ValueError("the keys are not a list of texts without duplicates")
+            raise ValueError("the keys of the cases are not a list of different texts")
         weights = {origin_in(name, about): _weights_us(about, keys) for name, about in field["traces"].items()}
         return Standing(keys, str(field.get("base") or CAPTURED)[:MOST_NAME], weights)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -218,9 +218,9 @@ def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, floa
     weights_us: dict[str, float] = {}
     for place, us in zip(about["cases"], about["us"], strict=True):
         if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:
-            raise ValueError("a case number is invalid or repeated")
+            raise ValueError(f"an invalid or repeated number of a case: {str(place)[:40]}")
         if type(us) not in (int, float) or not 0 <= us < MOST_US:
-            raise ValueError("a time is not a number, negative or too large")
+            raise ValueError(f"the time of a case is not a number, negative or too large: {str(us)[:40]}")
         weights_us[keys[place]] = us
     return weights_us
 

@@ -55,13 +55,7 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
 
 
 def check_ways(ways: int, traces: int) -> None:
-    """Raise `UserError` if scoring would take minutes, as for untrusted results with very many run configurations.
-
-    Parameters
-    ----------
-    ways : number of run configurations
-    traces : number of traces
-    """
+    """Raise `UserError` if scoring would take minutes, as for untrusted results with very many run configurations."""
     if ways * traces > MOST_SCORES:
         problem = f"{counted(ways, 'run configuration')} for {counted(traces, 'trace')} are too many to score"
         raise UserError(problem, "score fewer traces or modes")
@@ -146,10 +140,8 @@ def score_traces(
     Parameters
     ----------
     measured : the run configuration, machine and trace
-    traces : scores of the traces
     baseline : machine of the baseline
     of_traces : number of traces in the baseline
-    rows : the rows of the run configuration
     """
     models = _models_of(traces)
     # charge a model that cannot run at all as if it were as fast as the others

@@ -320,7 +320,7 @@ class ItemTable:
     def builtin(self, name: str) -> SampleItem:
         item = self.ensure_item(("builtin", name), lambda: BuiltinItem(name, "builtins"))
         if name in _DYNAMIC:
-            item.refuse(f"{name}() finds names while it runs")
+            item.refuse(f"it calls {name}(), which looks up names while it runs")
         return item
 
     def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:

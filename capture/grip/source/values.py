@@ -111,7 +111,7 @@ class _Writer:
     def write(self, value: Any, column: int = 0, indent: int = 0) -> str:
         """Return the source of a value that begins at `column` of a line indented by `indent`."""
         if self._depth > _DEEPEST:
-            raise Inexpressible("a value that is nested without end")
+            raise Inexpressible(f"a value nested more than {_DEEPEST} levels deep")
         self._depth += 1
         try:
             form = self._form(value)

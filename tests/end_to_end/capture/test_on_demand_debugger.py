@@ -63,9 +63,10 @@ def test_attach_adds_an_agent_to_a_running_program(tmp_path: Path) -> None:
 
 def test_attach_rejects_a_missing_or_non_python_process(tmp_path: Path) -> None:
     done = ask(tmp_path, "attach", 99999999)
-    assert (done.returncode, done.stderr) == (2, "opcapture attach: error: no process 99999999\n")
+    error = "opcapture attach: error: no process has the number 99999999: see opcapture list\n"
+    assert (done.returncode, done.stderr) == (2, error)
     with subprocess.Popen(["sleep", "100"]) as process:
         try:
-            assert "is not a Python process" in ask(tmp_path, "attach", process.pid).stderr
+            assert "does not run Python" in ask(tmp_path, "attach", process.pid).stderr
         finally:
             process.kill()

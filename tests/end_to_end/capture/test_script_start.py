@@ -93,7 +93,8 @@ def test_model_without_operator_calls_is_reported_and_writes_no_trace(tmp_path: 
     factory = "import torch\ndef make(): return torch.nn.Identity(), torch.ones(3)"
     (tmp_path / "nets.py").write_text(factory, encoding="utf-8")
     error = refusal("opcapture", "--model", "nets.py:make", cwd=tmp_path)
-    assert error.splitlines()[-1] == "opcapture: error: make called no operator: there is nothing to replay"
+    advice = "make called no operator, so there is nothing to record: check that it computes with tensors"
+    assert error.splitlines()[-1] == f"opcapture: error: {advice}"
     assert not traces_in(tmp_path)
 
 

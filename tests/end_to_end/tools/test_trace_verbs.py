@@ -41,10 +41,14 @@ def test_validate_prints_findings_and_sets_the_exit_status(tiny_trace: Path, tmp
         "opgrip", "trace", "validate", tiny_trace, "bad.jsonl", "-o", "f.json", "--top", "1", cwd=tmp_path
     )
     assert done.returncode == 1
-    assert "bad.jsonl: record 6: form: a line is not a record" in done.stdout
+    assert "bad.jsonl: record 6: form: a line is not a JSON object with a `type`" in done.stdout
     first, second = json.loads((tmp_path / "f.json").read_text())
     assert first["findings"] == []
-    assert second["findings"][0] == {"record": 6, "kind": "form", "message": "a line is not a record"}
+    assert second["findings"][0] == {
+        "record": 6,
+        "kind": "form",
+        "message": "a line is not a JSON object with a `type`",
+    }
     missing = run_command("opgrip", "trace", "validate", tmp_path / "none.jsonl")
     assert (missing.returncode, len(missing.stderr.splitlines())) == (2, 1)
 

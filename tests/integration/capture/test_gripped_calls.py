@@ -221,7 +221,7 @@ def test_objects_are_compared_by_their_fields() -> None:
 
 def test_missing_class_is_an_error_that_names_it(tmp_path: Path) -> None:
     write_calls(tmp_path, kept(gripping.Sizes(1, 2)))
-    with pytest.raises(UserError, match="Sizes of gripping is not known here"):
+    with pytest.raises(UserError, match="the class or function Sizes of gripping was not provided"):
         recorded_calls(tmp_path, {})
 
 
@@ -254,7 +254,7 @@ def test_trace_cannot_name_objects_reached_through_a_module(tmp_path: Path, name
     trace = tmp_path / "calls.jsonl"
     trace.write_text(trace.read_text().replace("gripping:Corner.TOP", name))
     namespace = {"torch": torch, "os": types.ModuleType("os"), "Coder": gripping.Coder}
-    with pytest.raises(UserError, match="is not known here"):
+    with pytest.raises(UserError, match="was not provided"):
         recorded_calls(tmp_path, namespace)
 
 

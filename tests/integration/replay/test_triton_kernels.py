@@ -89,10 +89,10 @@ def test_kernel_of_the_main_file_is_found_in_a_trusted_module() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"grid": (1 << 40,)}, "is not a grid"),
-        ({"grid": (1, 1, 1, 1)}, "is not a grid"),
-        ({"grid": "4"}, "is not a grid"),
-        ({"grid": (True,)}, "is not a grid"),
+        ({"grid": (1 << 40,)}, "the grid of a launch is not"),
+        ({"grid": (1, 1, 1, 1)}, "the grid of a launch is not"),
+        ({"grid": "4"}, "the grid of a launch is not"),
+        ({"grid": (True,)}, "the grid of a launch is not"),
         ({"options": {"ir_override": "/tmp/kernel.ptx"}}, "ir_override"),
         ({"options": {"warmup": 1}}, "warmup"),
         ({"options": {"n": 1}}, "'n'"),

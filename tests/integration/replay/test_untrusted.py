@@ -83,7 +83,7 @@ CHEATS = {
     "only_first_calls": "in a timed run: output 0",
     "only_first_values": "in a timed run: output 0",
     "less_precise": "elements differ",
-    "forged_answer": "a message that is not an answer",
+    "forged_answer": "its process did not send one JSON object or list",
 }
 """cheats, with a part of the reason why they are wrong; empty if they are right and as slow as their twin, None if
 chance decides which of the two"""

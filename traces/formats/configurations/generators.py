@@ -78,7 +78,7 @@ UNEXPANDED = "ranges are expanded by RangeConfigIterator"
 def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
     args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise ValueError("args must be a list and kwargs an object")
+        raise ValueError("`args` of an entry is not a list, or its `kwargs` is not a JSON object")
     return Arguments(
         tuple(argument(item, draw) for item in args), {name: argument(item, draw) for name, item in kwargs.items()}
     )
@@ -90,7 +90,7 @@ def argument(form: Any, draw: ArgumentDraw) -> Any:
     draw : random numbers, device and value models of the case
     """
     if not isinstance(form, dict):
-        raise ValueError("an argument is not an object")
+        raise ValueError(f"an argument is not a JSON object: {reprlib.repr(form)}")
     kind = form.get("type")
     make = _MAKERS.get(kind) if isinstance(kind, str) else None
     if make is None:
@@ -101,15 +101,15 @@ def argument(form: Any, draw: ArgumentDraw) -> Any:
 def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
     shape, dtype = form.get("shape"), _dtype_of(form.get("dtype"))
     if not isinstance(shape, list) or len(shape) > DIMENSIONS:
-        raise ValueError("the shape of a tensor is not a list of sizes")
+        raise ValueError(f"the shape of a tensor is not a list of sizes: {reprlib.repr(shape)}")
     if any(type(size) is not int or not 0 <= size <= ELEMENTS for size in shape):
         raise ValueError(f"{reprlib.repr(shape)} is not a shape: {UNEXPANDED}")
     if math.prod(max(size, 1) for size in shape) > ELEMENTS:
-        raise ValueError("a tensor is larger than the address space")
+        raise ValueError(f"a tensor of shape {reprlib.repr(shape)} is larger than the address space")
     count = math.prod(shape)
     with_grad = form.get("requires_grad", True)
     if type(with_grad) is not bool:
-        raise ValueError("requires_grad is not true or false")
+        raise ValueError(f"requires_grad is neither true nor false: {reprlib.repr(with_grad)}")
     model = value_model(dtype, count, bool(shape))
     return TensorSpec(
         tuple(shape),
@@ -157,7 +157,7 @@ def _number(form: dict[str, Any], draw: ArgumentDraw) -> Any:
         return _plain_number(form["value"])
     bounds = form.get("value_range")
     if not isinstance(bounds, list) or len(bounds) != 2:
-        raise ValueError("a number needs a `value`, or a `value_range` of two numbers")
+        raise ValueError(f"an argument of type {form['type']} has neither a `value` nor a `value_range` of two numbers")
     low, high = map(_plain_number, bounds)
     if form["type"] in ("int", "long"):
         if not all(type(bound) is int for bound in (low, high)) or low > high:
@@ -172,21 +172,21 @@ def _plain_number(value: Any) -> Any:
     if not isinstance(value, int | float):
         raise ValueError(f"{reprlib.repr(value)} is not a number: {UNEXPANDED}")
     if isinstance(value, int) and not -WHOLE <= value < WHOLE:
-        raise ValueError("an integer has more than 64 bits")
+        raise ValueError(f"the integer {reprlib.repr(value)} has more than 64 bits")
     return value
 
 
 def _bool(form: dict[str, Any], draw: ArgumentDraw) -> bool:
     value = form.get("value")
     if not isinstance(value, int) or value not in (True, False):
-        raise ValueError(f"{reprlib.repr(value)} is not true or false")
+        raise ValueError(f"{reprlib.repr(value)} is neither true nor false")
     return bool(value)
 
 
 def _str(form: dict[str, Any], draw: ArgumentDraw) -> str:
     value = form.get("value", "")
     if not isinstance(value, str) or len(value) > NAME_LENGTH:
-        raise ValueError("a string is too long, or not a string")
+        raise ValueError(f"expected a string of at most {NAME_LENGTH} characters, got {reprlib.repr(value)}")
     return value
 
 
@@ -200,7 +200,7 @@ def _device(form: dict[str, Any], draw: ArgumentDraw) -> torch.device:
 def _list(form: dict[str, Any], draw: ArgumentDraw) -> list[Any]:
     items = form.get("value")
     if not isinstance(items, list):
-        raise ValueError("a list has no items")
+        raise ValueError(f"the `value` of an argument of type {form['type']} is not a list: {reprlib.repr(items)}")
     return [argument(item, draw) for item in items]
 
 

@@ -43,7 +43,7 @@ def combinations(parts: Sequence[ValueChoices]) -> ValueChoices:
     for part in parts:
         count *= part.count
         if count > MOST:
-            raise ValueError("too many combinations")
+            raise ValueError("an entry has more than 2**200 combinations of values")
 
     def at(index: int) -> list[Any]:
         # the digits of the index, with the parts' counts as bases
@@ -104,7 +104,7 @@ def expand(entry: dict[str, Any]) -> ValueChoices:
     """
     args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise ValueError("args must be a list and kwargs an object")
+        raise ValueError("`args` of an entry is not a list, or its `kwargs` is not a JSON object")
     positional = combinations([_choices(arg) for arg in args])
     named = _table({name: _choices(arg) for name, arg in kwargs.items()})
 
@@ -129,7 +129,7 @@ def expand(entry: dict[str, Any]) -> ValueChoices:
 
 def _choices(arg: Any) -> ValueChoices:
     if not isinstance(arg, dict):
-        raise ValueError("an argument is not an object")
+        raise ValueError(f"an argument is not a JSON object: {reprlib.repr(arg)}")
     ranged, listed = _names(arg, RANGE), _names(arg, LIST)
     if not ranged and not listed:
         return Listed([arg])
@@ -164,14 +164,14 @@ def _span(bounds: list[Any]) -> ValueChoices:
         raise ValueError(f"{reprlib.repr(bounds)} is not a range of integers")
     first, last, step = (*bounds, 1)[:3]
     if not step:
-        raise ValueError("the step of a range is 0")
+        raise ValueError(f"the range {reprlib.repr(bounds)} has the step 0")
     return ValueChoices(max(0, (last - first) // step + 1), lambda index: first + index * step)
 
 
 def _names(arg: dict[str, Any], macro: str) -> list[str]:
     names = arg.get(macro, [])
     if not isinstance(names, list) or any(type(name) is not str for name in names):
-        raise ValueError(f"{macro} is not a list of names")
+        raise ValueError(f"{macro} is not a list of names: {reprlib.repr(names)}")
     missing = [name for name in names if name not in arg]
     if missing:
         raise ValueError(f"{macro} names {reprlib.repr(missing[0])}, which the argument does not have")
@@ -194,12 +194,14 @@ def _copy_into(args: list[dict[str, Any]], place: int) -> dict[str, Any]:
     try:
         for name, (target, (source, element)) in (link for item in args[place].get(COPY, []) for link in item.items()):
             if any(type(number) is not int or number < 0 for number in (target, source, element)):
-                raise ValueError("__copy__ must name elements by numbers from 0")
+                raise ValueError(f"__copy__ has {(target, source, element)}: expected integers of at least 0")
             values = list(args[place][name])
             values[target] = args[source][name][element]
             args[place] = {**args[place], name: values}
     except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError("__copy__ names a value that does not exist") from error
+        raise ValueError(
+            f"__copy__ names a value that does not exist: {reprlib.repr(args[place].get(COPY))}"
+        ) from error
     return args[place]
 
 

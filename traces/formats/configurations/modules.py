@@ -271,7 +271,7 @@ class _Watch(TorchDispatchMode):
                 return Opaque(type(leaf).__qualname__)
             return leaf
         if leaf.layout is not torch.strided:
-            raise ValueError("the function creates a sparse tensor")
+            raise ValueError(f"unsupported: the function creates a tensor of layout {leaf.layout}")
         storage = leaf.untyped_storage()._cdata
         return TensorSpec(
             tuple(leaf.shape),

@@ -71,11 +71,11 @@ def test_tuned_files_have_times(tmp_path: Path) -> None:
         ("a.csv", "M,N,K,q_dtype_w\n1,2,3,torch.int8\n", "quantized"),
         ("a.csv", f"{','.join(MIXTURE)},dtype\n4,8,8,2,2,torch.bfloat16\n", "mixture of experts"),
         ("a.csv", "M,N,K,dtype\n1,2,3,torch.float99\n", "unknown dtype"),
-        ("a.csv", "M,N,K\n1,two,3\n", "not a number"),
-        ("a.csv", "M,N,K\n1,-2,3\n", "not a number"),
-        ("a.csv", "M,N,K\n9999999999,9999999999,9999999999\n", "a tensor is too large"),
-        ("a.csv", "M,N,K\n1,2\n", "lacks a column"),
-        ("a.csv", "M,N,K,us\n1,2,3,nan\n", "a time is not a number"),
+        ("a.csv", "M,N,K\n1,two,3\n", "expected a size in digits, got 'two'"),
+        ("a.csv", "M,N,K\n1,-2,3\n", "expected a size in digits, got '-2'"),
+        ("a.csv", "M,N,K\n9999999999,9999999999,9999999999\n", "is too large"),
+        ("a.csv", "M,N,K\n1,2\n", "a row has no column 'K'"),
+        ("a.csv", "M,N,K,us\n1,2,3,nan\n", "expected a time in us, got 'nan'"),
     ],
 )
 def test_rows_without_a_torch_operator_are_counted(tmp_path: Path, name: str, text: str, reason: str) -> None:

@@ -111,7 +111,7 @@ def test_function_of_several_operators_becomes_their_calls(tmp_path: Path) -> No
     assert len(trace.calls) == 8
     assert trace.end is not None
     (dropped,) = trace.end.dropped
-    assert (dropped.op, dropped.count, dropped.reason) == ("normalize", 1, "p is not a number")
+    assert (dropped.op, dropped.count, dropped.reason) == ("normalize", 1, "the argument p is not a number: two")
 
 
 def test_class_of_several_operators_is_counted_with_the_reason(tmp_path: Path) -> None:

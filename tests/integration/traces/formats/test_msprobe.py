@@ -86,8 +86,8 @@ def test_statistics_determine_the_value_model(tmp_path: Path) -> None:
         ),
         ("Functional.relu.0.forward", call({"type": "torch.Tensor", "shape": [-1], "dtype": "torch.int8"}), "size"),
         ("Functional.linear.0.forward", call(tensor(2, 3), tensor(4, 5)), "same reduction dim"),
-        ("Functional.relu.0.forward", 3, "not a call of a function"),
-        ("relu", call(tensor(2)), "not a call of a function"),
+        ("Functional.relu.0.forward", 3, "its value is not a JSON object"),
+        ("relu", call(tensor(2)), "the name of the entry is not SPACE.FUNCTION.NUMBER.forward"),
     ],
 )
 def test_unconverted_calls_are_counted(tmp_path: Path, name: str, entry: Any, reason: str) -> None:

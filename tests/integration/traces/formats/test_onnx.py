@@ -388,8 +388,8 @@ def test_functions_of_the_model_are_followed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bodies", "reason"),
     [
-        ({"F0": chained("F0", 1)}, "a function calls itself"),
-        ({"F0": chained("F1", 1), "F1": chained("F0", 1)}, "a function calls itself"),
+        ({"F0": chained("F0", 1)}, "calls itself"),
+        ({"F0": chained("F1", 1), "F1": chained("F0", 1)}, "calls itself"),
         (
             {f"F{at}": chained(f"F{at + 1}", 2) for at in range(40)}
             | {"F40": [helper.make_node("Relu", ["a"], ["b"])]},

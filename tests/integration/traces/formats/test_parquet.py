@@ -194,9 +194,9 @@ def test_cut_trace_is_not_written_without_partial(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"records": None}, "not in a block"),
+        ({"records": None}, "no record of the type calls"),
         ({"records": "nonsense"}, "cannot be read"),
-        ({"start_ns": None}, "has no time"),
+        ({"start_ns": None}, "has no start_ns"),
         ({"signature": None}, "has no signature"),
         ({"duration_ns": -5}, "negative duration"),
     ],

@@ -101,7 +101,7 @@ COLLIDING = "{" + ", ".join(f"{key}: 1" for key in product((-1, -2), repeat=8)) 
 
 @pytest.mark.parametrize("items", ["0, " * 100_000, COLLIDING])
 def test_expensive_call_text_is_refused(items: str) -> None:
-    with pytest.raises(ValueError, match=r"too long|keys with the same hash"):
+    with pytest.raises(ValueError, match=r"more than 262,144 characters|keys of a dictionary have the same hash"):
         parse_call(f"(({items}), {{}})")
 
 
