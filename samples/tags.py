@@ -32,7 +32,6 @@ class Tag(Enum):
     RANDOM = "Random", "it draws from torch's random number generator"
 
     def __new__(cls, word: str, meaning: str) -> Tag:
-        """Create a tag from its value (`word`) and its meaning."""
         tag = object.__new__(cls)
         tag._value_ = word
         tag.meaning = meaning

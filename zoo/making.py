@@ -42,8 +42,6 @@ def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
 
     Parameters
     ----------
-    path : the trace file
-    trace : the zoo's description of the trace
     step_ms : time of a step without capture
     """
     from opgrip.traces import load
@@ -112,8 +110,7 @@ def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
 
     Parameters
     ----------
-    plain : the captured, uncompressed trace file
-    trace : the zoo's description of the trace
+    plain : the captured trace, uncompressed
     """
     first, *lines = plain.read_bytes().splitlines(keepends=True)
     header = _line(json.loads(first) | {"command": recipe_command(trace)})
@@ -234,7 +231,6 @@ def make_trace(
 
     Parameters
     ----------
-    trace : the zoo's description of the trace
     timeout_s : seconds after which a process is killed
     times_step : True to time a step without capture in another process; if False, its time is stored as 0
 
@@ -257,8 +253,6 @@ def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_
 
     Parameters
     ----------
-    trace : the zoo's description of the trace
-    shipped : the shipped trace file
     timeout_s : seconds after which the capture is killed
     """
     from opgrip.traces import load

@@ -83,7 +83,7 @@ class SeenSignatures:
         """Return the counts in the file of a day; None if it is missing or unreadable, which is reported once."""
         try:
             if path.is_symlink():
-                raise UserError(f"{path} is a link", "remove it")
+                raise UserError(f"{path} is a symbolic link", "remove it")
             return read_day(path) if path.exists() else None
         except UserError as error:
             if path not in self._reported:

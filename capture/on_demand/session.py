@@ -133,7 +133,7 @@ class StepCapture(Capture):
         RuntimeError : a dispatch mode of the program is active, which might end before the step
         """
         if not nested and innermost_mode() is not None:
-            raise RuntimeError("a torch dispatch mode of the program is active")
+            raise RuntimeError("a torch dispatch mode of the program is active and might end before the step")
         with self._hooks_lock:
             while self._of_compiled:
                 self._hooks.enter_context(self._of_compiled.pop())

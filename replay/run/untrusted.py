@@ -181,7 +181,7 @@ class UntrustedProcess:
                 raise UserError(received.reason)
             messages = received
             if monotonic() > until:
-                raise UserError(f"it took longer than {self._timeout_s:g} s")
+                raise UserError(f"it took longer than {self._timeout_s:g} s", "allow more with --timeout")
         if len(messages) > 1 or not isinstance(messages[0], dict | list):
             raise WrongResultError(f"its process did not send one JSON object or list but {str(messages)[:60]}")
         if isinstance(messages[0], dict) and "error" in messages[0]:

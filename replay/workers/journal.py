@@ -58,7 +58,7 @@ def checked_cell(about: Column, value: Any) -> Any:
             return None
         if about.kind is str and about.name not in ("op", "mode", "status"):
             return ""
-        raise ValueError("a row has no value in this column")
+        raise ValueError(f"a row has no {about.name}")
     if about.kind is str:
         return _text(about, value)
     if about.several:

@@ -205,7 +205,7 @@ def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
 
 
 def _judgements(runs: Mapping[str, Results]) -> Iterator[Plain]:
-    """Yield what the candidates of each run save: lines, and the rows of a table, as on the terminal."""
+    """Yield, for each run, the lines and the table that the terminal shows about the time that its candidates save."""
     for name, run in runs.items():
         if steps := judged_steps(run):
             parts = [[_cell(value) for value in asdict(line).values()] for line in saving_lines(steps)]

@@ -271,7 +271,6 @@ def _graphs(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    """Yield (name, text) of the facts about the traces that a distilled trace represents."""
     from opgrip.traces.zoo.manifest import FIELD, chosen_numbers
 
     cases = chosen_numbers(header)
@@ -387,7 +386,6 @@ def _summary(trace: Trace, by: str) -> pd.DataFrame:
 
 
 def _place_column(name: str) -> TableColumn:
-    """Return the printed column for one of the columns by which calls are grouped."""
     empty = {"module": "(root)", "function": "(none)"}.get(name, "")
 
     def text(row: Any) -> str:

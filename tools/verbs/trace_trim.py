@@ -233,7 +233,7 @@ def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) 
     passed_over = sum(redacted.passed_over.values())
     if passed_over:
         what = counted(passed_over, "record or field", "records or fields")
-        reporter.say(f"{what} of an unknown version were removed")
+        reporter.say(f"{what} that this version of opgrip does not know were removed")
     rows = [row for row in redacted.report.rows() if row[3] != FORMAT]
     rows += [
         (f"{op}, {argument}", "values", count, why) for (op, argument, why), count in sorted(redacted.values.items())

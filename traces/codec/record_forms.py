@@ -135,11 +135,11 @@ def _read_values(form: Mapping[str, Json]) -> Values:
 
 def _check_effects(record: Effects) -> None:
     if record.random_state is not None and not isinstance(record.random_state, TensorSpec):
-        raise FormatError("effects.random_state: expected a tensor")
+        raise FormatError("effects.random_state of a call is not a tensor")
     if record.after is not None:
         args, kwargs = record.after
         if not isinstance(args, tuple) or not isinstance(kwargs, dict):
-            raise FormatError("effects.after: expected positional and named arguments")
+            raise FormatError("effects.after of a call is not a pair of positional and named arguments")
 
 
 def _check_kernels(record: Kernels) -> None:

@@ -167,17 +167,17 @@ def _scalar(text: str, kind: str) -> Any:
         return value
     if text in ("True", "False"):
         if kind not in ("BoolType", "NumberType"):
-            raise ValueError(f"expected {kind}, got {text}")
+            raise ValueError(f"expected an argument of {kind}, got {text}")
         return text == "True"
     if kind == "NumberType" and (parts := COMPLEX.fullmatch(text)):
         return complex(float(parts[1]), float(parts[2]))
     if not NUMBER.fullmatch(text) or kind not in ("IntType", "SymIntType", "FloatType", "NumberType"):
-        raise ValueError(f"expected {kind}, got {text[:40]!r}")
+        raise ValueError(f"expected an argument of {kind}, got {text[:40]!r}")
     if kind == "FloatType":
         return float(text)
     if not re.fullmatch(r"[+-]?\d+", text):
         if kind != "NumberType":
-            raise ValueError(f"expected {kind}, got {text[:40]!r}")
+            raise ValueError(f"expected an argument of {kind}, got {text[:40]!r}")
         return float(text)
     if abs(int(text)) >= LIMIT:
         raise ValueError(f"the integer {text[:40]} has more than 64 bits")

@@ -120,7 +120,7 @@ def _decode(value: Any, shape: Any, kind: Any, stride: Any, schema_kind: str, co
 def _list(value: Any, shape: Any, match: re.Match[str], stride: Any, schema_kind: str, context: _Context) -> Any:
     kinds = list(pieces(match[2]))
     if not isinstance(value, list) or len(value) != len(kinds):
-        raise FormatError(f"a list of the type {match[0][:60]} has other values: {str(value)[:60]}")
+        raise FormatError(f"a list of the type {match[0][:60]} does not have {len(kinds)} values: {str(value)[:60]}")
     empty = [None] * len(value)
     shapes = shape if isinstance(shape, list) and len(shape) == len(value) else empty
     strides = stride if isinstance(stride, list) and len(stride) == len(value) else empty

@@ -80,7 +80,7 @@ def members(
     while True:
         name = text.value()
         if not isinstance(name, str):
-            raise FormatError("expected the name of a member")
+            raise FormatError(f"expected the name of a JSON object's member, got {str(name)[:60]}")
         if strict and name in names:
             raise FormatError(f"{name[:60]!r} occurs twice in one object")
         names.add(name)

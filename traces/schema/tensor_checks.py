@@ -42,7 +42,7 @@ def check_made_of(spec: TensorSpec) -> None:
             part.layout is torch.strided and part.stride is not None,
             "a part of a sparse or nested tensor has no strides",
         )
-        _ask(part.cls is None, "a part of a sparse or nested tensor has a class of its own")
+        _ask(part.cls is None, f"a part of a sparse or nested tensor is a {part.cls}, not a plain tensor")
         _ask(
             part.device == spec.device,
             f"a sparse or nested tensor is on {spec.device}, but a part of it is on {part.device}",

@@ -64,7 +64,10 @@ class LiveArguments:
                 values = from_stored(file.read(key), spec.dtype)
                 if values is not None and values.numel() == prod(shape):
                     return values.reshape(shape)
-        raise UserError("the file of values lacks a tensor of a call", "grip the function again")
+        raise UserError(
+            f"the file of values lacks the tensor {key} of a call, of shape {list(spec.shape)}",
+            "grip the function again",
+        )
 
 
 def _number(spec: TensorSpec) -> int:

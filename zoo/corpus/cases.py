@@ -74,7 +74,6 @@ def write_cases(
     Parameters
     ----------
     keys : keys of the signatures to write
-    path : the trace file to write
     force : True to replace an existing file
     unbounded : True to read files without limits on their size
     reading : returns a context manager to enter while a file is read

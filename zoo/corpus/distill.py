@@ -296,7 +296,6 @@ def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, A
     """Return for each case the position in `places` of the case that represents it, and how similar the two are, from 0
     to 1.
 
-    points : all cases
     ops : number of each case's operator
     places : indices of the chosen cases
     """

@@ -126,7 +126,6 @@ def times_of_baseline(baseline: Baseline) -> Times:
 
 
 def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
-    """Return the median time in us by trace and key, from tuples of trace, key and time in us."""
     times: dict[tuple[str, str], list[float]] = {}
     for trace, key, time_us in rows:
         times.setdefault((trace, key), []).append(time_us)

@@ -126,7 +126,7 @@ class CaseReference:
 
 
 def _captured(rows: Mapping[str, Result]) -> dict[str, CaseReference]:
-    """Return, by key, the time of each case that was measured at capture, to compare with."""
+    """Return, by key, the captured time of each case, with which its replayed time is compared."""
     times = {key: row.captured_us for key, row in rows.items() if is_time(row.captured_us)}
     # their spread over repeated captures is unknown
     return {key: CaseReference(us, sqrt(USUAL[us < SHORT_US].variance)) for key, us in times.items()}
@@ -158,13 +158,12 @@ def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str,
 def _trace(
     origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result], references: Mapping[str, CaseReference]
 ) -> TraceScore:
-    """Return the score of an original trace.
+    """Return the score of one of the traces that the distilled trace represents.
 
     Parameters
     ----------
     origin : the original trace
     weights_us : by key, the time that the case represents in the original trace
-    rows : replayed rows by key
     references : times to compare with, by key
     """
     weights = [(rows.get(key), references.get(key), us) for key, us in weights_us.items()]

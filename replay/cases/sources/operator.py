@@ -165,7 +165,8 @@ def _depth(text: str) -> int:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     form = dict(pairs)
     if len(form) < len(pairs):
-        raise ValueError("an argument is given twice")
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{max(names, key=names.count)[:60]!r} has two values")
     return form
 
 

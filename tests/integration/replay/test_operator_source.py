@@ -103,7 +103,7 @@ def test_tensor_may_have_strides_and_dtype() -> None:
             "from 0): its schema is aten::mm(",
         ),
         (["--operator", "aten.mm", "--inputs", '{"self": 3, "mat2": [2]}'], "self is a tensor: give its shape"),
-        (["--operator", "aten.neg", "--inputs", '{"self": [2], "self": [3]}'], "an argument is given twice"),
+        (["--operator", "aten.neg", "--inputs", '{"self": [2], "self": [3]}'], "'self' has two values"),
         (["--operator", "aten.neg", "--inputs", '{"nobody": [2]}'], "has no argument nobody"),
         (["--operator", "aten.neg", "--inputs", "[" * 100_000], "--inputs cannot be read"),
         (["--operator", "aten.neg", "--inputs", "[1]"], "--inputs is not a JSON object of arguments"),

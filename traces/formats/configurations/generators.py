@@ -179,7 +179,7 @@ def _plain_number(value: Any) -> Any:
 def _bool(form: dict[str, Any], draw: ArgumentDraw) -> bool:
     value = form.get("value")
     if not isinstance(value, int) or value not in (True, False):
-        raise ValueError(f"{reprlib.repr(value)} is neither true nor false")
+        raise ValueError(f"an argument of type bool is neither true nor false: {reprlib.repr(value)}")
     return bool(value)
 
 

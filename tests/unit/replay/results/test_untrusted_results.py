@@ -78,7 +78,7 @@ def refused(path: Path, document: Any) -> str:
         ("count", 1.5, "count: 1.5 is not a 64-bit integer"),
         ("count", 10**400, "not a 64-bit integer"),
         ("op", 7, "op: 7 is not a string"),
-        ("op", None, "op: a row has no value in this column"),
+        ("op", None, "op: a row has no op"),
         ("status", "\x1b[2J", "is not one of ok, wrong"),
         ("noisy", "yes", "is neither true nor false"),
         ("times_us", [1.0, None], "is not a list of numbers"),
