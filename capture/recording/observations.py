@@ -219,7 +219,7 @@ class PlaceTimes:
 
 
 EARLY = frozenset({2, 4, 8})
-"""which calls of a signature to observe: the 2nd, 4th and 8th of those that are looked up by key and not predicted"""
+"""which calls of a signature to observe: the 2nd, 4th and 8th that is looked up by key and not predicted"""
 LATE = 32
 """number of a signature's calls after which one is observed again; for each further observation, four times as many"""
 MOST_TRIES = 1000

@@ -79,7 +79,9 @@ class Blocks:
     def take(self, room: int | None = None) -> list[ThreadCalls]:
         """Remove and return the calls that all threads' modes have collected, in parts of at most `BLOCK` calls.
 
-        At most `room` calls are taken in total; all if it is None.
+        Parameters
+        ----------
+        room : maximum number of calls to take in total, or None for all
         """
         blocks: list[ThreadCalls] = []
         threads: list[ThreadCalls] = []

@@ -254,8 +254,8 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Split a block in two: the first calls that, with the records they need, fit in `room` bytes of the file by an
-    estimate, and the rest. The first part has at least one call.
+    """Split a block in two: the first calls that, with the records they need, take at most `room` bytes by an estimate,
+    and the rest. The first part has at least one call.
 
     pairs : (signature, scope, number of tensors) by the number that a call of the block has in their place
     held : records of signatures and scopes that are not in the file yet
