@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opgrip.cli.command import counted, did_you_mean, printable
-from opgrip.errors import UserError
+from opgrip.errors import NothingSelectedError, UserError
+from opgrip.replay.cases.selection import MODULE, Selection
+from opgrip.replay.cases.subgraph_calls import Links, Outside
+from opgrip.replay.modes.candidate import OF_MODULES
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.replay.operators.torch_private import decompositions
 from opgrip.samples import samples
-from opgrip.traces.schema.arguments import TensorSpec, map_leaves
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
+from opgrip.traces.schema.operator_arguments import schema_of
 from opgrip.traces.schema.tensor_specs import contiguous, plain_name, tensor_outline
 from opgrip.traces.scripts.literals import plain
 from opgrip.traces.scripts.script import operator_source
@@ -76,7 +80,8 @@ class CandidateTemplate:
         """Return the command that judges the implementation in the file `path`."""
         candidate = f"{self.op}={path}:{implementation.function}"
         extensions = [word for name in self.extensions for word in ("--extension", name)]
-        return shlex.join(["opreplay", self.target, "--candidate", candidate, *extensions])
+        unit = ["--unit", MODULE] if self.op.startswith(OF_MODULES) else []
+        return shlex.join(["opreplay", self.target, *unit, "--candidate", candidate, *extensions])
 
     def text(self, path: Path, implementation: Implementation) -> str:
         """Return the contents of the file `path`, with the implementation as the candidate to start from."""
@@ -125,6 +130,67 @@ def template_of_operator(
     if not implementation or not is_right(template, implementation):
         implementation = calling(op, operator)
     return template, implementation
+
+
+def template_of_module(trace: Trace, target: str, path: str) -> tuple[CandidateTemplate, Implementation]:
+    """Return the starting point for a module of a trace, with a function that makes its recorded calls.
+
+    If the calls of the module differ, the function makes those that take the largest share of the step.
+
+    Parameters
+    ----------
+    target : name of the trace on command lines
+    path : path of the module
+
+    Raises
+    ------
+    UserError : if the module has no calls, or they need more than torch
+    """
+    from opgrip.replay.cases.cases import make_cases
+    from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units
+    from opgrip.tools.exported_cases import recorded_source
+
+    try:
+        own = make_units(trace, Selection(unit=MODULE, module=(path,), for_candidates=True), MODULE)
+    except NothingSelectedError as error:
+        raise UserError(f"no module {path} is recorded in {target}", error.hint.partition(";")[0]) from error
+    assert isinstance(own[0].operator, SubgraphOperator)
+    links = own[0].operator.links
+    facts = [*_table(own, make_cases(trace)), "", "Its tensors, in the order of their first use:", ""]
+    for place, (spec, use) in enumerate(zip(links.outside, _first_uses(links), strict=True)):
+        origin = "" if links.stored[place] else ", computed by an earlier call"
+        facts.append(f"  {f'x{place}':<4} {_tensor_outline(spec):<24} {use}{origin}")
+    settings = {leaf: _setting(leaf) for leaf in links.settings}
+    name = re.sub(r"\W", "_", path)
+    name = name if name.isidentifier() and not keyword.iskeyword(name) else "candidate"
+    source = recorded_source(links, name, settings)
+    origin = f"The implementation makes the recorded calls of {own[0].op}: replace it."
+    return CandidateTemplate(f"{OF_MODULES}{path}", target, facts), Implementation(
+        name, origin, ["import torch"], source
+    )
+
+
+def _first_uses(links: Links) -> list[str]:
+    """Return, for each tensor from outside a subgraph, the argument for which it is first used, such as `weight of
+    aten.convolution.default`.
+    """
+    uses: dict[int, str] = {}
+    for call, sources in zip(links.calls, links.sources, strict=True):
+        signature, schema = call.signature, schema_of(call.signature)
+        positions = [item.name for item in schema.arguments] if schema else map(str, range(len(signature.args)))
+        named = [*zip(positions, signature.args, strict=False), *signature.kwargs.items()]
+        names = (name for name, value in named for _ in tensors(value))
+        for name, source in zip(names, sources, strict=False):
+            if isinstance(source, Outside):
+                uses.setdefault(source.place, f"{name} of {signature.op}")
+    return [uses[place] for place in range(len(links.outside))]
+
+
+def _setting(leaf: Any) -> str:
+    """Return the source of a device, dtype or generator among the arguments of a module's calls."""
+    if isinstance(leaf, torch.device):
+        return "x0.device"
+    return repr(leaf) if isinstance(leaf, torch.dtype) else "None"
 
 
 def template_of_sample(name: str) -> tuple[CandidateTemplate, Implementation]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import keyword
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -127,27 +127,41 @@ def _function_of(links: Links) -> ScriptFunction:
 
     links : the calls, and the origin of each tensor that they take
     """
-    if links.reason is not None:
-        raise UserError("these calls cannot run as one function", links.reason)
-    names = [f"x{place}" for place in range(len(links.outside))]
     settings = {leaf: f"s{place}" for place, leaf in enumerate(links.settings)}
-    lines = [f"    {line}" for line in _calls(links, settings)]
-    results = plain_tuple([_source_of_tensor(output, links) for output in links.outputs])
-    head = f"\n\ndef OPERATOR({', '.join([*names, *settings.values()])}):"
-    docstring = '    """Return what the recorded operators return, in their order."""'
     return ScriptFunction(
         "The recorded operators of a module or function, as one function.",
-        "\n".join([head, docstring, *lines, f"    return {results}"]),
+        f"\n\n{recorded_source(links, 'OPERATOR', settings, [*settings.values()])}",
         links.mutates,
         any(call.varies for call in links.calls),
     )
+
+
+def recorded_source(links: Links, name: str, settings: Mapping[Any, str], others: Sequence[str] = ()) -> str:
+    """Return the source of a function that makes the recorded calls of a subgraph; its parameters are the tensors from
+    outside, `x0` and so on.
+
+    links : the calls, and the origin of each tensor that they take
+    settings : source of each device, dtype and generator among the arguments
+    others : further parameters
+
+    Raises
+    ------
+    UserError : if the calls cannot run as one function, or need more than torch
+    """
+    if links.reason is not None:
+        raise UserError("these calls cannot run as one function", links.reason)
+    names = [f"x{place}" for place in range(len(links.outside))]
+    lines = [f"    {line}" for line in _calls(links, settings)]
+    results = plain_tuple([_source_of_tensor(output, links) for output in links.outputs])
+    docstring = '    """Return what the recorded operators return, in their order."""'
+    return "\n".join([f"def {name}({', '.join([*names, *others])}):", docstring, *lines, f"    return {results}"])
 
 
 def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
     """Yield the source of one statement for each call of a subgraph.
 
     links : the calls, and the origin of each tensor that they take
-    settings : name of the script's variable for each device, dtype and generator
+    settings : source of each device, dtype and generator
     """
     for index, (call, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
         signature, rest = call.signature, iter(sources)

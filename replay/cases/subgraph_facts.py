@@ -1,4 +1,4 @@
-"""What each call contributes to a subgraph: tensors, settings, and whether a subgraph can contain it at all."""
+"""Facts about recorded calls as parts of a subgraph: tensors, settings, and why a subgraph cannot contain a call."""
 
 from __future__ import annotations
 

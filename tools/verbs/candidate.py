@@ -1,4 +1,4 @@
-"""`opgrip candidate init`: a file to begin an implementation of an operator with."""
+"""`opgrip candidate init`: a file to begin an implementation of an operator or a module with."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ examples:
   opgrip candidate init aten._softmax.default step.jsonl -o softmax.py
   opgrip candidate init own.half.default step.jsonl --extension own_ops.py -o half.py
   opgrip candidate init sample:delta2bbox -o delta2bbox.py
+  opgrip candidate init module:backbone.layer1.1 trace:faster_rcnn -o block.py
 """
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "operator", metavar="OPERATOR", help="full name of an operator in the trace, or sample:NAME for a sample"
+        "operator",
+        metavar="OPERATOR",
+        help="full name of an operator in the trace, module:PATH for a module, or sample:NAME for a sample",
     )
     parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a trace; none for a sample")
     parser.add_argument(
@@ -51,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(what, "opgrip candidate init OPERATOR TRACE, or sample:NAME without a trace")
     check_output(args.output, args.force, (".py", ".pyw"))
 
-    from opgrip.tools.candidate_template import template_of_operator, template_of_sample
+    from opgrip.replay.modes.candidate import OF_MODULES
+    from opgrip.tools.candidate_template import template_of_module, template_of_operator, template_of_sample
     from opgrip.traces import TraceReader, load
 
     reporter = Reporter(args.prog)
@@ -60,7 +64,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         with reporter.reading(args.trace):
             trace = load(args.trace, args.partial, args.unbounded, TraceReader(args.trace, args.unbounded))
-        template, implementation = template_of_operator(trace, str(args.trace), args.operator, args.extension)
+        if args.operator.startswith(OF_MODULES):
+            path = args.operator.removeprefix(OF_MODULES)
+            template, implementation = template_of_module(trace, str(args.trace), path)
+        else:
+            template, implementation = template_of_operator(trace, str(args.trace), args.operator, args.extension)
     with whole_file(args.output, args.force) as file:
         file.write(template.text(args.output, implementation).encode())
     report_output(args, f"an implementation of {args.operator}")

@@ -170,6 +170,23 @@ def test_training_judges_results_of_the_module_and_gradients(tmp_path: Path) -> 
     assert "differ" in detached["1.1 (Block) backward"]
 
 
+def test_file_to_begin_with_lists_the_tensors_and_is_right(trace: Path, tmp_path: Path) -> None:
+    done = run_command("opgrip", "candidate", "init", "module:1.0", trace, "-o", "block.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "block.py").read_text(encoding="utf-8").splitlines()
+    assert (
+        "#   x0   float32[8,8]             input of aten.native_layer_norm.default, computed by an earlier call"
+        in lines
+    )
+    assert "#   x3   float32[8,8]             self of aten.t.default" in lines
+    (command,) = (line.removeprefix("#     ") for line in lines if line.startswith("#     opreplay "))
+    done = run_command(*command.split(), "--iterations", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "wrong" not in done.stdout
+    done = run_command("opgrip", "candidate", "init", "module:1.9", trace, "-o", "other.py", cwd=tmp_path)
+    assert "no module 1.9 is recorded" in done.stderr
+
+
 @pytest.mark.alone
 def test_command_holds_a_class_to_a_gate_and_writes_the_judgement(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
