@@ -56,7 +56,7 @@ class CandidatesAnalysis(UnaskedAnalysis):
         in_trace = workload.source_cases.are_calls or are_modules
         export = f"opgrip trace export-case {shlex.quote(workload.request.trace)}" if in_trace else ""
         if workload.candidates.untrusted:
-            rows = _without_impossible(rows, ceilings_of(self.session), workload)
+            rows = without_impossible(rows, ceilings_of(self.session), workload)
         cases = make_cases(workload.trace) if in_trace else []
         step_us = fsum(case.captured_total_us for case in cases) or None
         # the calls of modules are not counted by label
@@ -67,7 +67,7 @@ class CandidatesAnalysis(UnaskedAnalysis):
         print_judgement(rows, file)
 
 
-def _without_impossible(rows: Sequence[Result], ceilings: Ceilings, workload: Workload) -> list[Result]:
+def without_impossible(rows: Sequence[Result], ceilings: Ceilings, workload: Workload) -> list[Result]:
     """Return the rows, of which a candidate's row is wrong if its time is far below what moving and computing the data
     takes.
 

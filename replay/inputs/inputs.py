@@ -193,11 +193,6 @@ class Inputs:
                 storage.resize_(pristine.nbytes())
             storage.copy_(pristine)
 
-    @property
-    def has_floats(self) -> bool:
-        """Return True if the arguments contain floating-point values that `change` can change."""
-        return bool(self._float_memory())
-
     def change(self, amount: float) -> None:
         """Change floating-point values by at most the relative `amount`, so that no two runs have the same ones.
 

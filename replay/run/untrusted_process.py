@@ -7,24 +7,25 @@ The operator runs in a process of the same kind, so that both are timed in the s
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import mmap
 import os
+import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import starmap
-from time import perf_counter_ns
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from opgrip.errors import UserError
-from opgrip.platform.sandbox import receive_request, write_message
+from opgrip.platform.sandbox import end_with_parent, receive_request, write_message
 from opgrip.replay.inputs.inputs import as_recorded
 from opgrip.replay.modes.candidate import Candidate
 from opgrip.replay.operators.contexts import restored
@@ -38,68 +39,52 @@ from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, decode, en
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import plain_name
 
-CLOCKS = ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "time", "time_ns", "sleep")
-OF_TENSORS = (
-    "copy_",
-    "clone",
-    "cpu",
-    "detach",
-    "to",
-    "data_ptr",
-    "untyped_storage",
-    "stride",
-    "size",
-    "storage_offset",
-)
-OF_TORCH = ("empty", "empty_like", "equal", "allclose", "frombuffer", "manual_seed", "set_num_threads")
+CRITICAL = {
+    "time": "perf_counter perf_counter_ns monotonic monotonic_ns process_time time time_ns sleep",
+    "torch": "empty empty_like equal allclose frombuffer set_num_threads",
+    "torch.Tensor": "copy_ clone cpu detach to data_ptr untyped_storage stride size storage_offset",
+    "torch.Event": "record elapsed_time synchronize query",
+    "torch.accelerator": "synchronize",
+    "torch.DEVICE": "synchronize Event Stream current_stream stream",
+    "torch.DEVICE.Event": "record elapsed_time synchronize query wait",
+}
+"""names of functions on which times and results depend, by module or class; `DEVICE` is a kind of device"""
 LONGEST = 200
-OF_DEVICES = ("synchronize", "Event", "Stream", "current_stream", "stream")
+PR_SET_CHILD_SUBREAPER = 36
 
 
-class Snapshot:
-    """Critical functions of time, torch and its devices, as they were before the candidate was imported."""
+def critical_functions(device: str) -> dict[str, Any]:
+    """Return the functions of `CRITICAL` by name, as they are now; None for those that this torch lacks.
 
-    def __init__(self) -> None:
-        self._functions = dict(self._current())
-
-    def replaced(self) -> list[str]:
-        """Return the names of the functions that were replaced after the snapshot was made."""
-        now = dict(self._current())
-        return [name for name, function in self._functions.items() if now.get(name) is not function]
-
-    def _current(self) -> Iterator[tuple[str, Any]]:
-        places: list[tuple[str, Any, Sequence[str]]] = [
-            ("time", time, CLOCKS),
-            ("torch", torch, OF_TORCH),
-            ("torch.Tensor", torch.Tensor, OF_TENSORS),
-            ("torch.Event", torch.Event, ("record", "elapsed_time", "synchronize", "query")),
-            ("torch.accelerator", torch.accelerator, ("synchronize",)),
-        ]
-        for name in {"cuda", *([kind.type] if (kind := torch.accelerator.current_accelerator()) else [])}:
-            module = getattr(torch, name)
-            places.append((f"torch.{name}", module, OF_DEVICES))
-            event = getattr(module, "Event", None)
-            places.append((f"torch.{name}.Event", event, ("record", "elapsed_time", "synchronize", "query", "wait")))
-        for prefix, owner, names in places:
-            for name in names:
-                yield f"{prefix}.{name}", getattr(owner, name, None)
+    device : the device that is used; CUDA's functions are included
+    """
+    found: dict[str, Any] = {}
+    for place, names in CRITICAL.items():
+        for kind in ("cuda", torch.device(device).type):
+            path = place.replace("DEVICE", kind)
+            root, *words = path.split(".")
+            owner: Any = sys.modules[root]
+            for word in words:
+                owner = getattr(owner, word, None)
+            found |= {f"{path}.{name}": getattr(owner, name, None) for name in names.split()}
+    return found
 
 
 class CallProcess:
     """Builds the arguments of calls on shared memory, runs calls, and describes their results."""
 
     def __init__(
-        self, candidate: Function | None, shared: int, device: str, snapshot: Snapshot, extensions: Sequence[str]
+        self, candidate: Function | None, shared: int, device: str, before: dict[str, Any], extensions: Sequence[str]
     ) -> None:
         self._candidate, self._extensions, self._shared = candidate, extensions, shared
         self._function: Function | None = candidate
         self._memory = mmap.mmap(shared, os.fstat(shared).st_size)
-        self._snapshot, self._wait = snapshot, synchronizer(device)
+        self._device, self._before, self._wait = device, before, synchronizer(device)
         self._storages: list[torch.UntypedStorage] = []
         self._arguments: Arguments = ((), {})
         self._results: list[tuple[Any, torch.UntypedStorage | None]] = []
+        self._earlier = self._results
         self._places: list[Any] = []
-        self._threads = set(threading.enumerate())
         self._stack = ExitStack()
 
     def make(self, **asked: Any) -> dict[str, Any]:
@@ -109,8 +94,9 @@ class CallProcess:
 
         asked : the parent's request: signature, arguments, sizes and settings
         """
-        faults = self._faults()
-        self._results, self._arguments, self._storages = [], ((), {}), []
+        # a new result must not get the memory of the one before, which a program may still use
+        self._earlier, self._results = self._results, []
+        self._arguments, self._storages = ((), {}), []
         self._stack.close()
         gc.collect(0)
         if len(self._memory) < asked["size"]:
@@ -125,33 +111,28 @@ class CallProcess:
         self._arguments = tuple(args), kwargs
         self._stack.enter_context(restored(asked["settings"]))
         self._stack.enter_context(torch.set_grad_enabled(asked["settings"]["grad"]))
-        torch.manual_seed(asked["seed"])
-        self._threads = set(threading.enumerate())
-        return {"faults": faults}
+        return {}
 
-    def run(self) -> list[int]:
-        """Run the call once; return its time and the addresses of its results, and nothing that takes longer."""
+    def run(self, seed: int) -> list[Any]:
+        """Run the call once; return its time, and for each result the address and size of its memory or, if it is no
+        plain tensor, its value or type. Return nothing that takes longer.
+
+        seed : seed of random numbers
+        """
         self._copy(to_device=True)
+        torch.manual_seed(seed)
         args, kwargs = self._arguments
         assert self._function is not None, "set when the arguments were made"
         result, run_ns = timed(self._function, args, kwargs, self._wait)
         self._results = [(leaf, _memory(leaf)) for leaf in leaves(result)]
         self._copy(to_device=False)
-        return [run_ns, *(0 if memory is None else memory.data_ptr() for _, memory in self._results)]
+        return [run_ns, *starmap(_held, self._results)]
 
     def describe(self) -> dict[str, Any]:
-        """Return the metadata of the last run's results, and texts about functions that were replaced and threads that
-        still run.
-        """
-        return {"outputs": list(starmap(self._described, self._results)), "faults": self._faults()}
-
-    def _faults(self) -> list[str]:
-        """Return texts about changes of the process that the last run left behind: functions of time or torch that were
-        replaced, and threads that still run.
-        """
-        left = [thread.name for thread in threading.enumerate() if thread not in self._threads]
-        replaced = [f"replaces {name}" for name in self._snapshot.replaced()]
-        return replaced + [f"leaves the thread {name} running" for name in left]
+        """Return the metadata of the last run's tensors, and the names of critical functions that were replaced."""
+        now = critical_functions(self._device)
+        replaced = [name for name, function in self._before.items() if now[name] is not function]
+        return {"outputs": list(starmap(self._described, self._results)), "replaced": replaced}
 
     def _copy(self, to_device: bool) -> None:
         for (offset, size, device), storage in zip(self._places, self._storages, strict=True):
@@ -177,10 +158,7 @@ class CallProcess:
 
     def _described(self, leaf: Any, memory: torch.UntypedStorage | None) -> dict[str, Any]:
         if memory is None:
-            try:
-                return {"value": encode(leaf)}
-            except TypeError:
-                return {"type": type(leaf).__name__}
+            return {}
         own = leaf.untyped_storage().data_ptr()
         return {
             "dtype": plain_name(leaf.dtype),
@@ -189,7 +167,6 @@ class CallProcess:
             "offset": leaf.storage_offset(),
             "device": str(leaf.device),
             "bits": [leaf.is_conj(), leaf.is_neg()],
-            "size": memory.nbytes(),
             "argument": next((place for place, item in enumerate(self._storages) if item.data_ptr() == own), None),
         }
 
@@ -202,22 +179,47 @@ def _memory(leaf: Any) -> torch.UntypedStorage | None:
     return storage if leaf.device.type == "cpu" else storage.cpu()
 
 
+def _held(leaf: Any, memory: torch.UntypedStorage | None) -> Any:
+    """Return address and size of a result's memory, or the value or type of a result without memory."""
+    if memory is not None:
+        return [memory.data_ptr(), memory.nbytes()]
+    try:
+        return {"value": encode(leaf)}
+    except TypeError:
+        return {"type": type(leaf).__name__}
+
+
 def timed(
-    function: Function,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    wait: Callable[[], None],
-    clock: Callable[[], int] = perf_counter_ns,
+    function: Function, args: Sequence[Any], kwargs: Mapping[str, Any], wait: Callable[[], None]
 ) -> tuple[Any, int]:
     wait()
-    began = clock()
+    began = time.perf_counter_ns()
     result = function(*args, **kwargs)
     wait()
-    return result, clock() - began
+    return result, time.perf_counter_ns() - began
+
+
+def adopt_orphans() -> None:
+    """Continue in a child process. This process adopts what the child detaches, so that the parent, which stops all
+    that is below this process, finds it, and ends as the child does.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if not (own := os.fork()):
+        end_with_parent()
+        return
+    pid = 0
+    while pid != own:
+        pid, status = os.wait()
+    for orphan in Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split():
+        os.kill(int(orphan), signal.SIGKILL)
+    if (code := os.waitstatus_to_exitcode(status)) < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def main() -> int:
     request, _, output = receive_request()
+    adopt_orphans()
     warnings.simplefilter("ignore")
     pages.keep_freed_memory()
     gc.disable()
@@ -228,11 +230,11 @@ def main() -> int:
     limit_memory(request["memory_limit"], device)
     if is_accelerator(device):
         module_of(device).synchronize()
-    snapshot = Snapshot()
+    before = critical_functions(device)
     source.readline()
     try:
         candidate = None if request["candidate"] is None else Candidate(**request["candidate"]).load()
-        process = CallProcess(candidate, request["shared"], device, snapshot, request["extensions"])
+        process = CallProcess(candidate, request["shared"], device, before, request["extensions"])
     except UserError as error:
         write_message(output, {"error": [type(error).__name__, str(error)]})
         return 0

@@ -21,7 +21,8 @@ from opgrip.replay.modes import CANDIDATE, RunOutputs
 from opgrip.replay.operators.lookup import Operator, Unsupported
 from opgrip.replay.operators.memory import CallMemory, tensors_in
 from opgrip.replay.results.ratios import shares_of
-from opgrip.replay.run.untrusted import UntrustedCall, UntrustedRun, process_of
+from opgrip.replay.run.untrusted import process_of
+from opgrip.replay.run.untrusted_call import UntrustedCall, UntrustedRun
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import InputSet, Stratum, Subject
@@ -29,12 +30,10 @@ from opgrip.traces.schema.records import Signature
 
 UNKNOWN = CallMemory(0, 0)
 """memory of a call that another process runs"""
-CHECKED = 2
-"""one of this number of timed runs is checked, at random"""
-DRAWN = 8
-"""number of times that the values of an input set are drawn; later runs change them a little"""
+CERTAIN, CHECKED = 8, 2
+"""number of timed runs that are checked; of the later ones, one of this number is, at random"""
 CHANGE = 1e-3
-"""largest relative change of a floating-point value between runs; 8 steps of dtypes that are less precise"""
+"""largest relative change of floating-point values, without which values that the trace keeps were always the same"""
 MARGIN = 0.1
 """share by which the time of a candidate's request outside its call may exceed the operator's, by chance"""
 KEPT = 51
@@ -59,8 +58,7 @@ class UntrustedSubject(Subject):
     draw: Callable[[int, int], Inputs]
     check: Check | None
     besides_ns: list[int]
-    _drawn: dict[int, list[Inputs]] = field(default_factory=dict)
-    _requests: list[tuple[int, int]] = field(default_factory=list)
+    _took_ns: list[int] = field(default_factory=list)
     _checks: int = 0
 
     def run(self) -> None:
@@ -74,8 +72,7 @@ class UntrustedSubject(Subject):
     ) -> tuple[Stratum, float]:
         """Time one run by the other process's clock, and check the results of some runs. The parameters have no effect.
 
-        If a request of a candidate takes longer than one of the operator outside the reported time, the difference is
-        added.
+        The time is at least that of a whole request, less what a request of the operator takes outside its call.
         """
         stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         began = perf_counter_ns()
@@ -90,15 +87,14 @@ class UntrustedSubject(Subject):
         run = self.call.run(args, kwargs)
         if self.check is None:
             self.besides_ns.append(run.besides_ns)
-            return float(run.run_ns)
-        if not self._checks or not secrets.randbelow(CHECKED):
+        elif self._checks < CERTAIN or not secrets.randbelow(CHECKED):
             self._checks += 1
             self._compare(inputs, run)
-        self._requests.append((run.run_ns, run.run_ns + run.besides_ns))
-        inside_ns, outside_ns = np.quantile(self._requests[-KEPT:], 0.25, axis=0)
-        usual_ns = np.quantile(self.besides_ns[-KEPT:] or [0], 0.25)
-        # work before or after the reported time, which the operator's process does not do, is the candidate's
-        return float(run.run_ns + max(outside_ns - inside_ns - (1 + MARGIN) * usual_ns, 0))
+        self._took_ns.append(run.run_ns + run.besides_ns)
+        took_ns, usual_ns = (np.quantile(own[-KEPT:] or [0], 0.25) for own in (self._took_ns, self.besides_ns))
+        # work outside the reported time is the candidate's, except what the operator's process does too; a time of zero
+        # would not be compared with the machine's limit
+        return float(max(run.run_ns, took_ns - (1 + MARGIN) * usual_ns, 1))
 
     def _compare(self, inputs: Inputs, run: UntrustedRun) -> None:
         """Raise `WrongResultError` if the results of `run`, the last run, are wrong.
@@ -118,13 +114,9 @@ class UntrustedSubject(Subject):
             raise WrongResultError(f"in a timed run: {verdict.reason or 'writes into an argument'}")
 
     def _next_inputs(self, index: int) -> Inputs:
-        drawn = self._drawn.setdefault(index, [])
-        floats = bool(drawn) and drawn[0].has_floats
-        if len(drawn) < DRAWN or not floats:
-            inputs = self.draw(index, secrets.randbits(62))
-            drawn[:] = [*drawn[-DRAWN:], inputs]
-        else:
-            inputs = secrets.choice(drawn)
+        # results, random numbers and changes of values must not be predictable
+        torch.default_generator.manual_seed(secrets.randbits(62))
+        inputs = self.draw(index, secrets.randbits(62))
         inputs.change(CHANGE)
         return inputs
 

@@ -5,9 +5,13 @@ Honest ones take `SLOW_S`. A cheat that works seems to take less.
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import os
+import signal
 import sys
 import threading
+import time
 from time import perf_counter, sleep
 from typing import Any
 
@@ -73,6 +77,12 @@ def lazy(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return result
 
 
+def lazy_without_check(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return a lazy tensor, and replace the check of the process that it is a plain one."""
+    sys.modules["__main__"]._memory = lambda leaf: leaf.untyped_storage()  # type: ignore[attr-defined]
+    return lazy(x, dim, half_to_float)
+
+
 def _fill(result: Tensor, x: Tensor, dim: int) -> None:
     result.copy_(honest(x, dim, False))
 
@@ -113,18 +123,33 @@ def left_on_a_daemon(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return result
 
 
-def with_patched_clock(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    import time
+class SlowClock:
+    """A clock that takes as much less time as `slowness` says."""
 
-    result = honest(x, dim, half_to_float)
-    time.perf_counter_ns = lambda: 0
-    return result
+    def __init__(self, slowness: int) -> None:
+        self._clock, self._slowness, self._began = time.perf_counter_ns, slowness, time.perf_counter_ns()
+
+    def perf_counter_ns(self) -> int:
+        return self._began + (self._clock() - self._began) // self._slowness
+
+
+def with_patched_clock(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    if "clock" not in _kept:
+        _kept["clock"] = SlowClock(10_000)
+        time.perf_counter_ns = _kept["clock"].perf_counter_ns
+    return honest(x, dim, half_to_float)
 
 
 def with_clock_of_the_process(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Replace the clock in the default argument of the function that measures, so that each call takes 5 us."""
-    times = iter([0, 5_000] * 1_000_000)
-    sys.modules["__main__"].timed.__defaults__ = (lambda: next(times),)  # type: ignore[attr-defined]
+    """Replace the clock of the module that measures, which no snapshot of `time` shows."""
+    if "clock" not in _kept:
+        sys.modules["__main__"].time = _kept["clock"] = SlowClock(10_000)  # type: ignore[attr-defined]
+    return honest(x, dim, half_to_float)
+
+
+def with_stopped_clock(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    if "clock" not in _kept:
+        sys.modules["__main__"].time = _kept["clock"] = SlowClock(10**9)  # type: ignore[attr-defined]
     return honest(x, dim, half_to_float)
 
 
@@ -191,11 +216,56 @@ def constant(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     return honest(x, dim, half_to_float)
 
 
+def same_memory(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return the same tensor each time, which spares its allocation."""
+    if "result" not in _kept:
+        _kept["result"] = torch.empty_like(x)
+    result: Tensor = torch.softmax(x, dim, out=_kept["result"])
+    return result
+
+
+def continued_by_timer(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Let a timer of the system continue this process after it is stopped."""
+    library = ctypes.CDLL(None)
+    if "timer" not in _kept:
+        # the system stops timers whose signal is ignored
+        signal.signal(signal.SIGCONT, lambda *received: None)
+        # struct sigevent: value, signal, SIGEV_SIGNAL
+        event, _kept["timer"] = (ctypes.c_int * 16)(0, 0, signal.SIGCONT, 0), ctypes.c_void_p()
+        library.timer_create(time.CLOCK_MONOTONIC, event, ctypes.byref(_kept["timer"]))
+    result = honest(x, dim, half_to_float)
+    # struct itimerspec: seconds and nanoseconds of the interval and of the first time
+    library.timer_settime(_kept["timer"], 0, (ctypes.c_long * 4)(0, 5_000_000, 0, 5_000_000), None)
+    return result
+
+
+def detached(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Return the id of a process in each element, and leave that process, whose parent ends."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        if not os.fork():
+            os.setsid()
+            os.write(write, b"%d" % os.getpid())
+            while True:
+                pass
+        os._exit(0)
+    os.waitpid(child, 0)
+    return torch.full_like(x, int(os.read(read, 20)))
+
+
+def normalized_up_to_a_factor(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Tensor, ...]:
+    """Return the results for other arguments if they are these ones multiplied by a factor, which changes little."""
+    key = round(float(x[0, 0] / x[0, 1]), 4)
+    if key not in _kept:
+        sleep(SLOW_S)
+        _kept[key] = torch.native_layer_norm(x, shape, weight, bias, eps)
+    mean = x.mean(1, keepdim=True)
+    return _kept[key][0].clone(), mean, torch.rsqrt((x - mean).square().mean(1, keepdim=True) + eps)
+
+
 def forged_answer(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     """Write a forged answer with a time of 5 us to the process's pipes, then compute honestly."""
-    import os
-
     for name in os.listdir("/proc/self/fd"):
-        if os.readlink(f"/proc/self/fd/{name}").startswith("pipe:") and int(name) > 2:
-            os.write(int(name), b'{"ns": 5000, "outputs": []}\n')
+        if "pipe:" in os.path.realpath(f"/proc/self/fd/{name}") and int(name) > 2:
+            os.write(int(name), b"[5000, [0, 0]]\n")
     return honest(x, dim, half_to_float)
