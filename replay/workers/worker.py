@@ -39,6 +39,8 @@ RETRIES = 2
 
 MOST_LINES, LONGEST_LINE = 20, 200
 """maximum number of lines shown of what candidates print, and of characters of each"""
+OF_PROFILER = "was allocated before the profiling started"
+"""part of a line that torch prints while memory is measured"""
 
 Lane = Iterator[list[Result] | None]
 """rows of one worker, case by case; None while the next are not ready"""
@@ -162,10 +164,11 @@ class Worker:
         return True
 
 
-def _show_printed(printed: Sequence[str]) -> None:
+def _show_printed(lines: Sequence[str]) -> None:
     """Print to stderr the first `MOST_LINES` of the lines that candidates have printed, and the number of further
     lines.
     """
+    printed = [line for line in lines if OF_PROFILER not in line]
     if printed:
         shown = [f"  {printable(shorten(line, LONGEST_LINE))}" for line in printed[:MOST_LINES]]
         more = [f"  and {len(printed) - MOST_LINES:,} more lines"] if len(printed) > MOST_LINES else []
