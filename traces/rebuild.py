@@ -328,18 +328,14 @@ def once_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor with a spec's shape and strides that uses a storage; for autograd, it is not a view of
-    another tensor.
-    """
+    """Return a tensor with a spec's shape and strides that uses a storage; autograd does not see it as a view."""
     assert spec.stride is not None, "the tensor is strided"
     empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
     return empty.set_(storage, spec.offset, spec.shape, spec.stride)
 
 
 def as_result(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory that requires a gradient and that autograd takes for an operator's
-    result.
-    """
+    """Return a tensor over the same memory that requires a gradient and that autograd sees as an operator's result."""
     with torch.enable_grad():
         result: torch.Tensor = _Result.apply(torch.zeros((), requires_grad=True), tensor)
     return result

@@ -254,9 +254,7 @@ class _Shapes:
         self._written: dict[int, list[int]] = {}
 
     def of(self, signature: int, count: int) -> _Shape:
-        """Return the sizes of the tensors of a signature's calls that have `count` tensors in their arguments and
-        results.
-        """
+        """Return the tensor sizes for those calls of a signature whose arguments and results have `count` tensors."""
         shape = self._shapes.get((signature, count))
         if shape is None:
             shape = self._shapes[signature, count] = self._make(signature, count)

@@ -60,8 +60,6 @@ _SHEETS: Mapping[str, Datasheet] = {
 
 
 def datasheet_of(name: str) -> Datasheet | None:
-    """Return the datasheet of a GPU by the name that its driver reports, or None if there is none, as for a MIG
-    slice.
-    """
+    """Return the datasheet of a GPU by the name that its driver reports; None if there is none, as for a MIG slice."""
     product = re.sub(r"^(NVIDIA|Tesla) ", "", name)
     return next((sheet for pattern, sheet in _SHEETS.items() if re.fullmatch(pattern, product)), None)

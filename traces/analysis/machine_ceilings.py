@@ -250,9 +250,7 @@ def no_less(rates: dict[int, float]) -> dict[int, float]:
 
 
 def _copy_rate(size: int, threads: int) -> float:
-    """Return the rate in GB/s of `threads` threads, each of which copies between two buffers of `size` bytes
-    in total.
-    """
+    """Return the rate in GB/s at which `threads` threads copy, each between two buffers of `size` bytes in total."""
     half = max(size // 2, 64) // 64 * 64
     count = max(1, BYTES_A_RUN // (2 * half))
     sets = [_repeating_arrays(half, count) for _ in range(threads)]

@@ -322,9 +322,7 @@ class KeptFlow:
         return flags
 
     def cut_edges(self, flags: Flags) -> int:
-        """Return how often a selected call reads memory that an omitted call wrote; `flags` is the mask of
-        selected calls.
-        """
+        """Return how often a selected call (`flags`, a mask) reads memory that an omitted call wrote."""
         return int(np.count_nonzero(flags[self._readers] & ~flags[self._producers]))
 
 

@@ -149,9 +149,7 @@ def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bo
 
 
 class _Writing:
-    """Decides which records belong to a part of a trace; a record about several calls is reduced to the selected
-    calls.
-    """
+    """Decides which records belong to a part of a trace, and reduces records about several calls to selected calls."""
 
     def __init__(self, outline: Outline, flags: Flags) -> None:
         self._outline, self._flags = outline, flags
@@ -254,9 +252,7 @@ class _Writing:
         return DeviceTimes(thread, first, times) if times else None
 
     def _kernels(self, record: Kernels) -> Kernels | None:
-        """Return the kernels of a signature, with launches and times scaled to the share of its calls that is
-        selected.
-        """
+        """Return the kernels of a signature, with launches and times scaled to the selected share of its calls."""
         selected, total = self._selected[record.signature], self._all[record.signature]
         if record.signature not in self.signatures:
             return None

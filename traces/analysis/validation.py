@@ -322,9 +322,7 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
 
 
 def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int, Record]]:
-    """Yield the readable records of an opgrip trace with their numbers, counted from 1; report the others as
-    findings.
-    """
+    """Yield the readable records of an opgrip trace, numbered from 1; report the others as findings."""
     schema = SchemaCheck()
     if not schema.is_available:
         validation.notes.append(NOT_INSTALLED)

@@ -285,9 +285,7 @@ def _decode_codes(codes: Integers, newest: int) -> Integers:
 
 
 def check_times(starts: Integers, durations: Integers) -> None:
-    """Raise `FormatError` if durations are negative, or if times are so large that their differences overflow 64
-    bits.
-    """
+    """Raise `FormatError` if durations are negative, or times so large that their differences overflow 64 bits."""
     if not len(starts):
         return
     if durations.min() < 0:

@@ -111,9 +111,7 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
-    """Return the names of fields of a JSON object that this version does not know; headers and values may have
-    any field.
-    """
+    """Return the names of fields of a JSON object that this version does not know; headers and values may have any."""
     known = _FIELDS.get(form["type"])
     return [] if known is None else [name for name in form if name != "type" and name not in known]
 

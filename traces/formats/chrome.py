@@ -98,9 +98,7 @@ def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
 
 
 def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
-    """Return argument `place` of a profiler event, as the schema's parameter requires; tensors are placed on the
-    CPU.
-    """
+    """Return argument `place` of a profiler event, as the schema's parameter requires; tensors are on the CPU."""
     kind, text, shape, stride = inputs.types[place], inputs.texts[place], inputs.shapes[place], inputs.strides[place]
     expected, optional = parameter.real_type, False
     if expected.kind() == "OptionalType":

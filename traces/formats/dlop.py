@@ -105,9 +105,7 @@ def _cat(row: Row) -> tuple[str, Row]:
 
 
 def _einsum(row: Row) -> tuple[str, Row]:
-    """Return an `einsum` call with its operands in one list; in the file, the equation has slashes instead of
-    commas.
-    """
+    """Return an `einsum` call with its operands in one list; the file has slashes instead of commas in the equation."""
     equation, *operands = (cell for cell in row.values() if not is_missing(cell))
     if not isinstance(equation, str):
         raise Unfit(f"the equation of einsum is not a string: {str(equation)[:40]}")
@@ -162,9 +160,7 @@ def _max_unpool2d(row: Row) -> tuple[str, Row]:
 
 
 def _interpolate(row: Row) -> tuple[str, Row]:
-    """Return an upsampling call for a row of `interpolate`; the operator depends on the mode and number of
-    dimensions.
-    """
+    """Return an upsampling call for a row of `interpolate`; the operator depends on the mode and the dimensions."""
     shape = shape_of(row.get("input_size"))
     mode = _text(row.get("mode")) or "nearest"
     dimensions = len(shape or ()) - 2

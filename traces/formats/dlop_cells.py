@@ -201,9 +201,7 @@ def _is_size(size: int | None) -> bool:
 
 
 def _whole(item: Any) -> int | None:
-    """Return the integer that a cell contains, also as text or as a float such as 2.0; None if it contains no
-    integer.
-    """
+    """Return the integer that a cell contains, also as text or as a float such as 2.0; None if it has no integer."""
     if isinstance(item, str):
         return int(item) if re.fullmatch(r" ?-?[0-9]{1,18}", item) else None
     if isinstance(item, float) and math.isfinite(item) and item == int(item) and abs(item) < 1 << 53:

@@ -65,9 +65,7 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Call
 
 
 def _facts(name: str, value: Any) -> dict[str, Any]:
-    """Return the header fields for one member of the file's top-level JSON object; empty for members that are
-    not used.
-    """
+    """Return the header fields for one member of the file's top-level JSON object; empty for unused members."""
     match name, value:
         case "schema", str():
             return {"schema": value[:100]}
@@ -132,9 +130,7 @@ def _contents(form: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[st
 
 
 def _attributes(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the attributes in a node's JSON object by name; before schema 1.0.2 they are members of the object
-    itself.
-    """
+    """Return the attributes in a node's JSON object by name; before schema 1.0.2 they are the object's own members."""
     attributes = form.get("attrs")
     if attributes is None:
         return form

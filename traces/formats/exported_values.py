@@ -150,9 +150,7 @@ class Sizes:
                     self._sizes.setdefault(match[1], hint)
 
     def of(self, form: Any) -> int:
-        """Return the value of the size, stride or offset that a JSON object describes; raise `ValueError` if it
-        is unknown.
-        """
+        """Return the size, stride or offset that a JSON object describes; raise `ValueError` if it is unknown."""
         match form:
             case {"as_int": int() as size}:
                 pass

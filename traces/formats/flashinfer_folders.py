@@ -59,9 +59,7 @@ class KernelDefinition:
 
 
 def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
-    """Write the kernel definitions, the workloads, and the values of integer tensors, which decide how operators
-    behave.
-    """
+    """Write the kernel definitions, the workloads, and the values of integer tensors, on which operators depend."""
     counts = Counter(trace.own_calls["signature"].tolist())
     firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
     for name in ("definitions", "workloads"):
@@ -164,7 +162,6 @@ def _literal(value: Any) -> str:
 
 
 def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
-    """Yield a name and the metadata for each recorded result."""
     tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, TensorSpec)]
     for place, tensor in enumerate(tensors):
         yield ("output" if len(tensors) == 1 else f"output_{place}"), tensor

@@ -299,7 +299,6 @@ def _is_default(parameter: Parameter, item: Any, defaults: Mapping[str, Any]) ->
 
 @lru_cache(maxsize=4096)
 def _defaults(op: str) -> dict[str, Any]:
-    """Return the default value of each parameter of an operator, by name."""
     schema = schema_named(op)
     if schema is None:
         return {}
@@ -328,9 +327,7 @@ def _returned(schema: SchemaText, items: list[Any]) -> Any:
 
 
 def _is_number(spec: TensorSpec) -> bool:
-    """Return True if a tensor seems to represent a Python number: it has no dimensions and a dtype that numbers
-    have.
-    """
+    """Return True if a tensor seems to represent a Python number: no dimensions, and a dtype that numbers have."""
     return not spec.shape and spec.device == "cpu" and spec.dtype in NUMBERS.values()
 
 

@@ -213,9 +213,7 @@ Range = tuple[int | float, int | float]
 
 @dataclass(slots=True)
 class NodeNumbers:
-    """Assigns increasing numbers to nodes, tensors and storages of a file, so that a node's inputs have smaller
-    numbers.
-    """
+    """Assigns ascending numbers to nodes, tensors and storages of a file; a node's inputs have smaller numbers."""
 
     last: int = ROOT
     _storages: dict[int, int] = field(default_factory=dict)
@@ -306,7 +304,10 @@ class Encoder:
         return self._code(value)
 
     def _code(self, value: Any) -> PortItem:
-        """Return the entries for a value that the format stores as an integer, or that it cannot hold."""
+        """Return the entries for a dtype, layout or memory format, which are integers in the format, or for a device.
+
+        A value of any other type is reported by `lose`, and only the name of its type is written.
+        """
         match value:
             case torch.dtype() | torch.layout() | torch.memory_format() if value in CODE_OF_VALUE:
                 return PortItem(CODE_OF_VALUE[value], [], "Int", [])

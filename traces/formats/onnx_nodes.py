@@ -298,17 +298,14 @@ class OnnxNode:
         return self.inputs[place] if place < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
-        """Return an attribute, or `default` if it is missing; raise `NoOperator` if its type differs from the
-        default's.
-        """
+        """Return an attribute, or `default` if it is missing; raise `NoOperator` if it is not of the default's type."""
         value = self.attributes.get(name, default)
         if type(value) is not type(default) and not (value is None or default is None):
             raise NoOperator(f"its attribute {name} has the type {type(value).__name__}, not {type(default).__name__}")
         return value
 
     def numbers(self, name: str, place: int) -> list[Any] | None:
-        """Return numbers that are attribute `name` in older ONNX versions and input `place` in newer ones; None if
-        missing.
+        """Return the numbers in attribute `name` (older ONNX versions) or input `place` (newer ones); None if missing.
 
         Raise `NoOperator` if the input is not constant.
         """
@@ -323,8 +320,7 @@ class OnnxNode:
         return list(values)
 
     def whole(self, name: str, place: int) -> list[int] | None:
-        """Return integers that are attribute `name` in older ONNX versions and input `place` in newer ones; None if
-        missing.
+        """Return the integers in attribute `name` (older ONNX versions) or input `place` (newer ones); None if missing.
 
         Raise `NoOperator` if the input is not constant, or if a number is not an integer.
         """
@@ -354,9 +350,7 @@ class OnnxNode:
         return values
 
     def step(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> TensorSpec:
-        """Return a tensor that one call of this node passes to the next; its dtype is that of the first input by
-        default.
-        """
+        """Return a tensor that one call of this node passes to the next; by default with the first input's dtype."""
         return tensor(shape, dtype or self.x.dtype, self.between())
 
 
@@ -377,7 +371,5 @@ def transposed(spec: TensorSpec) -> TensorSpec:
 
 
 def call(node: OnnxNode, op: str, *args: Any, outputs: Any = None, **kwargs: Any) -> list[OnnxCall]:
-    """Return a list with one call that computes a node; its result is the node's first output unless `outputs`
-    is given.
-    """
+    """Return a list with one call that computes a node; the result is its first output unless `outputs` is given."""
     return [OnnxCall(op, args, node.out if outputs is None else outputs, kwargs)]

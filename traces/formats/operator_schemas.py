@@ -207,9 +207,7 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
 
 
 def _with_device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with `device` as a `torch.device`, because only then a replay can move the call to
-    another device.
-    """
+    """Return the arguments with `device` as a `torch.device`, so that a replay can move the call to another device."""
     device = kwargs.get("device")
     if isinstance(device, str):
         try:

@@ -69,9 +69,7 @@ class ConfigurationCase:
 
 @contextmanager
 def reasons() -> Iterator[None]:
-    """Convert errors that iterators and generators raise in the `with` block, for unsuitable entries, to
-    `ValueError`.
-    """
+    """Convert errors that iterators and generators raise for unsuitable entries in the `with` block to `ValueError`."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError) as error:

@@ -111,9 +111,7 @@ def _check_storages(file: ForeignFile, content: ParquetFile) -> None:
 
 
 def _parts(places: list[int], count: int) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of rows that `places` divide `count` rows into: before the first place, and from each to
-    the next.
-    """
+    """Yield the ranges of rows into which `places` divide `count` rows; the first range begins at row 0."""
     bounds = [*([] if places[:1] == [0] else [0]), *places, count]
     yield from ((first, stop) for first, stop in pairwise(bounds) if stop > first)
 

@@ -238,9 +238,7 @@ def _stream_errors() -> tuple[type[Exception], ...]:
 
 
 def _text_bytes(column: Any) -> int:
-    """Return the number of bytes of all texts in an Arrow column, without creating them; 0 for columns of other
-    types.
-    """
+    """Return the number of bytes of all texts in an Arrow column, without creating them; 0 for other columns."""
     arrow, compute = needed("pyarrow"), needed("pyarrow.compute")
     is_coded = arrow.types.is_dictionary(column.type)
     values = column.dictionary if is_coded else column

@@ -84,8 +84,7 @@ class _Group:
 
 
 class ParquetTable:
-    """A Parquet file that is being written. The latest block is kept in memory, because the records after it are stored
-    with it.
+    """A Parquet file that is being written. The latest block stays in memory until the records after it are known.
 
     steps : start times of the steps of each process; None if the trace does not have them
     """
@@ -144,9 +143,7 @@ class ParquetTable:
         return form | {name: values for name, values in pairs.items() if values}
 
     def _end_block(self) -> None:
-        """Add the calls of the block in memory to the rows, together with the other records that belong to the
-        block.
-        """
+        """Add the calls of the block in memory to the rows, together with the other records that belong to it."""
         block = self._block
         if block is None:
             return

@@ -186,9 +186,7 @@ class EventTable:
             self._add(event, MODULE if is_module else FRAME, name.removeprefix(MODULE_PREFIX), facts)
 
     def threads(self) -> Iterator[tuple[str, Iterator[ProfilerEvent]]]:
-        """Yield the name and the events of each thread; threads and events are in start order, outer events before
-        inner ones.
-        """
+        """Yield the name and the events of each thread, all in start order, outer events before inner ones."""
         columns, first_ns = self._columns, self.first_ns
         order = np.lexsort((columns["external"], -columns["duration"], columns["start"], columns["thread"]))
         bounds = np.flatnonzero(np.diff(columns["thread"][order], prepend=-1, append=-1))

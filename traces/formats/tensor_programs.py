@@ -207,9 +207,7 @@ class TensorProgram:
 
 
 def _called(statement: ast.stmt) -> str:
-    """Return the name of the outermost function that a statement calls, or the type of the statement if it calls
-    none.
-    """
+    """Return the name of the outermost function that a statement calls, or the statement's type if it calls none."""
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
             return ast.unparse(node.func)[-100:]

@@ -211,7 +211,7 @@ class _Unpacking:
                     yield entry.filename, content
 
     def _check_directory(self, path: Path) -> None:
-        """Raise an error if the list of files in a zip archive is too large to be parsed."""
+        """Raise `UserError` if the list of files in a zip archive is too large to be parsed."""
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _END_BYTES - (1 << 16), 0))
             tail = file.read()

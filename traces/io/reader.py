@@ -81,9 +81,7 @@ class TraceReader:
             yield record_of(item) if isinstance(item, CallBlock) else item
 
     def columns(self) -> Iterator[Record | CallBlock]:
-        """Yield the records, with `Calls` records as `CallBlock`, whose columns are arrays; 2 to 4 million calls
-        per second.
-        """
+        """Yield the records, with `Calls` records as `CallBlock`, whose columns are arrays, which is faster."""
         for item in self._items():
             yield block_of(item) if isinstance(item, Calls) else item
 
@@ -92,9 +90,7 @@ class TraceReader:
         return TraceReader(self.path, self._unbounded, self._format_name, self._cut, self._capture)
 
     def blocks(self) -> Iterator[CallBlock]:
-        """Yield the blocks of calls of a file that was read before; stop without an error if a part of the file
-        is damaged.
-        """
+        """Yield the blocks of calls of a file that was read before; stop without an error at a damaged part."""
         if (self._format_name or format_of(self.path)) is not None:
             yield from (item for item in self.columns() if isinstance(item, CallBlock))
             return
@@ -105,9 +101,7 @@ class TraceReader:
             yield from (item for item in self._records(lines) if isinstance(item, CallBlock))
 
     def _items(self) -> Iterator[Record | CallBlock]:
-        """Yield the records; a block of calls is a `CallBlock` or a `Calls` record, whichever the file's format
-        provides.
-        """
+        """Yield the records; a block of calls is a `CallBlock` or a `Calls` record, depending on the file's format."""
         self.missing, self.records = None, 0
         self._counts.clear()
         self._numbers.clear()
@@ -297,9 +291,7 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise `ValueError` for NaN and infinities, which Python's JSON parser accepts although they are not
-    valid JSON.
-    """
+    """Raise `ValueError` for NaN and infinities, which Python's JSON parser accepts although JSON has none."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -88,9 +88,7 @@ def to_stored(flat: torch.Tensor) -> torch.Tensor:
 
 
 def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return values of `dtype` from the form in which the file stores them, or None if that form does not match
-    the dtype.
-    """
+    """Return values of `dtype` from the form in which the file stores them, or None if that form does not fit."""
     if dtype in STORED_AS_THEY_ARE:
         if stored.dtype != dtype:
             return None
@@ -116,8 +114,7 @@ class TensorFile:
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
-        """Return the stored array, (N,), with this key, on the CPU; it is mapped from the file and copied only if
-        written to.
+        """Return the stored array, (N,), with this key, on the CPU; it is mapped from the file and copied on a write.
 
         Raise `UserError` if the file does not hold the tensor or cannot be read.
         """

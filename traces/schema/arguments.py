@@ -159,9 +159,7 @@ def decode(form: Json) -> Any:
 
 
 def fields_form(value: Any) -> dict[str, Json]:
-    """Return a dataclass as a JSON object, without fields that equal their default; fields marked `ALWAYS` are
-    always written.
-    """
+    """Return a dataclass as a JSON object without fields that equal their default, unless they are marked `ALWAYS`."""
     form = {}
     for name, key, default, write in _writers(type(value)):  # type: ignore[arg-type]
         item = getattr(value, name)

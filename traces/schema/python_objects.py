@@ -125,9 +125,7 @@ def children(value: object) -> Sequence[Any] | None:
 
 
 def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return an argument with `function` applied to each argument directly inside it; any other value is
-    returned unchanged.
-    """
+    """Return a container with `function` applied to each argument directly inside it, or any other value unchanged."""
     match value:
         case torch.Size():
             return value
@@ -176,9 +174,7 @@ def _copy(value: Any) -> Any:
 
 
 def outline(value: object) -> tuple[object, ...]:
-    """Return everything that distinguishes a container from others except its children, such as the class of an
-    object.
-    """
+    """Return all that distinguishes a container from others except its children, such as the class of an object."""
     match value:
         case ObjectSpec(cls, fields, _):
             return (cls, *fields)

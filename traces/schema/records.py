@@ -57,9 +57,7 @@ class ValueModel(Drawable, Protocol):
         """
 
     def check(self) -> None:
-        """Raise `FormatError` if a field is invalid, so that no values can be drawn; the fields may come from an
-        untrusted file.
-        """
+        """Raise `FormatError` if a field is invalid, for example in a damaged file, so that no values can be drawn."""
 
 
 FORMAT = "opgrip-trace"

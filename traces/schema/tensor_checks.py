@@ -34,9 +34,7 @@ from opgrip.traces.schema.tensor_specs import (
 
 
 def check_made_of(spec: TensorSpec) -> None:
-    """Raise `FormatError` if a sparse, quantized or nested tensor cannot be created from its parts or its
-    quantization.
-    """
+    """Raise `FormatError` if a sparse, quantized or nested tensor cannot be created from its parts or quantization."""
     for part in spec.parts:
         _ask(
             part.layout is torch.strided and part.stride is not None,

@@ -65,9 +65,7 @@ else:
         """Type of a record field that describes the parts of a sparse, quantized or nested tensor."""
 
     class AnyPart(metaclass=AnyValue):
-        """Type of a record field that holds a tensor which is a part of another tensor, such as the indices of a
-        sparse one.
-        """
+        """Type of a record field that holds a tensor which is a part of another, such as indices of a sparse one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,9 +252,7 @@ def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
 
 
 def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -> TensorSpec:
-    """Return a tensor's spec with `function` applied to the numbers of its value models, in the order of
-    `value_numbers`.
-    """
+    """Return a tensor's spec with `function` applied to the numbers of its value models (see `value_numbers`)."""
 
     def moved(part: TensorSpec) -> TensorSpec:
         return replace(part, values=function(part.values))

@@ -195,9 +195,7 @@ class ValueSource:
         return f"{function}(\n{lines},\n{INDENT}{dtype}, {of_sample}{sizes(shape)},\n    )"
 
     def _sampled(self, model: Drawable, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source of a large tensor that consists of random copies of the rows or matrices of a small
-        literal.
-        """
+        """Return the source of a large tensor that consists of random copies of a small literal's rows or matrices."""
         from opgrip.traces.values import value_models
 
         name = next((key for key, kind in value_models.items() if kind is type(model)), "")

@@ -85,9 +85,7 @@ _WHOLE = (
 
 
 def _is_plain(spec: TensorSpec) -> bool:
-    """Return True if a tensor is contiguous; a tensor of size 0 or 1 in a dimension must have contiguous
-    strides, too.
-    """
+    """Return True if a tensor is contiguous, also in dimensions of size 0 or 1, where torch ignores the stride."""
     step = 1
     for size, stride in zip(reversed(spec.shape), reversed(spec.stride or ()), strict=True):
         # torch does not look at the stride of a single element, and neither does it keep it

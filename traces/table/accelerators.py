@@ -228,9 +228,7 @@ def _properties(device: str) -> Facts:
 
 
 def _libraries(kinds: Collection[str]) -> dict[str, str]:
-    """Return the versions of the driver and libraries that matter for these kinds of devices, such as CUDA and
-    cuDNN.
-    """
+    """Return the versions of the driver and libraries that matter for these kinds of devices, such as cuDNN."""
     readers: dict[str, Callable[[], Any]] = {
         "driver": _driver,
         "cuda": lambda: torch.version.cuda,

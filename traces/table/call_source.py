@@ -179,9 +179,7 @@ class CallSource:
             yield from self._selected_again()
 
     def _selected_again(self) -> Iterator[CallBlock]:
-        """Yield the selected part of each block, with later device times and with the calls of CUDA graphs for
-        their launches.
-        """
+        """Yield the selected part of each block, with later device times and the calls of launched CUDA graphs."""
         for recorded in self._recorded():
             block = self.graphs.expand(recorded) if self.graphs.graphs else recorded
             block = block if self._select is None else self._select(block)

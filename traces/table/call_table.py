@@ -189,9 +189,7 @@ def known_streams(numbers: np.ndarray[Any, Any], is_on_host: np.ndarray[Any, Any
 
 
 def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) -> pd.DataFrame:
-    """Return a table with one row per call in the given order; columns of times that depend on other calls are
-    missing.
-    """
+    """Return a table with one row per call in the given order, without the times that depend on other calls."""
     tensors = columns["tensors"]
     table = pd.DataFrame(
         named_columns(columns["signature"], columns["scope"], columns["thread"], names)
@@ -219,9 +217,7 @@ def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
 
 
 def named_columns(signature: Integers, scope: Integers, thread: Integers, names: CallNames) -> dict[str, Any]:
-    """Return the columns of a table of calls that follow from the numbers of each call's signature, scope and
-    thread.
-    """
+    """Return the columns of a table of calls that follow from the signature, scope and thread of each call."""
     signatures, scopes, threads = names.signatures, names.scopes, names.threads
     by_number = {record.number: record for record in scopes}
 

@@ -92,9 +92,7 @@ def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[t
 def _within(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> tuple[list[bool], list[tuple[int, int]]]:
-    """Return, for each call of one thread, True if a selected label is open; and the time spans in which one is
-    open.
-    """
+    """Return, for each call of one thread, True if a selected label is open; and the spans in which one is open."""
     open_labels: list[bool] = []
     flags: list[bool] = []
     spans: list[tuple[int, int]] = []

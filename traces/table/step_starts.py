@@ -48,7 +48,6 @@ class _Thread:
         self._signatures[rows] = block.signature[order][places]
 
     def unfinished(self) -> list[Entered]:
-        """Return the calls that never ended, in start order."""
         rows = np.searchsorted(self._entered_ns, [record.start_ns for record in self.records])
         firsts = self._signatures[rows].tolist()
         by_start = {

@@ -212,9 +212,7 @@ class Boxes:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Boxes | None:
-        """Return the model of a float tensor with four to eight columns if its rows hold boxes with an area,
-        else None.
-        """
+        """Return the model of a float tensor of boxes with an area, in four to eight columns, or None for others."""
         if tensor.dim() != 2 or not 4 <= tensor.shape[1] <= MAX_COLUMNS or not tensor.dtype.is_floating_point:
             return None
         # an index and the first three corners can look like a box, so the box after an index is tried first
@@ -288,7 +286,6 @@ class Boxes:
         return rows.to(dtype).reshape(-1)[:numel].reshape(shape)
 
     def _column(self, at: int, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` random values of the column with index `at`."""
         if self.quantiles is not None:
             values = at_quantiles(self.quantiles[at], PROBABILITIES, count, generator)
         else:

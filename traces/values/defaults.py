@@ -157,9 +157,7 @@ def _classes(call: Call) -> int:
 
 
 def _plane(dimensions: int) -> Callable[[Call], int]:
-    """Return a function that returns the number of positions in the last `dimensions` dimensions of the pooled
-    tensor.
-    """
+    """Return a function that counts the positions in the last `dimensions` dimensions of the pooled tensor."""
     return lambda call: math.prod(call["self"].shape[-dimensions:])
 
 
@@ -231,9 +229,7 @@ def _keys(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _boxes(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return the value model of boxes within an image; if there are five columns, the first one is the image's
-    index.
-    """
+    """Return the value model of boxes within an image; the first of five columns is the image's index."""
     columns = spec.shape[-1] - 4
     if len(spec.shape) != 2 or columns not in (0, 1):
         return None

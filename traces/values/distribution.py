@@ -288,9 +288,7 @@ class Probabilities:
             raise FormatError("probabilities have more zeros and denormals than elements")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return rows with the recorded mean of the largest probability and the recorded shares of zeros and
-        denormals.
-        """
+        """Return rows with the recorded mean of the largest probability and the recorded zeros and denormals."""
         length = shape[-1] if shape else 1
         count, device = torch.Size(shape).numel(), generator.device
         rows = count // length

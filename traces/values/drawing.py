@@ -209,7 +209,5 @@ def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor
 
 
 def scaled(share: int, whole: int, size: int) -> int:
-    """Return `share` out of `whole` elements, a count, scaled to a tensor of `size` elements and rounded to an
-    integer.
-    """
+    """Return `share`, a count out of `whole` elements, scaled to a tensor of `size` elements, as an integer."""
     return share if size == whole else round(share * size / whole)

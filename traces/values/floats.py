@@ -132,9 +132,7 @@ class Floats(Ordered):
         return values.to(dtype).reshape(shape)
 
     def _values(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` values of which the zeros form runs, if these were recorded; the others are in random
-        order.
-        """
+        """Return `count` values in which zeros form runs, if runs were recorded; the others are in random order."""
         zeros = round(self.zeros * count)
         if self.zero_runs is None or not zeros:
             return self._others(count, dtype, generator, self.zeros)
@@ -177,9 +175,7 @@ class Floats(Ordered):
         return values
 
     def _plain(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` plain elements (finite, not zero), with the recorded number of distinct values if it is
-        known.
-        """
+        """Return `count` plain elements (finite, not zero), with the recorded number of distinct values, if any."""
         if self.distinct is None or not count:
             return self.spread.draw(count, dtype, generator)
         kinds = min(count, max(1, self.distinct - sum(share > 0 for share in (self.zeros, self.inf, self.minus_inf))))

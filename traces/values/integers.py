@@ -179,9 +179,7 @@ class Integers(Ordered):
     def _rest(
         self, count: int, low: int, high: int, frequent: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor:
-        """Return `count` integers that are not frequent values, the smallest and largest of which are `low` and
-        `high`.
-        """
+        """Return `count` integers that are not frequent values; the smallest is `low` and the largest is `high`."""
         if self.distinct is None:
             rest = between(low, high, count, generator)
             rest[:1], rest[1:2] = low, high

@@ -37,8 +37,9 @@ class Factorable:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Factorable | None:
-        """Return the model if all examined matrices of a float tensor have a Cholesky factor and at least two
-        rows, or None.
+        """Return the model of float matrices of two or more rows, of which all examined ones have a Cholesky factor.
+
+        Return None for other tensors.
         """
         matrices = _matrices(tensor)
         if matrices is None or matrices.shape[-1] > LARGEST:
@@ -61,9 +62,7 @@ class Factorable:
             raise FormatError("positive definite matrices have an invalid diagonal or spread")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return positive definite matrices: products of random matrices with their transposes, mixed with the
-        identity.
-        """
+        """Return positive definite matrices: products of random matrices with their transposes, mixed with identity."""
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _any(self.diagonal, shape, dtype, generator)
         size = shape[-1]

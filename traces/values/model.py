@@ -38,9 +38,7 @@ _FORMS = {
 
 
 class _Memory:
-    """Object through which numpy accesses the memory of a tensor without changing the tensor; it keeps the
-    memory alive.
-    """
+    """Gives numpy access to the memory of a tensor without changing the tensor, and keeps the memory alive."""
 
     __slots__ = ("__array_interface__", "tensor")
 
@@ -111,9 +109,7 @@ def pieces(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return complete rows of a large tensor, evenly spread; the longer the rows, the fewer. Return a small one
-    unchanged.
-    """
+    """Return evenly spread rows of a large tensor, fewer if they are longer; return a small tensor unchanged."""
     if tensor.numel() <= FEWEST_ROWS * tensor.shape[-1]:
         return tensor
     return _pieces(tensor, LENGTH, MOST, whole_rows=True)
@@ -181,9 +177,7 @@ def _offsets(
 
 
 def _starts(count: int, total: int, length: int) -> NDArray[np.int64]:
-    """Return the starts of `count` pieces of `length` elements, one in each of `count` equal parts of `total`
-    elements.
-    """
+    """Return the starts of `count` pieces of `length` elements, one in each of `count` equal parts of `total`."""
     parts, size = np.arange(count), total / count
     return np.floor(parts * size + parts * GOLDEN % 1 * max(0.0, size - length)).astype(np.int64)
 

@@ -56,9 +56,7 @@ class ValueNeed:
 
     @property
     def counts_all(self) -> bool:
-        """Return True if a few elements of a large tensor can decide the sizes of outputs or the memory that is
-        read.
-        """
+        """Return True if few elements of a large tensor can decide the sizes of outputs or which memory is read."""
         return self.why == _COUNT or self.model not in ("", "floats")
 
 
@@ -97,9 +95,7 @@ def is_refined(op: str) -> bool:
 
 
 def has_needs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if the table has a row for an argument, so that values from another operator's argument may
-    not suit it.
-    """
+    """Return True if the table has a row for an argument, so that values from another argument may not suit it."""
     return bool(_needs(op, argument, dtype))
 
 
@@ -114,9 +110,7 @@ def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str
 
 
 def reads_places(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if an argument's values are sizes or offsets in memory, so that wrong ones would read out of
-    bounds.
-    """
+    """Return True if an argument's values are sizes or offsets in memory; wrong ones would read out of bounds."""
     return any(need.model in ("exact", "offsets") or need.why.endswith(_EXACT) for need in _needs(op, argument, dtype))
 
 
@@ -177,9 +171,7 @@ def _with_distinct(model: Any, outputs: Any) -> Any:
 
 
 def _with_runs(model: Any, outputs: Any) -> Any:
-    """Return the value model with the number of distinct values set to the number of rows in the output, if the values
-    are sorted.
-    """
+    """Return the value model; if its values are sorted, it gets as many distinct ones as the output has rows."""
     is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
     return _with_distinct(model, outputs) if is_sorted else model
 

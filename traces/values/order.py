@@ -218,9 +218,7 @@ def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> 
 @value_models.register("permutation")
 @dataclass(frozen=True, slots=True)
 class Permutation(Ordered):
-    """Value model of a permutation of the integers from `low` to `high`, such as the result of `randperm` or
-    `argsort`.
-    """
+    """Value model of a permutation of the integers from `low` to `high`, such as a result of `argsort`."""
 
     low: int
     high: int
@@ -252,9 +250,7 @@ class Permutation(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return another permutation in the recorded order; a smaller shape gets a part of it, a larger one
-        repeats it.
-        """
+        """Return another permutation in the recorded order, cut for a smaller shape and repeated for a larger one."""
         count, width = torch.Size(shape).numel(), self.high - self.low + 1
         if count <= width:
             values = distinct(count, self.low, self.high, generator)

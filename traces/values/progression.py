@@ -110,9 +110,7 @@ def _goes_on(blocks: NDArray[Any]) -> bool:
 
 
 def _looked_at(count: int) -> NDArray[np.int64]:
-    """Return the positions of the elements to compare, out of `count`, in ascending order: all, or the first and
-    some others.
-    """
+    """Return the ascending positions of the elements to compare: all of `count`, or the first and some others."""
     if count <= LOOKED_AT:
         return np.arange(count)
     rest = np.linspace(HEADS[-1], count - 1, LOOKED_AT - HEADS[-1], dtype=np.int64)
@@ -250,9 +248,7 @@ class Offsets:
             raise FormatError("offsets have no lengths")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return ascending integers from `first` to `last`, whose differences have the recorded distribution, in
-        random order.
-        """
+        """Return ascending integers from `first` to `last`; their differences have the recorded distribution."""
         values = torch.full((torch.Size(shape).numel(),), self.first, dtype=torch.int64, device=generator.device)
         if len(values) > 1:
             lengths = self._lengths(len(values) - 1, generator)

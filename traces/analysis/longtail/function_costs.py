@@ -149,7 +149,6 @@ class _Gaps:
         self._clean_count = 0
 
     def note(self, before: MadeCall, after: MadeCall) -> None:
-        """Add the gap between two consecutive calls within a function."""
         gap_ns = gap(before, after)
         pair = (before.signature, before.scope, after.signature, after.scope)
         new = pair not in self._earlier_pairs or any(

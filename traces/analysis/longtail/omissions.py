@@ -140,9 +140,7 @@ def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
 
 
 def grip_command(header: Mapping[str, Any], pattern: str) -> str:
-    """Return an `opcapture` command that runs a trace's program again and records the calls of functions that match the
-    pattern.
-    """
+    """Return an `opcapture` command that runs a trace's program again and records the functions of a pattern."""
     own, program = _parts(header)
     return shlex.join(["opcapture", *_run_options(own), "--grip", pattern, *(["--", *program] if program else [])])
 

@@ -168,7 +168,6 @@ class MadeCalls:
         self.threads: list[Thread] = list(dict.fromkeys(thread for thread, _ in self._made()))
 
     def __iter__(self) -> Iterator[MadeCall]:
-        """Yield all calls in start order."""
         return (call for _, call in self._made())
 
     def of(self, thread: Thread) -> Iterator[MadeCall]:

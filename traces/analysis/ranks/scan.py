@@ -62,8 +62,6 @@ class Events:
 
 @dataclass(slots=True)
 class _Thread:
-    """State of the scan for one thread of a rank."""
-
     last_end_ns: int = UNKNOWN
     """end of the thread's last call that is not a view"""
     open_event: int | None = None

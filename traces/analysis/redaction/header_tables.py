@@ -41,9 +41,7 @@ _LEFT_OUT = object()
 
 
 class TableRedactor(NamedTuple):
-    """Redacts dictionaries of a trace's header by the tables of `traces/schema/privacy.py`, which declare their
-    keys.
-    """
+    """Redacts dictionaries of a trace's header by the tables of `traces/schema/privacy.py` that declare their keys."""
 
     policy: Policy
     names: NameHasher

@@ -138,9 +138,7 @@ OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_gra
 
 
 class NameHasher:
-    """Hashes names with the salt of a redaction policy; public names, and names that the policy keeps, stay
-    unchanged.
-    """
+    """Hashes names with the salt of a redaction policy; public names and names that the policy keeps stay unchanged."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -222,9 +220,7 @@ class NameHasher:
         return self._parts(op, separator, lambda part: part == "default")
 
     def unrecorded(self, name: str) -> str:
-        """Return the name of an operator or class in a trace's list of losses, with the parts hashed that belong to the
-        program.
-        """
+        """Return the name of an operator or class in a trace's list of losses, with the program's own parts hashed."""
         if is_public_operator(name) or name in OWN_PLACES:
             return name
         for prefix in OWN_PLACES_OF:

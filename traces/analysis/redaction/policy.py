@@ -151,9 +151,7 @@ class RedactionReport:
         self._add(Remaining("values.data", "exact values", str(data), why))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
-        """Yield a row for each group of texts or numbers that stay: field, kind, number of different ones, and
-        reason.
-        """
+        """Yield a row for each group of texts or numbers that stay: field, kind, number of different ones, reason."""
         groups: Counter[tuple[str, str, str]] = Counter((left.field, left.kind, left.why) for left in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why

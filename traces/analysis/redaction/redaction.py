@@ -130,9 +130,7 @@ class Redaction:
         return [op for op in operators if not is_public_operator(op) and not self.names.hides(op)]
 
     def records(self, record: Record) -> list[Record]:
-        """Return the redacted record after the value models that it needs; an empty list for an unknown type of
-        record.
-        """
+        """Return the redacted record after the value models that it needs; an empty list for an unknown record type."""
         name = RECORD_NAMES.get(type(record))
         if name is None:
             return []
@@ -284,9 +282,7 @@ class Redaction:
         return map_leaves(renumber, tree)
 
     def _number(self, slot: TensorSlot, facts: CallFacts, outputs: Any, models: list[Record]) -> int | None:
-        """Return the number of the redacted value model of a tensor, or None; add the model to `models` if it is
-        new.
-        """
+        """Return the number of a tensor's redacted value model, or None; add the model to `models` if it is new."""
         state = self._state
         if slot.number is None:
             return None

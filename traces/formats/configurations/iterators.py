@@ -157,9 +157,7 @@ def _ranged(kind: Any, name: str, value: Any) -> ValueChoices:
 
 
 def _span(bounds: list[Any]) -> ValueChoices:
-    """Return the integers of a range `[first, last]` or `[first, last, step]`, which includes `last` if a step
-    reaches it.
-    """
+    """Return the integers of a range `[first, last]` or `[first, last, step]`, with `last` if a step reaches it."""
     if len(bounds) not in (2, 3) or any(type(bound) is not int for bound in bounds):
         raise ValueError(f"{reprlib.repr(bounds)} is not a range of integers")
     first, last, step = (*bounds, 1)[:3]

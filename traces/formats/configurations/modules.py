@@ -157,9 +157,7 @@ class MetaRecording:
         yield from watch.calls
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the operators that a function calls; raise `ValueError` if the function does not exist or may
-        not run.
-        """
+        """Yield the operators that a function calls; raise `ValueError` if it does not exist or may not run."""
         with self._running() as watch:
             args, kwargs = on_meta((arguments.args, arguments.kwargs))
             check_pieces(name, (args, kwargs))
@@ -317,9 +315,7 @@ def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool
 
 
 def _check_made(function: Any, args: Any, kwargs: Any) -> None:
-    """Raise `ValueError` if the results of a call would be larger than `MADE_BYTES`, judged by a run on meta
-    tensors.
-    """
+    """Raise `ValueError` if results of a call would be larger than `MADE_BYTES`, judged by a run on meta tensors."""
 
     def without_memory(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
