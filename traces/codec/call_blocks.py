@@ -198,16 +198,21 @@ def parse_block(line: bytes) -> CallBlock | None:
         return None
     try:
         form = _decoder.decode(line)
-        return _block(form, *_parse_columns([bytes(getattr(form, name) or b"[]")[1:-1] for name in _COLUMNS]))
+        return _block(form, *_parse_columns([bytes(getattr(form, name) or b"[]") for name in _COLUMNS]))
     except (ValueError, FormatError):
         return None
 
 
-def _parse_columns(texts: Sequence[bytes]) -> tuple[list[Integers], int]:
+def _parse_columns(columns: Sequence[bytes]) -> tuple[list[Integers], int]:
     """Return the integers of each JSON list, and the largest absolute value among all of them.
 
-    The texts are the lists' contents, without brackets; they must be valid JSON, which msgspec has checked.
+    columns : valid JSON, which msgspec has checked
+
+    Raise `FormatError` if one of them is not a list of integers.
     """
+    if not all(column.startswith(b"[") for column in columns):
+        raise FormatError("a column that is not a list")
+    texts = [column[1:-1] for column in columns]
     joined = b",".join(filter(None, texts))
     if joined.translate(None, b"0123456789-,"):
         raise FormatError("a block of calls has a column with elements that are not integers")

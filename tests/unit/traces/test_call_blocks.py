@@ -98,6 +98,7 @@ def test_invalid_json_is_not_parsed() -> None:
         (b'"duration_ns":[7,8]', b'"duration_ns":[7,-8]'),
         (b'"duration_ns":[7,8]', b'"duration_ns":[7]'),
         (b'"tensors":[1,0]', b'"tensors":[2,0]'),
+        (b'"tensors":[1,0],"newest":-1,"storages":[10]', b'"newest":-1,"storages":0'),
         (b'"start_ns":5', b'"start_ns":4611686018427387904'),
         (b'"thread":0', b'"thread":9223372036854775808'),
         (b'"newest":-1', b'"newest":-1,"perturbed":[[2,1]]'),
