@@ -290,14 +290,14 @@ def copied(function: Callable[..., Any], origin: str) -> Implementation | None:
         # these decorators register the function, too
         return None
     used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)} - {own.__name__}
-    known = {name: own.__globals__[name] for name in sorted(used & own.__globals__.keys())}
-    modules = {name: value.__name__ for name, value in known.items() if isinstance(value, ModuleType)}
+    globals_used = {name: own.__globals__[name] for name in sorted(used & own.__globals__.keys())}
+    modules = {name: value.__name__ for name, value in globals_used.items() if isinstance(value, ModuleType)}
     imports = ["from __future__ import annotations", ""]
     imports += [f"import {path}" if path == name else f"import {path} as {name}" for name, path in modules.items()]
-    if names := [name for name in known if name not in modules]:
+    if names := [name for name in globals_used if name not in modules]:
         imports += ["", f"from {own.__module__} import {', '.join(names)}"]
     public = own.__name__.lstrip("_")
-    if public in known or len(re.findall(rf"\b{own.__name__}\b", source)) > 1:
+    if public in globals_used or len(re.findall(rf"\b{own.__name__}\b", source)) > 1:
         public = own.__name__
     return Implementation(public, origin, imports, source.replace(f"def {own.__name__}(", f"def {public}(", 1))
 

@@ -332,10 +332,10 @@ class _SampleLiterals(Literals):
         return all(map(self._is_possible, children(value) or ()))
 
     def _name(self, name: str) -> str:
-        found = self._find(name)
-        if found is None:
+        expression = self._find(name)
+        if expression is None:
             raise UserError(f"{name} is not part of the sample", "run it with opreplay")
-        return found
+        return expression
 
     def _find(self, name: str) -> str | None:
         module, _, qualname = name.partition(":")

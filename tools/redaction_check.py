@@ -118,29 +118,29 @@ def _shapes(path: Path, numbers: Sequence[int]) -> Given:
     """Return the output sizes of signatures by number; they run in separate processes, because a call may crash its
     process.
     """
-    given: Given = {}
+    results: Given = {}
     remaining = list(numbers)
     while remaining:
         command = [sys.executable, "-m", "opgrip.tools.redaction_check", str(path), *map(str, remaining)]
         output = run_program(command).output
         rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-        given |= {row.pop("signature"): row for row in rows}
+        results |= {row.pop("signature"): row for row in rows}
         if len(rows) < len(remaining):
-            given[remaining[len(rows)]] = {"error": CRASHED}
+            results[remaining[len(rows)]] = {"error": CRASHED}
         remaining = remaining[len(rows) + 1 :]
-    return given
+    return results
 
 
-def _kind(given: Any) -> Any:
-    """Return the part of a result (`given`) that is compared: the output sizes, or the class of the error."""
-    if not given or "shapes" in given:
-        return given and given["shapes"]
+def _kind(result: Any) -> Any:
+    """Return the part of a result (`result`) that is compared: the output sizes, or the class of the error."""
+    if not result or "shapes" in result:
+        return result and result["shapes"]
     # compare only the class of an error, since its text may contain what was redacted
-    return [(name, text.partition(":")[0]) for name, text in given.items()]
+    return [(name, text.partition(":")[0]) for name, text in result.items()]
 
 
-def _describe_result(given: Any, recorded: Shapes | None) -> str:
-    text = next(iter(given.values())) if given else "nothing"
+def _describe_result(result: Any, recorded: Shapes | None) -> str:
+    text = next(iter(result.values())) if result else "nothing"
     return f"{text}, recorded {recorded}" if recorded is not None and text != recorded else str(text)
 
 

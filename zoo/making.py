@@ -188,17 +188,17 @@ def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
     from opgrip.traces.schema.records import EXTENSION, FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark
 
-    made = [trace for trace in traces if trace.recording is not None]
+    recorded_traces = [trace for trace in traces if trace.recording is not None]
     operators: dict[str, str] = {}
     functions: set[tuple[str, str]] = set()
-    for trace in made:
+    for trace in recorded_traces:
         content = load(zoo_file(trace))
         for item in content.signatures:
             if item.kind != FUNCTION and not is_mark(item.op):
                 operators[item.op] = item.kind
         functions |= longtail_functions([content])
     extensions = sum(kind == EXTENSION for kind in operators.values())
-    return Distinct(len(made), len(operators), extensions, len(functions))
+    return Distinct(len(recorded_traces), len(operators), extensions, len(functions))
 
 
 TIMEOUT_S = 1800.0
@@ -247,7 +247,7 @@ def make_trace(
         return replace(trace, recording=record_of(packed, trace, step_ms))
 
 
-def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_S) -> list[str]:
+def differences_of_new_recording(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_S) -> list[str]:
     """Record a trace again in a temporary folder, and return one line for each signature whose number of calls differs
     from that in the shipped trace.
 
@@ -260,8 +260,8 @@ def differences_anew(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_
 
     with tempfile.TemporaryDirectory() as scratch:
         make_trace(trace, Path(scratch), timeout_s, times_step=False)
-        anew = load(Path(scratch) / shipped.name)
-        difference = compare_traces(load(shipped), anew, ("shipped", "anew"))
+        new_trace = load(Path(scratch) / shipped.name)
+        difference = compare_traces(load(shipped), new_trace, ("shipped", "new"))
     rows = [row for row in difference.rows if row.counts[0] != row.counts[1]]
     return [f"{row.counts[0]:,} -> {row.counts[1]:,} calls of {row.call}" for row in rows]
 
@@ -326,8 +326,8 @@ def _last_words(status: int, errors: str) -> str:
     if status < 0:
         return f"ended by {signal.Signals(-status).name}"
     lines = [line for line in errors.splitlines() if line.strip()] or [f"exit status {status}"]
-    told = next((line for line in reversed(lines) if "error:" in line), lines[-1])
-    return shortened(told.partition("error: ")[2] or told, LAST_WORDS)
+    line_text = next((line for line in reversed(lines) if "error:" in line), lines[-1])
+    return shortened(line_text.partition("error: ")[2] or line_text, LAST_WORDS)
 
 
 def write_manifest(traces: Iterable[ZooTrace], path: Path = MANIFEST) -> None:

@@ -261,8 +261,8 @@ def usual_fault_ns() -> float | None:
         return None
     with mmap.mmap(-1, PROBED_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         costs = [_touch(memory) for _ in range(PROBES)]
-    known = [cost for cost in costs[1:] if cost is not None]
-    return min(known) if known else None
+    costs_ns = [cost for cost in costs[1:] if cost is not None]
+    return min(costs_ns) if costs_ns else None
 
 
 def _touch(memory: mmap.mmap) -> float | None:

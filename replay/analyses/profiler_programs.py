@@ -133,13 +133,13 @@ def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) ->
     """
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
-    kept: list[str] = []
+    other_words: list[str] = []
     set_by_user = set()
     for name, value, words in flags.read(others, own_names):
         if name == flags.joined:
             items += (value or "").split(",")
         else:
-            kept += words
+            other_words += words
             set_by_user.add(name)
     merged = []
     for word in own:
@@ -149,7 +149,7 @@ def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) ->
             merged.append(f"{name}={','.join(items)}")
         elif name not in set_by_user or name in flags.repeatable:
             merged.append(word)
-    return [*merged, *kept]
+    return [*merged, *other_words]
 
 
 def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -115,12 +115,14 @@ def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[
         raise Contradiction(str(error)) from error
     except Exception as error:
         raise Contradiction(one_line(error)) from error
-    given, recorded = list(leaves(results)), list(leaves(signature.outputs))
-    if len(given) == len(recorded):
+    result_leaves, recorded = list(leaves(results)), list(leaves(signature.outputs))
+    if len(result_leaves) == len(recorded):
         # files of other tools lack some results
-        given = [leaf for leaf, record in zip(given, recorded, strict=True) if not isinstance(record, Opaque)]
+        result_leaves = [
+            leaf for leaf, record in zip(result_leaves, recorded, strict=True) if not isinstance(record, Opaque)
+        ]
     argument_tensors, result_tensors = (
-        [leaf for leaf in items if isinstance(leaf, torch.Tensor)] for items in (leaves([args, kwargs]), given)
+        [leaf for leaf in items if isinstance(leaf, torch.Tensor)] for items in (leaves([args, kwargs]), result_leaves)
     )
     return argument_tensors, result_tensors
 

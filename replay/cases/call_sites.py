@@ -94,10 +94,10 @@ def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
     return _fold(by_module, MOST_SITES, lambda module, phase: (OTHERS, phase, OTHERS))
 
 
-def _fold(totals: Mapping[Where, Amount], kept: int, where: Callable[[str, str], Where]) -> dict[Where, Amount]:
+def _fold(totals: Mapping[Where, Amount], limit: int, where: Callable[[str, str], Where]) -> dict[Where, Amount]:
     ordered = sorted(totals.items(), key=lambda item: -item[1][0])
-    folded = dict(ordered[: max(kept, 0)])
-    for (module, phase, _), amount in ordered[max(kept, 0) :]:
+    folded = dict(ordered[: max(limit, 0)])
+    for (module, phase, _), amount in ordered[max(limit, 0) :]:
         _add(folded, where(module, phase), amount)
     return folded
 

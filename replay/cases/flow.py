@@ -231,24 +231,24 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
     if page is None:
         return {}
     fresh_bytes = (_faults(trace.own_calls) * page).tolist()
-    made: dict[int, NewMemory] = {}
+    memory_by_call: dict[int, NewMemory] = {}
     unwritten: dict[int, tuple[int, int]] = {}
-    seen = {NO_STORAGE, *flow.outside}
+    earlier_storages = {NO_STORAGE, *flow.outside}
     for place, (call, fresh) in enumerate(zip(flow.calls, fresh_bytes, strict=True)):
-        numbers = [number for number in dict.fromkeys(call.gives) if number not in seen]
-        seen.update(numbers)
+        numbers = [number for number in dict.fromkeys(call.gives) if number not in earlier_storages]
+        earlier_storages.update(numbers)
         sizes = {number: flow.needs[number].bytes for number in numbers if _is_large(flow, number)}
-        given = {*call.gives}
+        result_storages = {*call.gives}
         for number in {*call.takes} & unwritten.keys():
             # a call that only makes a view of it touches no page
-            if fresh or number not in given:
+            if fresh or number not in result_storages:
                 maker, size = unwritten.pop(number)
-                made[maker] = NewMemory((size,), max(min(fresh - sum(sizes.values()), size), 0))
+                memory_by_call[maker] = NewMemory((size,), max(min(fresh - sum(sizes.values()), size), 0))
         if call.op.startswith(UNWRITTEN):
             unwritten |= {number: (place, size) for number, size in sizes.items()}
         elif sizes:
-            made[place] = NewMemory(tuple(sizes.values()), fresh)
-    return made
+            memory_by_call[place] = NewMemory(tuple(sizes.values()), fresh)
+    return memory_by_call
 
 
 def _faults(calls: pd.DataFrame) -> pd.Series[int]:

@@ -228,13 +228,13 @@ def unconverted(trace: Trace) -> str | None:
         return None
     dropped = sorted(trace.end.dropped, key=lambda item: -item.count)
     calls = counted(sum(item.count for item in dropped), "call")
-    told = "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped[:MOST_REASONS])
+    listing = "; ".join(f"{item.count:,} {item.op}: {item.reason}" for item in dropped[:MOST_REASONS])
     more = (
         f"; and {counted(len(dropped) - MOST_REASONS, 'other')}: see opgrip trace info"
         if len(dropped) > MOST_REASONS
         else ""
     )
-    return f"{calls} of the file not converted: {told}{more}"
+    return f"{calls} of the file not converted: {listing}{more}"
 
 
 def no_calls(trace: Trace) -> UserError:

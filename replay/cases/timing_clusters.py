@@ -147,14 +147,14 @@ def _pieces(
     parts : consecutive parts of the trace's call table, each with its storage numbers
     all_calls : number of calls of these signatures in the trace
     """
-    seen = taken = 0
+    read_calls = piece_calls = 0
     for part, storages in parts:
         own = part[part["signature"].isin(numbers)]
         # half of the limit is for the beginning
-        if all_calls <= MOST_CALLS or taken <= MOST_CALLS / 2 * (1 + seen / all_calls):
+        if all_calls <= MOST_CALLS or piece_calls <= MOST_CALLS / 2 * (1 + read_calls / all_calls):
             yield own[COLUMNS].assign(**{MEMORY: _first_memory(own, storages)})
-            taken += len(own)
-        seen += len(own)
+            piece_calls += len(own)
+        read_calls += len(own)
 
 
 def placed_calls(trace: Trace, calls: pd.DataFrame) -> dict[int, PlacedCalls]:
@@ -171,11 +171,11 @@ def placed_calls(trace: Trace, calls: pd.DataFrame) -> dict[int, PlacedCalls]:
 
 
 def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
-    known = {signature.number for signature in trace.signatures}
+    numbers = {signature.number for signature in trace.signatures}
     return {
         number: items
         for number, items in trace.observed.items()
-        if number in known and any(item.since_ns is not None for item in items)
+        if number in numbers and any(item.since_ns is not None for item in items)
     }
 
 

@@ -177,13 +177,13 @@ def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int,
     takes = {item.number: len(interface_of(item).takes) for item in trace.signatures}
     # storage, signature and index of each result, (N, 3)
     results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, takes)])
-    taken = np.empty(0, dtype=np.int64)
+    used_storages = np.empty(0, dtype=np.int64)
     for calls, memory in trace.call_parts():
         arguments = np.unique(memory[_places_of_arguments(calls, takes)])
-        taken = np.union1d(taken, arguments[np.isin(arguments, results[:, 0])])
+        used_storages = np.union1d(used_storages, arguments[np.isin(arguments, results[:, 0])])
     unknown = {*results[results[:, 0] == NO_STORAGE, 1].tolist()}
     used: dict[int, set[int]] = {number: set() for number in {*results[:, 1].tolist()} - unknown}
-    for _, number, place in results[np.isin(results[:, 0], taken)].tolist():
+    for _, number, place in results[np.isin(results[:, 0], used_storages)].tolist():
         if number in used:
             used[number].add(place)
     return used
@@ -198,9 +198,9 @@ def _results(trace: Trace, candidates: Mapping[int, set[int]], takes: Mapping[in
             first, counts = own["first_storage"].to_numpy(np.int64), own["tensors"].to_numpy(np.int64)
             for tensor, place in places[number].items():
                 position = takes[number] + tensor
-                known = counts > position
+                has_result = counts > position
                 numbers = np.full(len(own), NO_STORAGE, dtype=np.int64)
-                numbers[known] = memory[first[known] + position]
+                numbers[has_result] = memory[first[has_result] + position]
                 yield np.column_stack([numbers, np.full_like(numbers, number), np.full_like(numbers, place)])
 
 

@@ -290,8 +290,8 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _distinct(names: Iterable[str]) -> list[str]:
     """Return the names with numbers appended to repeated ones: `mine`, `mine (2)`."""
-    taken: list[str] = []
+    distinct: list[str] = []
     for name in names:
         same = (name if number == 1 else f"{name} ({number})" for number in count(1))
-        taken.append(next(candidate for candidate in same if candidate not in taken))
-    return taken
+        distinct.append(next(candidate for candidate in same if candidate not in distinct))
+    return distinct

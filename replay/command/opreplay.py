@@ -214,8 +214,8 @@ def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> Non
     rows, output = counted(len(results), "row"), from_arguments(OutputOptions, args)
     if output.output is not None:
         reporter.say(f"wrote {rows} to {output.output}")
-    if (kept := keep(results, output, reporter)) is not None:
-        reporter.say(f"{rows} kept as {kept}")
+    if (stored_as := keep(results, output, reporter)) is not None:
+        reporter.say(f"{rows} kept as {stored_as}")
 
 
 def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -> int:

@@ -29,7 +29,7 @@ from opgrip.replay.workers.journal import MACHINE_KIND, journal_path, unlike
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
-from opgrip.traces.zoo.manifest import FIELD, name_of_file, name_of_trace, told_apart
+from opgrip.traces.zoo.manifest import FIELD, distinct_names, name_of_file, name_of_trace
 
 ZOO = "zoo"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
@@ -123,7 +123,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _with_distinct_names(targets: Sequence[TraceTarget]) -> Iterator[TraceTarget]:
-    names = told_apart([target.origin.trace for target in targets])
+    names = distinct_names([target.origin.trace for target in targets])
     for target, name in zip(targets, names, strict=True):
         yield replace(target, origin=replace(target.origin, trace=name))
 

@@ -97,15 +97,15 @@ def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
     for name, usual in OF_RUN.items():
         if base.rows and new.rows:
             yield name, _values(base, name) or usual, _values(new, name) or usual
-    old, now = _given(base.header), _given(new.header)
+    old, now = _settings_of(base.header), _settings_of(new.header)
     yield from _members(old, now)
 
 
-def _given(header: Mapping[str, Any]) -> dict[str, str]:
+def _settings_of(header: Mapping[str, Any]) -> dict[str, str]:
     """Return the options that a header records, by name; headers of earlier versions contain them as one text."""
     earlier = header.get(UNUSUAL)
-    given = {str(name): str(value) for name, value in _part(header, SETTINGS).items() if name not in SAID}
-    return given | ({"options": ", ".join(map(str, earlier))} if earlier else {})
+    settings = {str(name): str(value) for name, value in _part(header, SETTINGS).items() if name not in SAID}
+    return settings | ({"options": ", ".join(map(str, earlier))} if earlier else {})
 
 
 def _values(side: Results, name: str) -> str:
@@ -233,7 +233,7 @@ class Comparison:
     missing: Sequence[Result] = ()
     added: Sequence[Result] = ()
     margin: float = MARGIN
-    _known: Mapping[int, Compared] = field(default_factory=dict, repr=False)
+    _compared_by_row: Mapping[int, Compared] = field(default_factory=dict, repr=False)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -275,7 +275,7 @@ class Comparison:
         for pair in self.pairs:
             if pair.judgement is not None and not pair.is_contended:
                 for name, share in ({"all": 1.0} if by is None else shares_by(pair.base, by)).items():
-                    members[name].append((share * max(pair.base.count, 1), self._known[id(pair.new)]))
+                    members[name].append((share * max(pair.base.count, 1), self._compared_by_row[id(pair.new)]))
         base_us = {name: fsum(calls * row.base_us for calls, row in rows) for name, rows in members.items()}
         names = sorted(members, key=lambda name: -base_us[name])
         judgements = judge([difference_of_sums(members[name]) for name in names], self.margin)
@@ -300,8 +300,8 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
 
     margin : largest relative difference at which times count as the same
     """
-    apart = run_columns(base, new)
-    base_rows, new_rows = _by_identity(base.rows, apart), _by_identity(new.rows, apart)
+    ignored_columns = run_columns(base, new)
+    base_rows, new_rows = _by_identity(base.rows, ignored_columns), _by_identity(new.rows, ignored_columns)
     both = [(row, new_rows[identity]) for identity, row in base_rows.items() if identity in new_rows]
     timed = [pair for pair in both if _is_timed(pair[0]) and _is_timed(pair[1])]
     compared = compare_rows(timed)
@@ -327,20 +327,20 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
         missing=[row for identity, row in base_rows.items() if identity not in new_rows],
         added=[row for identity, row in new_rows.items() if identity not in base_rows],
         margin=margin,
-        _known={id(now): item for (_, now), item in zip(timed, compared, strict=True) if item is not None},
+        _compared_by_row={id(now): item for (_, now), item in zip(timed, compared, strict=True) if item is not None},
     )
 
 
-def _by_identity(rows: Iterable[Result], apart: Sequence[str]) -> dict[tuple[object, ...], Result]:
-    """Return rows by the values that identify a case, without the columns `apart`; rows with equal values get
+def _by_identity(rows: Iterable[Result], ignored: Sequence[str]) -> dict[tuple[object, ...], Result]:
+    """Return rows by the values that identify a case, without the columns `ignored`; rows with equal values get
     consecutive numbers.
     """
-    seen: Counter[tuple[object, ...]] = Counter()
+    counts: Counter[tuple[object, ...]] = Counter()
     by_identity: dict[tuple[object, ...], Result] = {}
     for row in rows:
-        identity = row.identity_without(*apart)
-        by_identity[(*identity, seen[identity])] = row
-        seen[identity] += 1
+        identity = row.identity_without(*ignored)
+        by_identity[(*identity, counts[identity])] = row
+        counts[identity] += 1
     return by_identity
 
 

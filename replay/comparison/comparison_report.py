@@ -61,9 +61,9 @@ def advice(comparison: Comparison) -> Iterator[str]:
     """Yield lines that explain unusual ratios, and lines that say how the cases with the verdict UNSURE could be
     decided.
     """
-    apart = sum(map(_differs_from_medians, comparison.pairs))
-    if apart:
-        yield f"{counted(apart, 'ratio')} of fastest runs, over 10 % from the ratio of the medians in the table"
+    different = sum(map(_differs_from_medians, comparison.pairs))
+    if different:
+        yield f"{counted(different, 'ratio')} of fastest runs, over 10 % from the ratio of the medians in the table"
     unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
     unreadable = sum(pair.judgement is None for pair in unsure)
     if unreadable:
@@ -182,13 +182,15 @@ def _why_untimed(row: Result) -> str:
 
 def _timed_row(pair: Pair) -> tuple[ComparisonColumns, Result]:
     judgement = pair.judgement
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     if judgement is not None:
-        found = {name: getattr(judgement, name) for name in ("ratio", "low", "high", "probability")}
-    return _row(pair.verdict.value, pair.base, pair.new, **found, more_runs=pair.more_runs, reason=pair.reason or None)
+        figures = {name: getattr(judgement, name) for name in ("ratio", "low", "high", "probability")}
+    return _row(
+        pair.verdict.value, pair.base, pair.new, **figures, more_runs=pair.more_runs, reason=pair.reason or None
+    )
 
 
-def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> tuple[ComparisonColumns, Result]:
+def _row(word: str, base: Result | None, new: Result | None, **figures: Any) -> tuple[ComparisonColumns, Result]:
     row, latest = base or new, new or base
     assert row is not None, "a row of a comparison is in one of the two runs"
     assert latest is not None, "a row of a comparison is in one of the two runs"
@@ -206,7 +208,7 @@ def _row(word: str, base: Result | None, new: Result | None, **found: Any) -> tu
         new_us=None if new is None else new.median_us,
         base_repeats=None if base is None else len(base.repeats or (1,)),
         new_repeats=None if new is None else len(new.repeats or (1,)),
-        **found,
+        **figures,
     )
     return cells, latest
 

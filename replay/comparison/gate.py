@@ -246,9 +246,9 @@ def _may_be_slower(pair: Pair) -> bool:
 
 def _remedy(pairs: Sequence[Pair]) -> str:
     """Return advice to the user on how to decide a gate that these pairs of rows leave undecided."""
-    made = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
-    remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * made), MOST_REPEATS)}"]
-    if made >= MOST_REPEATS:
+    repeats = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
+    remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * repeats), MOST_REPEATS)}"]
+    if repeats >= MOST_REPEATS:
         remedies = ["allow more"]
     if any(pair.reason for pair in pairs if pair.judgement is not None):
         remedies.append("on a quieter machine")

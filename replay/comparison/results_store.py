@@ -144,12 +144,12 @@ class Store:
             if place < len(runs):
                 return runs[-1 - place].path
             raise UserError(f"{self.folder} has no run {name}, only {len(runs)} runs", "see opgrip results list")
-        found = self._named(name)
-        if len(found) == 1:
-            return found[0].path
-        if found:
+        matches = self._named(name)
+        if len(matches) == 1:
+            return matches[0].path
+        if matches:
             raise UserError(
-                f"{name!r} names {len(found)} runs, such as {found[0].name}", ("write a longer part of its name")
+                f"{name!r} names {len(matches)} runs, such as {matches[0].name}", ("write a longer part of its name")
             )
         if _holds(is_interrupted, name):
             problem = f"the replay that writes {name} has not finished"
@@ -365,11 +365,11 @@ def _check_distinct(runs: Sequence[Results]) -> None:
     """Raise `UserError` if two of the runs are the same, because their times would then seem more certain than they
     are.
     """
-    seen: list[Results] = []
+    earlier_runs: list[Results] = []
     for run in runs:
-        if run.rows and any(list(run.rows) == list(other.rows) for other in seen):
+        if run.rows and any(list(run.rows) == list(other.rows) for other in earlier_runs):
             raise UserError("two of the files are the same run", "name each once")
-        seen.append(run)
+        earlier_runs.append(run)
 
 
 def _check_equal(name: str, values: Sequence[Any], hint: str) -> None:

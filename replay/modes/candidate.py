@@ -80,17 +80,17 @@ class Candidate:
         if self.source == IN_PROCESS:
             return _functions[self.function]
         try:
-            found: Any = import_trusted(self.source)
+            function: Any = import_trusted(self.source)
         except Exception as error:
             raise UserError(f"{self.source} cannot be imported: {type(error).__name__}: {error}") from error
-        module = found
+        module = function
         for part in self.function.split("."):
-            found = getattr(found, part, None)
-        if not callable(found):
+            function = getattr(function, part, None)
+        if not callable(function):
             kinds, what = (isfunction, "function") if self.module is None else (_is_callable, "class or function")
             names = [name for name, value in vars(module).items() if kinds(value)]
             raise UserError(f"{self.source} has no {what} {self.function}", did_you_mean(self.function, names))
-        return found  # type: ignore[no-any-return]
+        return function  # type: ignore[no-any-return]
 
 
 def _is_callable(value: Any) -> bool:
@@ -123,16 +123,16 @@ def _in_folder(folder: Path) -> list[Candidate]:
     ------
     UserError : if the folder has no candidates
     """
-    found = []
+    candidates = []
     for own in sorted(folder.glob("*/")):
         files = sorted(own.glob(f"{own.name}_implementation*.py"))
         if files:
             name, _, overload = own.name.rpartition("__")
             op = f"aten.{name}.{overload}" if name and overload else f"aten.{own.name}.*"
-            found.append(Candidate(op, extension_of(str(files[0])), f"{own.name}_kernel_impl"))
-    if not found:
+            candidates.append(Candidate(op, extension_of(str(files[0])), f"{own.name}_kernel_impl"))
+    if not candidates:
         raise UserError(f"{folder} has no candidates", "put them into files such as add/add_implementation_v1.py")
-    return found
+    return candidates
 
 
 def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
@@ -210,24 +210,24 @@ class CandidateOptions:
         UserError : if a file cannot be read, an operator has several candidates, `confirm` is set without candidates,
             or a candidate to confirm is a function of this process
         """
-        found = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
-        for op, count in Counter(item.op for item in found).items():
+        candidates = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
+        for op, count in Counter(item.op for item in candidates).items():
             if count > 1:
                 raise UserError(f"{op} has several candidates", "give one --candidate for each operator")
-        if self.confirm and not found:
+        if self.confirm and not candidates:
             raise UserError("--confirm is for candidates", "add --candidate")
-        if self.untrusted and not found:
+        if self.untrusted and not candidates:
             raise UserError("--untrusted is for candidates", "add --candidate")
         if self.untrusted and self.confirm:
             raise UserError("--confirm runs candidates without protection", "leave --confirm or --untrusted out")
-        if (self.confirm or self.untrusted) and any(item.source == IN_PROCESS for item in found):
+        if (self.confirm or self.untrusted) and any(item.source == IN_PROCESS for item in candidates):
             word = "confirm" if self.confirm else "untrusted"
             raise UserError(
                 f"--{word} runs candidates in other processes, which cannot run functions of this one",
                 "name them as text: my_kernels.py:softmax",
             )
         return replace(
-            self, candidate=tuple(replace(item, digest=item.hash_of_file()) for item in found), candidates=None
+            self, candidate=tuple(replace(item, digest=item.hash_of_file()) for item in candidates), candidates=None
         )
 
 

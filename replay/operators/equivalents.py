@@ -180,8 +180,8 @@ def _choice(call: Call, device: str, shares_heads: bool, wants_gradients: bool) 
     """
 
     def empty(spec: TensorSpec) -> torch.Tensor:
-        made = torch.empty_strided(spec.shape, spec.stride or (), dtype=spec.dtype, device=device)
-        return made.requires_grad_(spec.requires_grad or wants_gradients)
+        tensor = torch.empty_strided(spec.shape, spec.stride or (), dtype=spec.dtype, device=device)
+        return tensor.requires_grad_(spec.requires_grad or wants_gradients)
 
     query, key, value = (empty(call[name]) for name in ("query", "key", "value"))
     mask = None if call["attn_mask"] is None else empty(call["attn_mask"]).detach()
@@ -257,9 +257,9 @@ def _named(schema: Any, signature: Signature) -> dict[str, Any]:
     """Return the arguments of a call by name, under names that all operators for the same work share."""
     names = [argument.name for argument in schema.arguments]
     call = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
-    given = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
+    arguments = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
     # in the order of the recorded arguments, by which their tensors are counted
-    ordered = {**given, **{name: value for name, value in call.items() if name not in given}}
+    ordered = {**arguments, **{name: value for name, value in call.items() if name not in arguments}}
     return {_COMMON.get(name, name): value for name, value in ordered.items()}
 
 

@@ -61,12 +61,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return True if an error, or one of its causes, means that memory ran out; compilers wrap such errors in their
     own.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        text = str(seen).lower()
-        if isinstance(seen, MemoryError | torch.OutOfMemoryError) or any(words in text for words in NO_MEMORY):
+    cause: BaseException | None = error
+    while cause is not None:
+        text = str(cause).lower()
+        if isinstance(cause, MemoryError | torch.OutOfMemoryError) or any(words in text for words in NO_MEMORY):
             return True
-        seen = seen.__cause__ or seen.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

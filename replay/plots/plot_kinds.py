@@ -158,12 +158,12 @@ def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Resul
 def _draw_series(axes: Axes, place: int, name: str, offset: float, groups: Sequence[Sequence[Result]]) -> None:
     from opgrip.replay.analyses.speed_ups import speed_up_of
 
-    drawn = [(number + offset, found) for number, rows in enumerate(groups) if (found := speed_up_of(rows))]
+    drawn = [(number + offset, speed_up) for number, rows in enumerate(groups) if (speed_up := speed_up_of(rows))]
     heights = [height for height, _ in drawn]
     style = marked(place)
-    lows, highs = ([getattr(found, side) for _, found in drawn] for side in ("low", "high"))
+    lows, highs = ([getattr(speed_up, side) for _, speed_up in drawn] for side in ("low", "high"))
     axes.hlines(heights, lows, highs, color=style["color"], lw=1.0)
-    axes.plot([found.mean for _, found in drawn], heights, linestyle="", label=literal(name), **style)
+    axes.plot([speed_up.mean for _, speed_up in drawn], heights, linestyle="", label=literal(name), **style)
 
 
 def _scale(axes: Axes) -> None:

@@ -237,13 +237,13 @@ def _flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
     return lines
 
 
-def _sheet_name(name: str, taken: set[str]) -> str:
-    """Return a worksheet name that Excel accepts and that is not in `taken`; add it to `taken`."""
+def _sheet_name(name: str, used_names: set[str]) -> str:
+    """Return a worksheet name that Excel accepts and that is not in `used_names`; add it to `used_names`."""
     text = _FORBIDDEN.sub("-", printable(name))[:28] or "sheet"
     number = 1
-    while (unique := text if number == 1 else f"{text}-{number}").lower() in taken:
+    while (unique := text if number == 1 else f"{text}-{number}").lower() in used_names:
         number += 1
-    taken.add(unique.lower())
+    used_names.add(unique.lower())
     return unique
 
 

@@ -73,8 +73,8 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
     calls = ("calls", f"{result.calls:,}: {ran}{mode}{in_eager}")
     captured = result.captured_ms - result.unsupported_ms
     if result.failure:
-        known = f"captured {captured:,.2f} ms, " if result.has_captured_times else ""
-        return [calls, ("time", f"{known}nothing was measured: {printable(result.failure)}")]
+        captured_text = f"captured {captured:,.2f} ms, " if result.has_captured_times else ""
+        return [calls, ("time", f"{captured_text}nothing was measured: {printable(result.failure)}")]
     times = _captured_times(result, captured) if result.has_captured_times else _replayed_times(result)
     sizes = (result.captured_peak_bytes, result.replayed_peak_bytes, result.outside_bytes)
     at_most, replayed, before = (f"{size / 1e6:,.2f} MB" for size in sizes)

@@ -58,11 +58,11 @@ def _times_ns(rows: Sequence[Result], signature_of: Mapping[int, int]) -> dict[i
     signature_of : signature number by case number; several cases can have the same signature
     """
     totals: dict[int, float] = {}
-    counts, seen = Counter[int](), set[int]()
+    counts, timed_cases = Counter[int](), set[int]()
     for row in rows:
         # the first row of a case is the one that others are compared with
-        if row.case not in seen and row.status in RAN and row.median_us is not None and row.device != "cpu":
-            seen.add(row.case)
+        if row.case not in timed_cases and row.status in RAN and row.median_us is not None and row.device != "cpu":
+            timed_cases.add(row.case)
             number = signature_of[row.case]
             totals[number] = totals.get(number, 0.0) + row.median_us * 1e3 * row.count
             counts[number] += row.count

@@ -167,10 +167,12 @@ def judge_rows(
         for place, row in zip(places, own, strict=True):
             if row.mode == CANDIDATE:
                 base = base_place(own.index(row), own, reference)
-                found = _judged(row, None if base is None else own[base], step_us, export)
+                judged_row = _judged(row, None if base is None else own[base], step_us, export)
                 if row.case in labels and row.direction == FORWARD:
-                    found = found.adding(replace(CandidateColumns.of(found), labels=json.dumps(labels[row.case])))
-                judged[place] = found
+                    judged_row = judged_row.adding(
+                        replace(CandidateColumns.of(judged_row), labels=json.dumps(labels[row.case]))
+                    )
+                judged[place] = judged_row
     return judged
 
 

@@ -161,13 +161,13 @@ def describe_environment(device: str) -> dict[str, Any]:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = []
+    versions = []
     for name in PACKAGES:
         try:
-            found.append((name, metadata.version(name)))
+            versions.append((name, metadata.version(name)))
         except metadata.PackageNotFoundError:  # noqa: PERF203 - a dozen
             continue
-    return found
+    return versions
 
 
 def _line(path: Path) -> str | None:

@@ -69,16 +69,16 @@ def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None
     if not alike or row.streams != 1:
         return None
     first = rows[alike[0]]
-    wanted = row.values, row.threads, row.cache
+    base_key = row.values, row.threads, row.cache
     if row.mode == reference:
         if row.values != first.values:
-            wanted = first.values, row.threads, row.cache
+            base_key = first.values, row.threads, row.cache
         elif row.threads != first.threads:
-            wanted = row.values, first.threads, row.cache
+            base_key = row.values, first.threads, row.cache
         else:
-            wanted = row.values, row.threads, first.cache
+            base_key = row.values, row.threads, first.cache
     own = (other for other in alike if other != place)
-    return next((other for other in own if _variant_key(rows[other]) == wanted), None)
+    return next((other for other in own if _variant_key(rows[other]) == base_key), None)
 
 
 def _variant_key(row: Result) -> tuple[str, int | None, str | None]:
@@ -170,11 +170,13 @@ def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)
     medians = [samples.median_us_of(index) for index in range(len(shares))]
-    known = [median for median in medians if median is not None]
-    if not shares or len(known) < len(medians):
+    cluster_medians_us = [median for median in medians if median is not None]
+    if not shares or len(cluster_medians_us) < len(medians):
         return result
     captured = [item.captured_us for item in case.timing_clusters]
-    return result.adding(ClusterColumns(behaviour_shares=shares, behaviours_captured_us=captured, behaviours_us=known))
+    return result.adding(
+        ClusterColumns(behaviour_shares=shares, behaviours_captured_us=captured, behaviours_us=cluster_medians_us)
+    )
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:
@@ -196,7 +198,9 @@ def join_repeats(rows: Sequence[Result]) -> Result:
     p10, low, middle, high, p90 = (quantile(times, weights, share) for share in (0.1, 0.25, 0.5, 0.75, 0.9))
     spread, runs = (high - low) / middle if middle else None, effective_runs(weights)
     ratios: dict[str, Any] = {
-        name: median(known) if (known := [value for row in rows if (value := getattr(row, name)) is not None]) else None
+        name: median(figures)
+        if (figures := [value for row in rows if (value := getattr(row, name)) is not None])
+        else None
         for name in ("ratio_p10", "ratio_p50", "ratio_p90")
     }
     known_rates = [row.memory_gb_per_s for row in rows if row.memory_gb_per_s]

@@ -237,9 +237,9 @@ class Result:
         that differ in them.
         """
         what = self.key or f"{self.op} {self.shapes}"
-        apart = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
-        trace = () if "trace" in apart else (self.trace,)
-        return (what, *trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in apart))
+        ignored = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
+        trace = () if "trace" in ignored else (self.trace,)
+        return (what, *trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in ignored))
 
     def _variant_cell(self, name: str) -> object:
         """Return the value of a column; for `device` only its type, because equal devices have different indices."""
@@ -300,8 +300,8 @@ class Result:
     @property
     def sites(self) -> Sequence[CallSite]:
         """Call sites of the row; if `call_sites` is empty, one site with the row's module and phase."""
-        known = from_text(self.call_sites)
-        return known or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
+        recorded_sites = from_text(self.call_sites)
+        return recorded_sites or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
 
     def adding(self, part: Columns) -> Result:
         """Return a copy of the row with the columns of an analysis (`part`) added."""

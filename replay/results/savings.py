@@ -303,8 +303,8 @@ def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, Par
 
 
 def _by_verdict(rows: Iterable[Result]) -> dict[str, int]:
-    found = Counter(CandidateColumns.of(row).verdict for row in rows)
-    return {verdict: found[verdict] for verdict in VERDICTS}
+    counts = Counter(CandidateColumns.of(row).verdict for row in rows)
+    return {verdict: counts[verdict] for verdict in VERDICTS}
 
 
 JUDGEMENT = "judgement"

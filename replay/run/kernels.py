@@ -118,12 +118,12 @@ def _figures(run: Sequence[LaunchedWork]) -> tuple[int, int, int]:
     first, last = min(work.start_ns for work in run), max(work.end_ns for work in run)
     gaps = idle_spans((work.start_ns, work.end_ns) for work in run)
     launched_ns: dict[int, int] = {}
-    known = set[int]()
+    launches = set[int]()
     for work in run:
         # later kernels of a launch, such as a graph's, do not wait for the host
-        if work.launch not in known:
+        if work.launch not in launches:
             launched_ns[work.start_ns] = work.launched_ns
-            known.add(work.launch)
+            launches.add(work.launch)
     idle_ns = sum(end - start for start, end in gaps)
     waiting_ns = sum(end - start for start, end in gaps if launched_ns.get(end, 0) > start)
     return last - first - idle_ns, idle_ns, waiting_ns

@@ -98,7 +98,7 @@ class UntrustedCall:
         first = process.place(sum(sizes))
         offsets = [first + sum(sizes[:number]) for number in range(len(sizes))]
         self._places = list(zip(offsets, storages.values(), strict=True))
-        asked = {
+        request = {
             "do": "make",
             "args": encode(form_args),
             "kwargs": encode(form_kwargs),
@@ -107,7 +107,7 @@ class UntrustedCall:
             "signature": to_json(self.signature) if self.candidate is None else None,
             "settings": {**self.settings, "grad": torch.is_grad_enabled()},
         }
-        process.ask(asked)
+        process.ask(request)
         for offset, storage in self._places:
             process.shared(offset, storage.nbytes()).copy_(memory_of(storage))
         answer = process.ask({"do": "run", "seed": torch.initial_seed()})

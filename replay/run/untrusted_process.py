@@ -87,30 +87,33 @@ class CallProcess:
         self._places: list[Any] = []
         self._stack = ExitStack()
 
-    def make(self, **asked: Any) -> dict[str, Any]:
+    def make(self, **request: Any) -> dict[str, Any]:
         """Build the arguments of the next run over shared memory, before the parent writes the values.
 
         Everything is done here that need not be done while the parent's clock runs.
 
-        asked : the parent's request: signature, arguments, sizes and settings
+        request : the parent's request: signature, arguments, sizes and settings
         """
         # a new result must not get the memory of the one before, which a program may still use
         self._earlier, self._results = self._results, []
         self._arguments, self._storages = ((), {}), []
         self._stack.close()
         gc.collect(0)
-        if len(self._memory) < asked["size"]:
-            self._memory = mmap.mmap(self._shared, asked["size"], flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        if len(self._memory) < request["size"]:
+            self._memory = mmap.mmap(self._shared, request["size"], flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         if self._candidate is None:
-            signature = from_json(asked["signature"])
+            signature = from_json(request["signature"])
             assert isinstance(signature, Signature)
             self._function = find_operator(signature, self._extensions).function
-        self._places = asked["places"]
+        self._places = request["places"]
         self._storages = [self._storage(offset, size) for offset, size, _ in self._places]
-        args, kwargs = map_leaves(self._leaf, decode(asked["args"])), map_leaves(self._leaf, decode(asked["kwargs"]))
+        args, kwargs = (
+            map_leaves(self._leaf, decode(request["args"])),
+            map_leaves(self._leaf, decode(request["kwargs"])),
+        )
         self._arguments = tuple(args), kwargs
-        self._stack.enter_context(restored(asked["settings"]))
-        self._stack.enter_context(torch.set_grad_enabled(asked["settings"]["grad"]))
+        self._stack.enter_context(restored(request["settings"]))
+        self._stack.enter_context(torch.set_grad_enabled(request["settings"]["grad"]))
         return {}
 
     def run(self, seed: int) -> list[Any]:

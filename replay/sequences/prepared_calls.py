@@ -88,9 +88,9 @@ class PreparedCall:
         generators = any(isinstance(leaf, GeneratorSpec) for leaf in leaves([args, kwargs]))
         same = None if generators or self._changes else self._inputs.make()
         # a Python function could change a list argument
-        kept = signature.kind == OPERATOR
-        self._positional = None if same is None else [_filling(value, kept) for value in same[0]]
-        self._named = {} if same is None else {name: _filling(value, kept) for name, value in same[1].items()}
+        is_reused = signature.kind == OPERATOR
+        self._positional = None if same is None else [_filling(value, is_reused) for value in same[0]]
+        self._named = {} if same is None else {name: _filling(value, is_reused) for name, value in same[1].items()}
 
     def begin(self) -> None:
         """Restore the drawn arguments that the operator changes to their initial values."""
@@ -105,21 +105,21 @@ class PreparedCall:
         Raises `Unsupported` if indices cannot be clamped.
         """
         if self._positional is None:
-            made = self._inputs.make()
-            args, kwargs = _filled(made[0], memory, takes), _filled(made[1], memory, takes)
+            own_arguments = self._inputs.make()
+            args, kwargs = _filled(own_arguments[0], memory, takes), _filled(own_arguments[1], memory, takes)
         else:
             args = tuple(fill(memory, takes) for fill in self._positional)
             kwargs = {name: fill(memory, takes) for name, fill in self._named.items()}
         return bounded_arguments(self.function, args, kwargs)
 
 
-def _filling(value: Any, kept: bool) -> Filling:
-    """Return a function that creates one argument of a call; if `kept` is True, an argument without placeholders is
-    created only once.
+def _filling(value: Any, is_reused: bool) -> Filling:
+    """Return a function that creates one argument of a call; if `is_reused` is True, an argument without placeholders
+    is created only once.
     """
     if type(value) is _Flowing:
         return lambda memory, takes: as_argument(memory.view(takes[value.index], value.spec), value.spec)
-    if children(value) is None or (kept and not any(type(leaf) is _Flowing for leaf in leaves(value))):
+    if children(value) is None or (is_reused and not any(type(leaf) is _Flowing for leaf in leaves(value))):
         return lambda memory, takes: value
     return lambda memory, takes: _filled(value, memory, takes)
 

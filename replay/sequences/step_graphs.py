@@ -52,10 +52,10 @@ class Between:
     results: list[torch.Tensor]
 
     def replay(self) -> None:
-        found = tensors_of(self.function(*self.args, **self.kwargs))
-        for kept, tensor in zip(self.results, found, strict=False):
-            if kept.shape == tensor.shape and kept.data_ptr() != tensor.data_ptr():
-                kept.copy_(tensor)
+        new_results = tensors_of(self.function(*self.args, **self.kwargs))
+        for result, tensor in zip(self.results, new_results, strict=False):
+            if result.shape == tensor.shape and result.data_ptr() != tensor.data_ptr():
+                result.copy_(tensor)
 
 
 @dataclass(slots=True)

@@ -299,9 +299,9 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
     return bool(high - low > settings.precision * middle)
 
 
-def _lacks_passes(timed: Passes, wanted: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if `timed` has fewer than `wanted` passes; contended ones count only if none may be repeated."""
-    missing = wanted - len(timed.kept)
+def _lacks_passes(timed: Passes, count: int, spent_ns: int, settings: SequenceSettings) -> bool:
+    """Return True if `timed` has fewer than `count` passes; contended ones count only if none may be repeated."""
+    missing = count - len(timed.kept)
     return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 
 

@@ -336,8 +336,8 @@ def _signatures(
         plans = [paired[place][1] for place in places]
         ran = [place for place in places if paired[place][1].status != UNSUPPORTED]
         count = Counter(plan.status for plan in plans)
-        told = Counter((plan.row_status, plan.reason) for plan in plans if plan.status != REPLAYED)
-        status, reason = told.most_common(1)[0][0] if told else (OK, "")
+        counts = Counter((plan.row_status, plan.reason) for plan in plans if plan.status != REPLAYED)
+        status, reason = counts.most_common(1)[0][0] if counts else (OK, "")
         row = SignatureTimes(
             signature,
             count=len(plans),
@@ -358,7 +358,7 @@ def _signatures(
 
 
 def _with_times(
-    row: SignatureTimes, times_us: Times, is_contended: Flags, is_slowed: Flags, kept: int
+    row: SignatureTimes, times_us: Times, is_contended: Flags, is_slowed: Flags, counted_passes: int
 ) -> SignatureTimes:
     """Return the row with the times of its undisturbed calls, during which no other process used the cores.
 
@@ -368,12 +368,12 @@ def _with_times(
     times_us : (passes, calls) float, the kept passes of `Passes` followed by its contended ones
     is_contended : (passes, calls) bool, True if another process used the cores during the call
     is_slowed : (passes,) bool, True if the processor was slowed down in the pass
-    kept : number of kept passes
+    counted_passes : number of kept passes
     """
-    least = min(LEAST, kept * times_us.shape[1])
+    least = min(LEAST, counted_passes * times_us.shape[1])
     selected = ~is_contended
-    if selected[:kept].sum() >= least:
-        selected[kept:] = False
+    if selected[:counted_passes].sum() >= least:
+        selected[counted_passes:] = False
     elif selected.sum() < least:
         row, selected[:], is_slowed = replace(row, status=CONTENDED), True, np.ones_like(is_slowed)
     dropped = int((~selected).sum())

@@ -118,23 +118,27 @@ def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
     memory and the caches do not change, except for one cache line per page.
     """
     share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
-    wanted = [(size, round(size * share)) for size in sizes]
+    requests = [(size, round(size * share)) for size in sizes]
     besides = fresh_bytes - sum(sizes)
     if besides >= LARGE:
-        wanted.append((besides, besides))
+        requests.append((besides, besides))
     # glibc returns the smallest block that is large enough, and small allocations may take a part of it first
-    wanted = [(size + slack, fresh) for size, fresh in wanted for slack in (0, SLACK) if size + slack < LARGEST_KEPT]
-    if sum(size for size, _ in wanted) > MOST_ARRANGED:
+    requests = [
+        (size + slack, fresh) for size, fresh in requests for slack in (0, SLACK) if size + slack < LARGEST_KEPT
+    ]
+    if sum(size for size, _ in requests) > MOST_ARRANGED:
         return
     arranged: set[tuple[int, int]] = set()
     for _ in range(MOST_ARRANGEMENTS):
         try:
             # with deterministic algorithms, torch would fill a tensor
-            blocks = [torch.UntypedStorage(size) for size, _ in wanted]
+            blocks = [torch.UntypedStorage(size) for size, _ in requests]
         except RuntimeError:
             # not enough memory for all blocks, but maybe for the call
             return
-        places = {(block.data_ptr(), size): (block, fresh) for block, (size, fresh) in zip(blocks, wanted, strict=True)}
+        places = {
+            (block.data_ptr(), size): (block, fresh) for block, (size, fresh) in zip(blocks, requests, strict=True)
+        }
         # freed blocks may merge with their neighbours, so that the next blocks are elsewhere
         if places.keys() <= arranged:
             return

@@ -194,13 +194,13 @@ class Subject:
 
         The parameters are the same as in `time`.
         """
-        kept = self._size, self._launch, self.samples.spent_ns
+        state = self._size, self._launch, self.samples.spent_ns
         # launches take longer while a profiler records them
         self._size, self._launch = 1, self._launch_apart
         try:
             self.time(stopwatch, flush, recent)
         finally:
-            self._size, self._launch, self.samples.spent_ns = kept
+            self._size, self._launch, self.samples.spent_ns = state
         return self._began_ns, time_ns()
 
     def keep(self, stratum: Stratum, time_ns: float, slowed: bool = False) -> None:

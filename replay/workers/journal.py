@@ -130,8 +130,8 @@ def open_journal(
     force : True to replace an existing journal
     """
 
-    def describe(stored: Any, asked: Mapping[str, Any]) -> str:
-        return unlike(stored, asked) or "of another trace or with other options"
+    def describe(stored: Any, current: Mapping[str, Any]) -> str:
+        return unlike(stored, current) or "of another trace or with other options"
 
     return Journal(
         journal_path(output),
@@ -155,13 +155,13 @@ def _decoded(record: Any) -> list[Result]:
     return rows
 
 
-def unlike(stored: Any, asked: Mapping[str, Any]) -> str | None:
+def unlike(stored: Any, current: Mapping[str, Any]) -> str | None:
     """Return a text if stored rows differ from the current replay only in the torch version, or only in the kind of
     machine; None if they differ in anything else.
 
-    stored, asked : facts that identify the replay of the stored rows, and the current replay
+    stored, current : facts that identify the replay of the stored rows, and the current replay
     """
     for key, difference in ((TORCH, "of another version of torch"), (MACHINE_KIND, "of another kind of machine")):
-        if isinstance(stored, dict) and {**stored, key: None} == {**asked, key: None}:
+        if isinstance(stored, dict) and {**stored, key: None} == {**current, key: None}:
             return difference
     return None

@@ -64,7 +64,7 @@ class Pool:
     _slots: list[RaySlot] = field(default_factory=list)
     _problems: dict[str, UserError] = field(default_factory=dict)
     _failed_starts: Counter[str] = field(default_factory=Counter)
-    _turned_down: Counter[str] = field(default_factory=Counter)
+    _rejected_by_node: Counter[str] = field(default_factory=Counter)
     _refreshed: float = float("-inf")
 
     @property
@@ -82,7 +82,7 @@ class Pool:
         return len(self._slots)
 
     @property
-    def _told(self) -> int:
+    def _reporting_count(self) -> int:
         """Number of workers that have reported which machine they run on."""
         return sum(slot.machine is not None for slot in self._slots)
 
@@ -125,7 +125,7 @@ class Pool:
             # the caller has all it needs, and unfinished work is useless to the next replay
             for slot, _ in busy.values():
                 self.ray.kill(slot.actor)
-                self._lose(slot)
+                self._remove_worker(slot)
 
     def _deal(
         self,
@@ -145,9 +145,9 @@ class Pool:
             if busy:
                 idle_since = monotonic()
             elif monotonic() - idle_since > START_S or (not self._starting and self._is_every_node_bad()):
-                raise self._nobody()
+                raise self._no_worker_error()
             ready = self._wait([*busy, *self._starting])
-            self._hear([item for item in ready if item in self._starting])
+            self._register_started([item for item in ready if item in self._starting])
             for stream in (item for item in ready if item in busy):
                 slot, task = busy[stream]
                 try:
@@ -172,7 +172,7 @@ class Pool:
         assert slot.machine is not None, "it has reported its properties"
         tasks = [task] if task.cases else []
         if not isinstance(error, self.ray.exceptions.RayTaskError):
-            self._lose(slot)
+            self._remove_worker(slot)
             tasks = [again for lost in tasks for again in lost.after_loss()]
         elif isinstance(error, OSError | MemoryError):
             # a problem of the machine, such as a full disk, not of the cases
@@ -200,7 +200,7 @@ class Pool:
             ready = self.ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] or ready
         return ready
 
-    def _hear(self, ready: Collection[Any]) -> None:
+    def _register_started(self, ready: Collection[Any]) -> None:
         """Receive the machine descriptions of workers that have started, and end workers that cannot be used.
 
         ready : Ray's references to the descriptions
@@ -208,38 +208,38 @@ class Pool:
         for item in ready:
             slot = self._starting.pop(item)
             try:
-                said = self.ray.get(item)
+                description = self.ray.get(item)
             except self.ray.exceptions.RayError as error:
                 self._failed_starts[slot.node] += 1
                 if self._failed_starts[slot.node] >= LOSSES:
                     problem = f"a worker ended when it started: {_first_line(error)}"
                     self._problems[slot.node] = UserError(problem, "read its output with: ray logs")
-                self._lose(slot)
+                self._remove_worker(slot)
                 continue
-            if "problem" in said:
-                self._problems[slot.node] = UserError(*said["problem"])
+            if "problem" in description:
+                self._problems[slot.node] = UserError(*description["problem"])
                 self._drop(slot)
                 continue
             # kind of the worker, not of its node, which may have devices of several kinds
-            kind = slot.kind or said["machine"]["kind"]
-            slot.machine = Machine(said["machine"]["name"], kind)
+            kind = slot.kind or description["machine"]["kind"]
+            slot.machine = Machine(description["machine"]["name"], kind)
             # slow workers may report after the kind is chosen
             if self._kind is not None and kind != self._kind:
-                self._turn_down(slot)
+                self._reject(slot)
                 continue
-            if self._kind is not None and self._told > (self.options.workers or self._told):
+            if self._kind is not None and self._reporting_count > (self.options.workers or self._reporting_count):
                 self._drop(slot)
                 continue
-            slot.about = said["about"]
+            slot.about = description["about"]
             self._idle.append(slot)
             if self._kind is not None:
                 self.machines[slot.machine.name] = kind
-        self._end_surplus()
+        self._end_surplus_workers()
 
     def _wait_for_starting(self) -> None:
         until = monotonic() + START_S
         while self._starting and monotonic() < until:
-            self._hear(self.ray.wait([*self._starting], timeout=POLL_S)[0])
+            self._register_started(self.ray.wait([*self._starting], timeout=POLL_S)[0])
             if not self._starting and not self._idle:
                 self._refresh()
 
@@ -258,7 +258,7 @@ class Pool:
         kinds = self._kinds()
         chosen = list(filter(self._is_fitting, kinds))
         if not kinds:
-            raise self._nobody()
+            raise self._no_worker_error()
         there = "; ".join(kinds)
         if not chosen:
             pattern = self.options.machine_kind
@@ -271,10 +271,10 @@ class Pool:
         self._kind = chosen[0]
         for slot in list(self._slots):
             if slot.machine is not None and slot.machine.kind != self._kind:
-                self._turn_down(slot)
+                self._reject(slot)
         for slot in self._idle[self.options.workers or len(self._idle) :]:
             self._drop(slot)
-        self._end_surplus()
+        self._end_surplus_workers()
         self.about = self._idle[0].about
         self.machines = {slot.machine.name: self._kind for slot in self._idle if slot.machine is not None}
 
@@ -286,7 +286,7 @@ class Pool:
         for node in self._nodes():
             for _ in range(self._missing(node)):
                 # if a node has different devices, a worker gets a random one, so start a worker for each device
-                there = self._told if node["NodeID"] in self._turned_down else self.size
+                there = self._reporting_count if node["NodeID"] in self._rejected_by_node else self.size
                 if self.options.workers is not None and there >= self.options.workers:
                     return
                 self._start_worker(node)
@@ -305,9 +305,9 @@ class Pool:
             scheduling_strategy=strategy,
             max_restarts=0,
         )
-        said_kind = next((item[len(KIND) :] for item in resources if item.startswith(KIND)), "")
+        device_kind = next((item[len(KIND) :] for item in resources if item.startswith(KIND)), "")
         actor = worker.remote(processors or 0, os.environ.get(THREADS), self._room(resources))
-        slot = RaySlot(name, actor, said_kind)
+        slot = RaySlot(name, actor, device_kind)
         self._slots.append(slot)
         versions = {"torch": str(torch_version), "opgrip": metadata.version("opgrip")}
         self._starting[slot.actor.describe.remote(self.device, versions)] = slot
@@ -318,7 +318,7 @@ class Pool:
         if name in self._problems:
             return 0
         of_node = sum(slot.node == name for slot in self._slots)
-        missing: int = self._room(node["Resources"]) - of_node - self._turned_down[name]
+        missing: int = self._room(node["Resources"]) - of_node - self._rejected_by_node[name]
         return missing
 
     def _room(self, resources: Mapping[str, float]) -> int:
@@ -336,37 +336,37 @@ class Pool:
         nodes = self._nodes()
         return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
 
-    def _lose(self, slot: RaySlot) -> None:
+    def _remove_worker(self, slot: RaySlot) -> None:
         """Forget a worker (`slot`) that has ended."""
         if slot in self._slots:
             self._slots.remove(slot)
         if slot in self._idle:
             self._idle.remove(slot)
-        if slot.machine is not None and slot.machine.kind == self._kind and slot.node in self._turned_down:
+        if slot.machine is not None and slot.machine.kind == self._kind and slot.node in self._rejected_by_node:
             # the replacement may get a device of another kind, because those are free too
-            self._turned_down[slot.node] = 0
+            self._rejected_by_node[slot.node] = 0
         # start a replacement at once
         self._refreshed = float("-inf")
 
     def _drop(self, slot: RaySlot) -> None:
-        self._lose(slot)
+        self._remove_worker(slot)
         self.ray.kill(slot.actor)
 
-    def _turn_down(self, slot: RaySlot) -> None:
+    def _reject(self, slot: RaySlot) -> None:
         """End a worker (`slot`) on a machine of another kind. Its node gets one worker less, until a worker of the
         chosen kind ends there.
         """
-        self._turned_down[slot.node] += 1
+        self._rejected_by_node[slot.node] += 1
         self._drop(slot)
 
-    def _end_surplus(self) -> None:
+    def _end_surplus_workers(self) -> None:
         """End workers that are still starting, if as many as requested already run on machines of the chosen kind."""
-        if self._kind is None or self.options.workers is None or self._told < self.options.workers:
+        if self._kind is None or self.options.workers is None or self._reporting_count < self.options.workers:
             return
         for item in list(self._starting):
             self._drop(self._starting.pop(item))
 
-    def _nobody(self) -> UserError:
+    def _no_worker_error(self) -> UserError:
         for problem in self._problems.values():
             return ExecutorLostError(problem.problem, problem.hint)
         what = "a GPU" if self.is_accelerator else "processors enough"

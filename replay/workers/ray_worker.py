@@ -196,7 +196,9 @@ class RayWorker:
         rows: dict[int, dict[int, Any]] = {case: {} for case in cases}
         for part, most in in_parts(ahead, workload, jobs or len(os.sched_getaffinity(0))):
             for case, results in make_ahead(workload, part, most).items():
-                rows[case].update({variant: self._as_asked(result).to_plain() for variant, result in results.items()})
+                rows[case].update(
+                    {variant: self._naming_own_trace(result).to_plain() for variant, result in results.items()}
+                )
         yield from ([case, list(results.items())] for case, results in rows.items())
 
     def _measure(
@@ -212,9 +214,9 @@ class RayWorker:
         worker, by_number = self._worker_of(turn, workload), {case.number: case for case in workload.cases}
         window = [by_number[case] for case in cases]
         for rows in interleaved({worker: worker.measure(window, self._without, cached_rows)}):
-            yield [self._as_asked(row).to_plain() for row in rows]
+            yield [self._naming_own_trace(row).to_plain() for row in rows]
 
-    def _as_asked(self, row: Result) -> Result:
+    def _naming_own_trace(self, row: Result) -> Result:
         """Return a row whose error message names the user's trace instead of this machine's copy of it."""
         return row if row.error is None else replace(row, error=row.error.replace(*self._copied))
 

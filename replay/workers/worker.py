@@ -176,8 +176,8 @@ def _show_printed(lines: Sequence[str]) -> None:
 
 
 def _measuring(numbers: Sequence[int], without: Sequence[int], cached: CachedRows) -> dict[str, Any]:
-    known = [[number, row, result.to_plain()] for number in numbers for row, result in cached[number].items()]
-    return {"cases": numbers, "without": list(without), "known": known}
+    cached_rows = [[number, row, result.to_plain()] for number in numbers for row, result in cached[number].items()]
+    return {"cases": numbers, "without": list(without), "known": cached_rows}
 
 
 def start_child(
@@ -222,20 +222,20 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
     cases = {case.number: case for case in workload.cases}
     try:
         for line in os.fdopen(source, "rb"):
-            asked = json.loads(line)
-            if "make" in asked:
-                number, row = asked["make"]
+            request = json.loads(line)
+            if "make" in request:
+                number, row = request["make"]
                 rows_of_cases: Iterable[list[Result]] = [
                     [result for _, result, _ in prepare(cases[number], limited, announce, only=row)]
                 ]
             else:
                 rows_of_cases = measure_cases(
-                    [cases[number] for number in asked["cases"]],
+                    [cases[number] for number in request["cases"]],
                     limited,
                     workload.surroundings,
                     announce,
-                    asked["without"],
-                    _by_case(asked["known"]),
+                    request["without"],
+                    _by_case(request["known"]),
                 )
             for rows in rows_of_cases:
                 _end_copy(process)

@@ -287,15 +287,15 @@ def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
     from opgrip.cli.terminal import shorten
     from opgrip.replay.results.results import describe_shapes
 
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for case in cases:
         op = shorten(case.op, MOST_OF_NAME)
         if by != CASE:
             yield op
             continue
         name = f"{op}[{shorten(describe_shapes(case.signature), MOST_OF_NAME)}]"
-        seen[name] += 1
-        yield name if seen[name] == 1 else f"{name}-{seen[name]}"
+        counts[name] += 1
+        yield name if counts[name] == 1 else f"{name}-{counts[name]}"
 
 
 def _describe(row: Result) -> str:

@@ -216,8 +216,8 @@ def _cell(value: Any) -> Any:
     return plain(value, infinite="inf")
 
 
-def _speed_up(found: SpeedUp | None) -> Plain | None:
-    return None if found is None else {name: _cell(value) for name, value in asdict(found).items()}
+def _speed_up(speed_up: SpeedUp | None) -> Plain | None:
+    return None if speed_up is None else {name: _cell(value) for name, value in asdict(speed_up).items()}
 
 
 def _sites(rows: Sequence[Result]) -> Plain:
@@ -291,13 +291,13 @@ def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
 
 def _ceilings(header: Mapping[str, Any]) -> Plain:
     """Return the machine's peak rates from the header of a run, for the roofline; empty if there are none."""
-    found = header.get("ceilings")
-    if not isinstance(found, Mapping):
+    form = header.get("ceilings")
+    if not isinstance(form, Mapping):
         return {}
     from opgrip.traces.analysis.machine_ceilings import from_json
 
     try:
-        ceilings, threads = from_json(dict(found)), int(header.get("threads", 1))
+        ceilings, threads = from_json(dict(form)), int(header.get("threads", 1))
         levels = [(level.name, ceilings.bandwidth(level, threads)) for level in ceilings.levels]
         rates = [(dtype, ceilings.rate(dtype, threads)) for dtype in ceilings.rates]
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration):
@@ -321,9 +321,9 @@ def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
 
 def command_of(header: Mapping[str, Any], row: Result) -> str:
     """Return the command that replays all cases with the operator of a row again, with the options of the run."""
-    program, *given = shlex.split(str(header.get("command", ""))) or [""]
+    program, *arguments = shlex.split(str(header.get("command", ""))) or [""]
     if program == "opreplay":
-        words = [program, *_without(given, _SELECTING), "--op", row.op]
+        words = [program, *_without(arguments, _SELECTING), "--op", row.op]
     else:
         words = ["opreplay", str(header.get("trace", "TRACE")), "--op", row.op]
     if row.mode != "eager":

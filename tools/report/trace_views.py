@@ -117,7 +117,7 @@ def _longtail(trace: Trace) -> list[Plain]:
         return []
     from opgrip.capture.command.opcapture import own_cost
 
-    found = find_longtail([trace], lambda _: BANDWIDTH, own_cost())
+    longtail = find_longtail([trace], lambda _: BANDWIDTH, own_cost())
     return [
         {
             "function": f"{item.name} ({item.file})",
@@ -126,7 +126,7 @@ def _longtail(trace: Trace) -> list[Plain]:
             "time_us": item.wall_ns / 1e3,
             "saving_us": item.saving_ns / 1e3,
         }
-        for item in found.functions
+        for item in longtail.functions
     ]
 
 
@@ -168,9 +168,9 @@ def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
     yield "all", describe_shapes(signature)
     for place, (spec, name) in enumerate(named_tensors(signature)):
         model = None if spec.values is None else trace.values.get(spec.values)
-        known = "" if model is None else f": {shorten(_model_in_words(model), 200)}"
+        values_text = "" if model is None else f": {shorten(_model_in_words(model), 200)}"
         layout = "" if _is_contiguous(spec) else f", strides {list(spec.stride or ())}"
-        yield name or f"tensor {place}", f"{spec.dtype} {list(spec.shape)} on {spec.device}{layout}{known}"
+        yield name or f"tensor {place}", f"{spec.dtype} {list(spec.shape)} on {spec.device}{layout}{values_text}"
 
 
 def _model_in_words(model: ValueModel) -> str:

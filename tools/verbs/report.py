@@ -150,8 +150,8 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
     path = Path(name)
     store = Store(args.store)
     if path.suffix in SUFFIXES or store.holds(name):
-        found = path if path.suffix in SUFFIXES else store.find(name)
-        runs[_unique(found.stem, runs)] = read_run(found)
+        file = path if path.suffix in SUFFIXES else store.find(name)
+        runs[_unique(file.stem, runs)] = read_run(file)
     else:
         with Reporter(args.prog).reading(name):
             traces[_unique(path.name, traces)] = load(name, args.partial, args.unbounded)
@@ -182,8 +182,8 @@ def _corpus(inputs: list[str], args: argparse.Namespace) -> Corpus:
     return read_corpus(inputs, args.partial, args.unbounded, reporter.reading)
 
 
-def _unique(name: str, taken: Container[str]) -> str:
+def _unique(name: str, used_names: Container[str]) -> str:
     number = 1
-    while (unique := name if number == 1 else f"{name} ({number})") in taken:
+    while (unique := name if number == 1 else f"{name} ({number})") in used_names:
         number += 1
     return unique

@@ -72,16 +72,16 @@ def run_list(args: argparse.Namespace) -> int:
     from opgrip.replay.comparison.results_store import Store
 
     store = Store(args.store)
-    found = []
-    for kept in store.runs():
-        about = kept.summary()
+    rows = []
+    for run in store.runs():
+        about = run.summary()
         if fnmatchcase(about.trace, args.trace or "*") and fnmatchcase(about.machine, args.machine or "*"):
-            found.append((kept, about))
+            rows.append((run, about))
     if args.json:
-        json.dump([{"name": kept.name, "path": str(kept.path), **asdict(about)} for kept, about in found], sys.stdout)
+        json.dump([{"name": run.name, "path": str(run.path), **asdict(about)} for run, about in rows], sys.stdout)
         print()
         return 0
-    if not found:
+    if not rows:
         print(f"{args.prog}: {store.folder} contains no matching runs: opreplay adds one per replay", file=sys.stderr)
         return 0
     columns = [
@@ -95,7 +95,7 @@ def run_list(args: argparse.Namespace) -> int:
         TableColumn("cases", lambda row: row[1].cases, ",d"),
         TableColumn("ok rows", lambda row: row[1].ok, ",d"),
     ]
-    print_table(columns, found, sys.stdout)
+    print_table(columns, rows, sys.stdout)
     return 0
 
 
@@ -230,8 +230,8 @@ def run_show(args: argparse.Namespace) -> int:
     from opgrip.replay.results.results import summarize
 
     (results,) = read_runs(args.store, args.which)
-    apart = ("environment", "accelerator", "ceilings")
-    facts = {name: value for name, value in results.header.items() if name not in apart}
+    nested_names = ("environment", "accelerator", "ceilings")
+    facts = {name: value for name, value in results.header.items() if name not in nested_names}
     environment = results.header.get("environment", {})
     lines = [*facts.items(), *(item for item in environment.items() if item not in facts.items())]
     width = max((len(printable(name)) for name, _ in lines), default=0)

@@ -283,8 +283,8 @@ def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 def _redacted(form: Mapping[str, Any]) -> str:
     """Return a text that says what a redaction replaced and kept, from `form`, its entry in the trace's header."""
-    kept = form.get("kept")
-    names = f", except {', '.join(map(str, kept))}" if isinstance(kept, list) and kept else ""
+    exceptions = form.get("kept")
+    names = f", except {', '.join(map(str, exceptions))}" if isinstance(exceptions, list) and exceptions else ""
     hidden = "; custom operators are renamed and cannot be replayed" if form.get("operators_hidden") else ""
     return f"names, paths, texts and values were replaced{names}{hidden}"
 

@@ -216,10 +216,10 @@ def _check_apart(paths: Mapping[str, Path | None]) -> None:
 def _policy(args: argparse.Namespace) -> Policy:
     from opgrip.traces.analysis.redaction import Policy, check_kept, salt_of
 
-    kept = check_kept(args.keep)
+    unchanged = check_kept(args.keep)
     if args.salt_file is None:
-        return Policy(keep=kept, hide_operators=args.hide_operators)
-    return Policy(salt_of(args.salt_file), kept, args.hide_operators)
+        return Policy(keep=unchanged, hide_operators=args.hide_operators)
+    return Policy(salt_of(args.salt_file), unchanged, args.hide_operators)
 
 
 def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) -> None:

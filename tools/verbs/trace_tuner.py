@@ -73,14 +73,14 @@ def _report_tuned(problems: Sequence[Problem], tuner: Tuner, rows: Sequence[Mapp
     from opgrip.replay.results.results import describe_shapes
     from opgrip.traces.formats.tuners import tuned_of
 
-    found = tuned_of(problems, tuner, rows)
-    share = sum(problem.share for problem, is_tuned in found if is_tuned)
-    whole = sum(problem.share for problem, _ in found)
+    tuned = tuned_of(problems, tuner, rows)
+    share = sum(problem.share for problem, is_tuned in tuned if is_tuned)
+    whole = sum(problem.share for problem, _ in tuned)
     print(
-        f"{sum(is_tuned for _, is_tuned in found):,} of {counted(len(found), 'problem')} have a tuned entry: "
+        f"{sum(is_tuned for _, is_tuned in tuned):,} of {counted(len(tuned), 'problem')} have a tuned entry: "
         f"{share / (whole or 1):.1%} of their time, {share:.1%} of the trace's"
     )
-    missing = [problem for problem, is_tuned in found if not is_tuned]
+    missing = [problem for problem, is_tuned in tuned if not is_tuned]
     for problem in missing[:MOST_MISSING]:
         shapes = describe_shapes(problem.signature)
         print_line(f"{problem.share:>7.2%} {problem.calls:>7,}  {problem.name} {shapes}", sys.stdout)

@@ -132,11 +132,11 @@ def _numbers(trace: ZooTrace) -> list[object]:
 
 def summary(traces: Sequence[ZooTrace]) -> str:
     """Return one line with the number of traces, models and calls, and the size of the files."""
-    made = [trace.recording for trace in traces if trace.recording is not None]
-    size = sum(recording.size_bytes for recording in made) / 1e6
+    recordings = [trace.recording for trace in traces if trace.recording is not None]
+    size = sum(recording.size_bytes for recording in recordings) / 1e6
     models = counted(len({trace.model for trace in traces}), "model")
-    calls = counted(sum(recording.calls for recording in made), "call")
-    missing = len(traces) - len(made)
+    calls = counted(sum(recording.calls for recording in recordings), "call")
+    missing = len(traces) - len(recordings)
     return f"{counted(len(traces), 'trace')} of {models}: {calls}, {size:.1f} MB" + (
         f"; {missing} not captured yet" if missing else ""
     )
@@ -197,12 +197,12 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
     start = monotonic()
     try:
         with reporter.doing(f"making {trace.name}", measures=False):
-            made = make_trace(trace, timeout_s=timeout_s)
+            new_trace = make_trace(trace, timeout_s=timeout_s)
     except UserError as error:
         reporter.say(f"error: {error}")
         return False
-    _write_down(made)
-    held = made.recording
+    _write_down(new_trace)
+    held = new_trace.recording
     assert held is not None
     figures = (
         counted(held.calls, "call"),
@@ -214,15 +214,15 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
     return True
 
 
-def _write_down(made: ZooTrace) -> None:
-    """Write the facts about a new recording (`made`) to the manifest.
+def _write_down(new_trace: ZooTrace) -> None:
+    """Write the facts about a new recording (`new_trace`) to the manifest.
 
     The manifest is read again, because recording takes hours in which it may be edited.
     """
     traces: Sequence[ZooTrace] = read_manifest()
     write_manifest(
-        replace(trace, recording=made.recording)
-        if (trace.name, trace.arguments) == (made.name, made.arguments)
+        replace(trace, recording=new_trace.recording)
+        if (trace.name, trace.arguments) == (new_trace.name, new_trace.arguments)
         else trace
         for trace in traces
     )
@@ -233,11 +233,11 @@ def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 
     timeout_s : time limit of the recording in seconds
     """
-    from opgrip.zoo.making import differences_anew
+    from opgrip.zoo.making import differences_of_new_recording
 
     try:
         with reporter.doing(f"making {trace.name} again", measures=False):
-            lines = differences_anew(trace, zoo_file(trace), timeout_s)
+            lines = differences_of_new_recording(trace, zoo_file(trace), timeout_s)
     except UserError as error:
         reporter.say(f"error: {error}")
         return True

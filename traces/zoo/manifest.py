@@ -156,17 +156,17 @@ def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceNam
     return TraceName(name, model, run) if model else TraceName(name, name)
 
 
-def told_apart(names: Sequence[str]) -> list[str]:
+def distinct_names(names: Sequence[str]) -> list[str]:
     """Return the names, with a number appended to each repeated one, such as `name~2`."""
-    seen: Counter[str] = Counter()
-    taken = set(names)
+    counts: Counter[str] = Counter()
+    used = set(names)
     distinct = []
     for name in names:
-        seen[name] += 1
-        number, own = seen[name], name
-        while number > 1 and own in taken:
+        counts[name] += 1
+        number, own = counts[name], name
+        while number > 1 and own in used:
             own, number = f"{name}~{number}", number + 1
-        taken.add(own)
+        used.add(own)
         distinct.append(own)
     return distinct
 

@@ -91,9 +91,9 @@ def write_cases(
             own = chosen[chosen["trace"] == member.name]
             if not own.empty:
                 columns = (own[name].tolist() for name in ("signature", "key", "median_us"))
-                wanted = {number: (numbers[key], us) for number, key, us in zip(*columns, strict=True)}
+                cases = {number: (numbers[key], us) for number, key, us in zip(*columns, strict=True)}
                 trace = _loaded(member, unbounded, reading(member.path))
-                for record in _CaseRecords(member.model, trace, wanted, numbering).all(surrounding):
+                for record in _CaseRecords(member.model, trace, cases, numbering).all(surrounding):
                     writer.write(record)
         writer.write(End(numbering.calls, numbering.signatures, numbering.now_ns))
     return len(chosen)
@@ -128,13 +128,11 @@ class _CaseRecords:
 
     Parameters
     ----------
-    wanted : by signature number in the source trace, the number in the new trace and the time of a call in us
+    cases : by signature number in the source trace, the number in the new trace and the time of a call in us
     """
 
-    def __init__(
-        self, model: str, trace: Trace, wanted: Mapping[int, tuple[int, float]], numbering: _Numbering
-    ) -> None:
-        self._model, self._trace, self._wanted, self._new = model, trace, wanted, numbering
+    def __init__(self, model: str, trace: Trace, cases: Mapping[int, tuple[int, float]], numbering: _Numbering) -> None:
+        self._model, self._trace, self._chosen, self._new = model, trace, cases, numbering
         self._signatures = {signature.number: signature for signature in trace.signatures}
         self._usual = contexts_of(trace)
         self._contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
@@ -147,7 +145,7 @@ class _CaseRecords:
 
         surrounding : how many calls of each signature to write, and how many before each
         """
-        for calls, are_cases in _stretches(self._trace.own_calls, self._wanted, surrounding):
+        for calls, are_cases in _stretches(self._trace.own_calls, self._chosen, surrounding):
             yield from self._definitions(calls, are_cases)
             yield self._block(calls, are_cases)
 
@@ -159,7 +157,7 @@ class _CaseRecords:
                 yield Context(place, dict(settings))
                 yield Scope(place, self._model, "", "forward", context=place)
             if (number, is_case) not in self._numbers:
-                own = self._numbers[number, is_case] = self._wanted[number][0] if is_case else next(self._new.others)
+                own = self._numbers[number, is_case] = self._chosen[number][0] if is_case else next(self._new.others)
                 yield from self._definition(self._signatures[number], own)
                 if is_case:
                     yield from self._observed(self._signatures[number], own)
@@ -207,8 +205,8 @@ class _CaseRecords:
         numbers : numbers of the value models in the source trace; None for a tensor without one
         """
         numbers, own = list(numbers), {}
-        known = dict.fromkeys(number for number in numbers if number is not None and number in self._trace.values)
-        for number in known:
+        own_numbers = dict.fromkeys(number for number in numbers if number is not None and number in self._trace.values)
+        for number in own_numbers:
             own[number] = next(self._new.values)
         records: list[Record] = [Values(here, self._trace.values[number]) for number, here in own.items()]
         return records, [None if number is None else own.get(number) for number in numbers]
@@ -229,7 +227,7 @@ class _CaseRecords:
             block.signature.append(self._numbers[number, is_case])
             block.scope.append(self._scopes[repr(self._settings(number, scope, is_case))])
             block.start_ns.append(self._new.now_ns)
-            block.duration_ns.append(max(round(self._wanted[number][1] * 1e3 if is_case else time_ns), 1))
+            block.duration_ns.append(max(round(self._chosen[number][1] * 1e3 if is_case else time_ns), 1))
             self._new.now_ns += block.duration_ns[-1]
             # all calls of a case get its median time, so they are not marked as perturbed
             if is_perturbed and not is_case:
@@ -260,7 +258,7 @@ def _without_values(outputs: Any) -> Any:
 
 
 def _stretches(
-    calls: pd.DataFrame, wanted: Mapping[int, object], surrounding: Surrounding
+    calls: pd.DataFrame, chosen_signatures: Mapping[int, object], surrounding: Surrounding
 ) -> Iterator[tuple[pd.DataFrame, list[bool]]]:
     """Yield sequences of consecutive calls of a thread to write, each with a list that is True for calls of chosen
     signatures.
@@ -270,10 +268,10 @@ def _stretches(
     Parameters
     ----------
     calls : the source trace's table of calls
-    wanted : the chosen signatures by number; only the keys are used
+    chosen_signatures : the chosen signatures by number; only the keys are used
     surrounding : how many calls of each signature, and how many calls before each
     """
-    chosen = [index for rows in _by_signature(calls, wanted) for index in _evenly(rows, surrounding.places)]
+    chosen = [index for rows in _by_signature(calls, chosen_signatures) for index in _evenly(rows, surrounding.places)]
     for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):
         is_case = own.index.isin(chosen)
         is_written = is_case.copy()
@@ -284,9 +282,9 @@ def _stretches(
             yield own.iloc[start:end], is_case[start:end].tolist()
 
 
-def _by_signature(calls: pd.DataFrame, wanted: Mapping[int, object]) -> Iterator[pd.DataFrame]:
-    """Yield, for each wanted signature, the rows of its unperturbed calls, or of all its calls if all are perturbed."""
-    for _, rows in calls[calls["signature"].isin(list(wanted))].groupby("signature", sort=False):
+def _by_signature(calls: pd.DataFrame, signatures: Mapping[int, object]) -> Iterator[pd.DataFrame]:
+    """Yield, for each of these signatures, the rows of its unperturbed calls, or of all its calls if there are none."""
+    for _, rows in calls[calls["signature"].isin(list(signatures))].groupby("signature", sort=False):
         calm = rows[~rows["perturbed"].astype(bool)]
         yield rows if calm.empty else calm
 

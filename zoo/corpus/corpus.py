@@ -96,7 +96,7 @@ def read_corpus(
         try:
             with reading(member.path):
                 trace = load(member.path, partial, unbounded)
-                told = _unlike(member.told_by(trace.header), members)
+                own_member = _unlike(member.described_by(trace.header), members)
                 rows = rows_of(trace)
         except UserError as error:
             if member.is_named:
@@ -108,8 +108,8 @@ def read_corpus(
         if rows.empty:
             notes.append(f"{member.name} contains no calls")
             continue
-        members.append(told)
-        tables.append(_with_member(rows, told))
+        members.append(own_member)
+        tables.append(_with_member(rows, own_member))
     if not tables:
         why = f": {shortened(printable(notes[-1]), MOST_REASON)}" if notes else ""
         raise UserError(f"these files contain no calls{why}", "use traces of a model that ran")

@@ -18,7 +18,7 @@ from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
 from opgrip.traces.zoo import read_manifest
-from opgrip.traces.zoo.manifest import name_of_file, told_apart
+from opgrip.traces.zoo.manifest import distinct_names, name_of_file
 from opgrip.zoo.corpus.corpus import OF_MEMBER, Corpus, weighted, written_from
 from opgrip.zoo.scoring.case_times import Times
 
@@ -38,18 +38,18 @@ class Points:
 
     numbers : (N, D) coordinates
     kinds : (N,) number of each point's category
-    apart : distance that is added, as a further dimension, between points of different categories
+    category_distance : distance that is added, as a further dimension, between points of different categories
     """
 
     numbers: Floats
     kinds: Wholes
-    apart: float = 0.0
+    category_distance: float = 0.0
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     def __getitem__(self, places: Any) -> Points:
-        return Points(self.numbers[places], self.kinds[places], self.apart)
+        return Points(self.numbers[places], self.kinds[places], self.category_distance)
 
 
 def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[int]:
@@ -127,7 +127,7 @@ def distances(points: Points, others: Points) -> Floats:
     """Return the distances, shape (N, M), between N points and M other points."""
     own, theirs = points.numbers, others.numbers
     squares = (own**2).sum(axis=1)[:, None] + (theirs**2).sum(axis=1)[None, :] - 2 * own @ theirs.T
-    squares += points.apart**2 * (points.kinds[:, None] != others.kinds[None, :])
+    squares += points.category_distance**2 * (points.kinds[:, None] != others.kinds[None, :])
     lengths: Floats = np.sqrt(np.clip(squares, 0, None))
     return lengths
 
@@ -203,11 +203,13 @@ def named_by_files(corpus: Corpus) -> Corpus:
     them.
     """
     manifest = {trace.name: trace for trace in read_manifest()}
-    told = [name_of_file(member.path, manifest) for member in corpus.members]
-    names = dict(zip((item.name for item in corpus.members), told_apart([item.name for item in told]), strict=True))
+    file_names = [name_of_file(member.path, manifest) for member in corpus.members]
+    names = dict(
+        zip((item.name for item in corpus.members), distinct_names([item.name for item in file_names]), strict=True)
+    )
     members = [
         replace(member, **({} if member.name in manifest else item._asdict()) | {"name": names[member.name]})
-        for member, item in zip(corpus.members, told, strict=True)
+        for member, item in zip(corpus.members, file_names, strict=True)
     ]
     traces = corpus.frame["trace"].map(names)
     about = {member.name: member for member in members}
@@ -302,10 +304,10 @@ def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, A
     nearest, likeness = np.zeros(len(points), dtype=int), np.zeros(len(points))
     for first in range(0, len(points), 1000):
         part = slice(first, first + 1000)
-        apart = distances(points[part], points[places])
-        apart += OTHER_OP * (ops[part][:, None] != ops[places][None, :])
-        nearest[part] = apart.argmin(axis=1)
-        likeness[part] = np.exp(-apart.min(axis=1))
+        costs = distances(points[part], points[places])
+        costs += OTHER_OP * (ops[part][:, None] != ops[places][None, :])
+        nearest[part] = costs.argmin(axis=1)
+        likeness[part] = np.exp(-costs.min(axis=1))
     return nearest, likeness
 
 

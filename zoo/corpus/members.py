@@ -52,7 +52,7 @@ class Member:
         """
         return self.source == TRACE
 
-    def told_by(self, header: Mapping[str, Any]) -> Member:
+    def described_by(self, header: Mapping[str, Any]) -> Member:
         """Return the member with source, model, run, library and family taken from the file's header, unless the
         model is known.
         """
@@ -129,14 +129,14 @@ def members_of(inputs: Iterable[str]) -> Members:
     absent: list[str] = []
     for name in inputs:
         if _is_zoo(name):
-            found, missing = _of_zoo(name.partition(":")[2])
+            named_members, missing = _of_zoo(name.partition(":")[2])
             absent += missing
         elif (path := trace_file(name)).is_dir() and format_of(path) is None:
-            found, others = _of_folder(path)
+            named_members, others = _of_folder(path)
             passed_over += others
         else:
-            found = [_of_file(path, is_named=True)]
-        members.update((member.path.resolve(), member) for member in found)
+            named_members = [_of_file(path, is_named=True)]
+        members.update((member.path.resolve(), member) for member in named_members)
     return Members(list(members.values()), passed_over, absent)
 
 

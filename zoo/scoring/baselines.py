@@ -118,11 +118,11 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
     ----------
     rows : rows of one trace in one run configuration
     """
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for row in rows:
         name = row.key or f"{row.op} {row.shapes}"
-        yield (name, seen[name]), row
-        seen[name] += 1
+        yield (name, counts[name]), row
+        counts[name] += 1
 
 
 def baseline_of(results: Results) -> Baseline:
@@ -287,11 +287,11 @@ def _content(path: Path) -> bytes:
 
 
 def _trace(name: str, plain: Mapping[str, Any]) -> BaselineTrace:
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     cases: dict[Key, BaselineCase] = {}
     for key, count, median_us, deviation in plain["cases"]:
-        cases[str(key), seen[str(key)]] = _checked_case(count, median_us, deviation)
-        seen[str(key)] += 1
+        cases[str(key), counts[str(key)]] = _checked_case(count, median_us, deviation)
+        counts[str(key)] += 1
     return BaselineTrace(origin_in(name, plain), str(plain.get("trace_hash")), cases)
 
 

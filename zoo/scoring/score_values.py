@@ -157,8 +157,8 @@ class ModelScore:
         without a baseline.
         """
         shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
-        known = [share for share in shares if share is not None]
-        return fsum(known) / len(known) if known else None
+        values = [share for share in shares if share is not None]
+        return fsum(values) / len(values) if values else None
 
     @property
     def uncertainty(self) -> Uncertainty:
@@ -227,9 +227,9 @@ class Score:
         A trace that was not replayed, or of which no case was selected, counts as 0. The result is None without a
         baseline.
         """
-        known = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
-        share = _mean_share((model, model.selected or 0.0) for model in known)
-        traces = sum(len(model.traces) for model in known)
+        timed_models = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
+        share = _mean_share((model, model.selected or 0.0) for model in timed_models)
+        traces = sum(len(model.traces) for model in timed_models)
         return None if share is None else share * traces / (traces + self.unmatched)
 
     @property
@@ -272,9 +272,9 @@ def _mean_share(shares: Iterable[tuple[ModelScore, float | None]]) -> float | No
     """Return the mean of the models' shares, weighted by `weights_of` and without unknown shares; None if all
     are unknown.
     """
-    known = [(model, share) for model, share in shares if share is not None]
-    weights = weights_of([model for model, _ in known])
-    return fsum(weight * share for (_, weight), (_, share) in zip(weights, known, strict=True)) if known else None
+    pairs = [(model, share) for model, share in shares if share is not None]
+    weights = weights_of([model for model, _ in pairs])
+    return fsum(weight * share for (_, weight), (_, share) in zip(weights, pairs, strict=True)) if pairs else None
 
 
 def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:

@@ -166,7 +166,7 @@ def profile_rows(
             continue
         rows = [row for row in results if row.case in part]
         try:
-            batch, ncu = _batch_with_what_there_is(request, rows, ncu, number, timeout_s, results, say)
+            batch, ncu = _batch_with_existing_metrics(request, rows, ncu, number, timeout_s, results, say)
             journal.add(batch)
         except _Died as death:
             lost += 1
@@ -193,7 +193,7 @@ def report_path(ncu: Ncu, number: int) -> Path:
     return ncu.report.with_name(f"{ncu.report.name}.batch{number}.ncu-rep")
 
 
-def _batch_with_what_there_is(
+def _batch_with_existing_metrics(
     request: RunRequest,
     rows: Sequence[Result],
     ncu: Ncu,
@@ -221,7 +221,7 @@ def _batch_with_what_there_is(
             raise UserError(problem, "name other metrics with --ncu-metrics") from None
     say(f"this GPU has no metric {metric}, which is left out")
     ncu = replace(ncu, metrics=remaining_metrics)
-    return _batch_with_what_there_is(request, rows, ncu, number, timeout_s, everything, say)
+    return _batch_with_existing_metrics(request, rows, ncu, number, timeout_s, everything, say)
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:

@@ -322,8 +322,8 @@ def _shipped_name(target: str) -> str | None:
 def _note(target: str, count: int) -> str:
     name = "/".join(PurePath(target).parts[1:])
     if not name:
-        found = counted(count, "sample")
-        return f"the local folder {target} contains {found}, which run in addition to the package's samples"
+        count_text = counted(count, "sample")
+        return f"the local folder {target} contains {count_text}, which run in addition to the package's samples"
     hidden = f"; the shipped sample of that name is {PREFIX}{name}" if name in samples() else ""
     return f"{target} is read as the local folder{hidden}"
 

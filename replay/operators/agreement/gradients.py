@@ -68,13 +68,13 @@ def as_forward(forward: Forward) -> Check:
     function = getattr(torch.ops.aten, forward.name).default
 
     def check(call: Call) -> Iterator[Sizes]:
-        known = {**call}
+        inputs = {**call}
         if "input_sizes" in call:
-            known |= {"self": torch.empty(call["input_sizes"], device="meta"), "dimension": call["dim"]}
+            inputs |= {"self": torch.empty(call["input_sizes"], device="meta"), "dimension": call["dim"]}
         arguments = {
-            argument.name: _on_meta(known[argument.name])
+            argument.name: _on_meta(inputs[argument.name])
             for argument in function._schema.arguments
-            if argument.name in known
+            if argument.name in inputs
         }
         results = function(**arguments)
         for names, result in zip(forward.results, results if isinstance(results, tuple) else (results,), strict=True):

@@ -347,10 +347,10 @@ def _takes_any_strides() -> bool:
 
 def _sees_any_strides() -> bool:
     image = torch.zeros(1, 2, 3, requires_grad=True)
-    seen = _Gradients()
-    with seen:
+    gradients = _Gradients()
+    with gradients:
         torch.nn.functional.group_norm(image, 1).sum().backward()
-    return seen.any_strides
+    return gradients.any_strides
 
 
 def weight_norm(call: Call) -> Iterator[Sizes]:

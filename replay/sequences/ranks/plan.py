@@ -104,7 +104,9 @@ def exchanges_alone(trace: Trace) -> Trace:
     return replace(trace, calls=calls.reset_index(drop=True), signatures=signatures)
 
 
-def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | None = None) -> dict[int, list[int]]:
+def wait_points(
+    flow: ProgramFlow, places: Sequence[int], run_places: Sequence[int] | None = None
+) -> dict[int, list[int]]:
     """Return, for each call, the collectives that must have ended before it, all given as indices of calls.
 
     A trace does not record where a program waited for an asynchronous collective, but it must have waited before the
@@ -112,10 +114,12 @@ def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | 
 
     flow : calls of the program, with the storages that they take and return
     places : indices of the collectives
-    kept : indices of the calls that run, which are renumbered from 0; a wait before another call moves to the next one
-        that runs. None if all calls run
+    run_places : indices of the calls that run, which are renumbered from 0; a wait before another call moves to the
+        next one that runs. None if all calls run
     """
-    place_of_kept = {place: number for number, place in enumerate(range(len(flow.calls)) if kept is None else kept)}
+    new_places = {
+        place: number for number, place in enumerate(range(len(flow.calls)) if run_places is None else run_places)
+    }
     collectives, due = set(places), list[int]()
     pending: dict[int, set[int]] = {}
     before: dict[int, list[int]] = {}
@@ -128,8 +132,8 @@ def wait_points(flow: ProgramFlow, places: Sequence[int], kept: Sequence[int] | 
         if place in collectives:
             for number in touched:
                 pending.setdefault(number, set()).add(place)
-        if due and place in place_of_kept:
-            before[place_of_kept[place]] = [place_of_kept[other] for other in due]
+        if due and place in new_places:
+            before[new_places[place]] = [new_places[other] for other in due]
             due = []
     return before
 
@@ -268,16 +272,16 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
         group, places = line[0], lines[line]
         members = _members(line, len(tables))
         reason = _why_not(line, members, len(tables), scale)
-        for met in _turns(places):
-            offers_met = {rank: tables[rank][0][tables[rank][1][place]] for rank, place in met.items()}
+        for place_by_rank in _turns(places):
+            offers_met = {rank: tables[rank][0][tables[rank][1][place]] for rank, place in place_by_rank.items()}
             reason = reason or _disagreement(offers_met, members)
             why = reason or next((offer.reason for offer in offers_met.values() if offer.reason), "")
             if why:
-                for rank, place in met.items():
+                for rank, place in place_by_rank.items():
                     left_out[rank][place] = why
                 continue
             groups[group] = _members((group, -1, -1), len(tables))
-            meetings.append(_meeting(group, members, offers_met, met))
+            meetings.append(_meeting(group, members, offers_met, place_by_rank))
     return RankPlan({key: groups[key] for key in sorted(groups)}, meetings, left_out)
 
 

@@ -129,7 +129,7 @@ def clock_offsets_ns(control: Control) -> list[int]:
     for name, rank in sorted(first_of.items(), key=lambda item: item[1]):
         if name != machines[0]:
             offset = ask_clock(control, rank)
-            offsets = [offset if other == name else known for other, known in zip(machines, offsets, strict=True)]
+            offsets = [offset if other == name else earlier for other, earlier in zip(machines, offsets, strict=True)]
     # only rank 0 has queried the clocks
     return [int(offset) for offset in control.share(offsets)[0]]
 
@@ -152,11 +152,11 @@ def ask_clock(control: Control, rank: int) -> int:
     try:
         for _ in range(ROUNDS):
             if control.is_first:
-                asked = perf_counter_ns()
+                asked_ns = perf_counter_ns()
                 distributed.send(message, rank)
                 distributed.recv(message, rank)
                 answered = perf_counter_ns()
-                answers.append((answered - asked, int(message) - (asked + answered) // 2))
+                answers.append((answered - asked_ns, int(message) - (asked_ns + answered) // 2))
             else:
                 distributed.recv(message, 0)
                 message.fill_(perf_counter_ns())

@@ -175,30 +175,30 @@ def _gloo_refuses(reduction: str, dtype: str) -> str:
     return ""
 
 
-def _start_all_reduce(call: _Call, given: list[Tensor]) -> Started:
-    outputs = [tensor.clone() for tensor in given] if call.collective.makes_result else given
+def _start_all_reduce(call: _Call, tensors: list[Tensor]) -> Started:
+    outputs = [tensor.clone() for tensor in tensors] if call.collective.makes_result else tensors
     return outputs, [distributed.all_reduce(tensor, call.reduction, **call.shared) for tensor in outputs]
 
 
-def _start_broadcast(call: _Call, given: list[Tensor]) -> Started:
-    outputs = [tensor.clone() for tensor in given] if call.collective.makes_result else given
+def _start_broadcast(call: _Call, tensors: list[Tensor]) -> Started:
+    outputs = [tensor.clone() for tensor in tensors] if call.collective.makes_result else tensors
     return outputs, [distributed.broadcast(tensor, call.root, **call.shared) for tensor in outputs]
 
 
-def _start_reduce(call: _Call, given: list[Tensor]) -> Started:
-    return [], [distributed.reduce(tensor, call.root, call.reduction, **call.shared) for tensor in given]
+def _start_reduce(call: _Call, tensors: list[Tensor]) -> Started:
+    return [], [distributed.reduce(tensor, call.root, call.reduction, **call.shared) for tensor in tensors]
 
 
-def _start_barrier(call: _Call, given: list[Tensor]) -> Started:
+def _start_barrier(call: _Call, tensors: list[Tensor]) -> Started:
     return [], [distributed.barrier(**call.shared)]
 
 
-def _start_send(call: _Call, given: list[Tensor]) -> Started:
-    return [], [distributed.isend(tensor, call.root, call.members.group) for tensor in given]
+def _start_send(call: _Call, tensors: list[Tensor]) -> Started:
+    return [], [distributed.isend(tensor, call.root, call.members.group) for tensor in tensors]
 
 
-def _start_recv(call: _Call, given: list[Tensor]) -> Started:
-    return [], [distributed.irecv(tensor, call.root, call.members.group) for tensor in given]
+def _start_recv(call: _Call, tensors: list[Tensor]) -> Started:
+    return [], [distributed.irecv(tensor, call.root, call.members.group) for tensor in tensors]
 
 
 def _start_all_gather(call: _Call, wholes: list[Tensor], parts: list[Tensor] | None = None) -> Started:
@@ -221,8 +221,8 @@ def _start_reduce_scatter(call: _Call, parts: list[Tensor], wholes: list[Tensor]
         parts = [whole.new_empty((whole.shape[0] // call.members.size, *whole.shape[1:])) for whole in wholes]
     works = []
     for own, whole in zip(parts, wholes, strict=True):
-        given, output = call.flat(whole, own)
-        works.append(_scatter_flat(output, given, call.reduction, **call.shared))
+        flat_input, output = call.flat(whole, own)
+        works.append(_scatter_flat(output, flat_input, call.reduction, **call.shared))
     return parts, works
 
 
@@ -232,18 +232,18 @@ def _start_reduce_scatter_lists(call: _Call, parts: list[Tensor], lists: list[li
 
 def _start_all_to_all(call: _Call, first: list[Tensor], second: list[Tensor] | None = None) -> Started:
     members, splits = call.members, call.collective.splits
-    given = (first if second is None else second)[0]
-    rows = given.shape[0] if splits is None else sum(splits[1])
-    output = given.new_empty((rows, *given.shape[1:])) if second is None else first[0]
-    sent, received = given, output
+    source = (first if second is None else second)[0]
+    rows = source.shape[0] if splits is None else sum(splits[1])
+    output = source.new_empty((rows, *source.shape[1:])) if second is None else first[0]
+    sent, received = source, output
     by_member: dict[str, Any] = {}
     if splits is not None:
         sent_rows, received_rows = ([item[place] for place in members.present] for item in splits)
-        sent, received = given[: sum(sent_rows)], output[: sum(received_rows)]
+        sent, received = source[: sum(sent_rows)], output[: sum(received_rows)]
         by_member = {"output_split_sizes": received_rows, "input_split_sizes": sent_rows}
     elif not members.is_whole:
-        share = given.shape[0] // members.size * len(members.present)
-        sent, received = given[:share], output[: output.shape[0] // members.size * len(members.present)]
+        share = source.shape[0] // members.size * len(members.present)
+        sent, received = source[:share], output[: output.shape[0] // members.size * len(members.present)]
     return [output], [distributed.all_to_all_single(received, sent, **by_member, **call.shared)]
 
 

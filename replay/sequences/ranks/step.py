@@ -101,11 +101,11 @@ def replay_step(
     """
     exchanges = _read(part)
     part = _with_tensors_alone(part, exchanges)
-    whole, kept = make_flow(part), None
+    whole, run_places = make_flow(part), None
     if options.only == COLLECTIVES:
         part = exchanges_alone(part)
         numbers = {signature.number for signature in part.signatures}
-        kept = [place for place, call in enumerate(whole.calls) if call.signature in numbers]
+        run_places = [place for place, call in enumerate(whole.calls) if call.signature in numbers]
     part = trace_with_defaults(part)
     flow = make_flow(part)
     places = _places(flow, exchanges)
@@ -120,7 +120,7 @@ def replay_step(
         if number not in reasons and (item.group.ranks, item.group.name) in members
     }
     left_out = {places[number]: why for number, why in plan.left_out[control.launch.rank].items()}
-    waits = wait_points(whole, _places(whole, exchanges), kept)
+    waits = wait_points(whole, _places(whole, exchanges), run_places)
     with own_randomness(settings.device):
         memory = StepMemory(
             flow.needs, flow.outside, part.values, settings.place, settings.seed, _room(settings, control)

@@ -233,8 +233,8 @@ class LocalExecutor:
                     numbers = {case.number for case in dealt.dealt_to(device)}
                     own, own_rows = workload.on(device), [row for row in ahead if row[0].number in numbers]
                     for part, jobs in in_parts(own_rows, own, workload.request.limits.compilers):
-                        for number, made in make_ahead(own, part, jobs, may_fork, advance).items():
-                            rows.setdefault(number, {}).update(made)
+                        for number, case_rows in make_ahead(own, part, jobs, may_fork, advance).items():
+                            rows.setdefault(number, {}).update(case_rows)
             except KeyboardInterrupt:
                 reporter.say("interrupted; programs compiled so far are kept for later replays")
                 raise

@@ -115,9 +115,9 @@ def test_trace_is_current_until_its_file_or_recipe_changes(made: tuple[ZooTrace,
 def test_remade_trace_is_equal_unless_its_recipe_differs(made: tuple[ZooTrace, Path]) -> None:
     trace, folder = made
     file = folder / f"small.predict{SUFFIX}"
-    assert zoo.differences_anew(trace, file) == []
+    assert zoo.differences_of_new_recording(trace, file) == []
     larger = [word.replace("96", "128") for word in SMALL]
-    assert zoo.differences_anew(ZooTrace("small", "predict", "opgrip", "two-stage", larger), file)
+    assert zoo.differences_of_new_recording(ZooTrace("small", "predict", "opgrip", "two-stage", larger), file)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def results(run: Results) -> Results:
 
 def test_greedy_choice_equals_exhaustive_gains() -> None:
     generator = np.random.default_rng(0)
-    points = Points(generator.normal(size=(40, 3)), generator.integers(0, 2, 40), apart=0.5)
+    points = Points(generator.normal(size=(40, 3)), generator.integers(0, 2, 40), category_distance=0.5)
     weights, groups = generator.random(40), np.arange(40) % 3
     squares = np.square(points.numbers[:, None] - points.numbers[None]).sum(axis=2)
     squares += 0.25 * (points.kinds[:, None] != points.kinds)
