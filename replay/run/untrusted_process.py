@@ -244,8 +244,8 @@ def main() -> int:
     write_message(output, {"ready": True})
     for line in source:
         try:
-            asked = json.loads(line)
-            answer = getattr(process, asked.pop("do"))(**asked)
+            request = json.loads(line)
+            answer = getattr(process, request.pop("do"))(**request)
         except Exception as error:
             answer = {"error": [type(error).__name__, " ".join(str(error).split())[:LONGEST]]}
         write_message(output, answer)
