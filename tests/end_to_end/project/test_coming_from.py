@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from foreign_data import write_as
-from pasted import PROGRAMS, TRAIN, Pasted, parse_options, run_pasted, why_not
+from pasted import PROGRAMS, TRAIN, Pasted, has_valid_options, run_pasted, why_not
 from programs import ROOT, run_command, succeed
 
 from opgrip.replay import load_results
@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
 def test_options_of_each_pasted_command_exist(command: Pasted) -> None:
-    parse_options(command)
+    assert has_valid_options(command)
 
 
 @pytest.mark.slow

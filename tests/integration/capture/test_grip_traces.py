@@ -160,8 +160,8 @@ def test_every_record_of_gripped_calls_conforms_to_the_schema(tmp_path: Path) ->
         )
         gripping.Head()(torch.ones(1, 4))
     schema = jsonschema.Draft202012Validator(json.loads((ROOT / "traces" / "schema.json").read_text()))
-    for line in (tmp_path / "t.jsonl").read_text().splitlines():
-        schema.validate(json.loads(line))
+    records = list(map(json.loads, (tmp_path / "t.jsonl").read_text().splitlines()))
+    assert [error.message for record in records for error in schema.iter_errors(record)] == []
 
 
 def test_traces_with_functions_merge(tmp_path: Path) -> None:

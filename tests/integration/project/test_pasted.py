@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pasted import commands_in, compare, parse_options, prepare_folder, run_pasted, why_not
+from pasted import commands_in, compare, has_valid_options, prepare_folder, run_pasted, why_not
 from programs import ROOT
 
 DOCUMENTS = [
@@ -47,8 +47,8 @@ def test_commands_of_a_document_run_in_order(name: str, tmp_path: Path, cache: P
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_commands_of_a_document_have_existing_options(name: str) -> None:
-    for pasted in commands_in((ROOT / name).read_text(encoding="utf-8")):
-        parse_options(pasted)
+    commands = commands_in((ROOT / name).read_text(encoding="utf-8"))
+    assert [pasted.command for pasted in commands if not has_valid_options(pasted)] == []
 
 
 def test_first_readme_commands_run(tmp_path: Path, cache: Path, detector_trace: Path) -> None:

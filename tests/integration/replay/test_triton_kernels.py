@@ -82,7 +82,10 @@ def test_object_that_is_not_a_kernel_of_a_trusted_module_is_refused(signature: S
 
 @pytest.mark.usefixtures("kernels")
 def test_kernel_of_the_main_file_is_found_in_a_trusted_module() -> None:
-    find_operator(replace(launch_of(), op="__main__:add_kernel"), [MODULE])
+    operator = find_operator(replace(launch_of(), op="__main__:add_kernel"), [MODULE])
+    out = torch.zeros(100)
+    operator.function(X, Y, out, 100, 2.0, **KEYWORDS)
+    assert torch.allclose(out, X + 2 * Y)
 
 
 @pytest.mark.usefixtures("kernels")

@@ -328,14 +328,18 @@ def run_line(line: str, folder: Path, env: Mapping[str, str]) -> subprocess.Comp
     )
 
 
-def parse_options(pasted: Pasted) -> None:
-    """Parse a command with its own parser without running it; exit if it is invalid."""
+def has_valid_options(pasted: Pasted) -> bool:
+    """Return True if the command's own parser accepts it, which prints an error otherwise; the command does not run."""
     program, *words = shlex.split(pasted.command.partition(";")[0], comments=True)
     own_words = words[: words.index("--")] if "--" in words else words
-    if program == "opcapture" and words and words[0] in VERBS:
-        make_verb_parser(words[0]).parse_args(words[1:])
-    elif program in PARSERS:
-        PARSERS[program]().parse_args(own_words)
+    try:
+        if program == "opcapture" and words and words[0] in VERBS:
+            make_verb_parser(words[0]).parse_args(words[1:])
+        elif program in PARSERS:
+            PARSERS[program]().parse_args(own_words)
+    except SystemExit:
+        return False
+    return True
 
 
 def compare(shown: list[str], printed: list[str]) -> str:

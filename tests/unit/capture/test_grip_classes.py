@@ -8,69 +8,70 @@ from types import ModuleType
 import torch
 from extracted_source import check_same_results, entry_of, extract, load_extracted
 
+CODER = """
+import abc
+import torch
+from .base import Base, Mixin
+
+class Coder(Mixin, Base):
+    \"\"\"Codes.\"\"\"
+
+    scale = 2
+    unused_attribute = object()
+    table = {"a": 1}
+
+    def __init__(self, mean):
+        super().__init__()
+        self.mean = mean
+
+    @property
+    def twice(self):
+        return self.mean * 2
+
+    @twice.setter
+    def twice(self, value):
+        self.mean = value / 2
+
+    @staticmethod
+    def clip(x):
+        return x.clamp(max=1)
+
+    @classmethod
+    def default(cls):
+        return cls(torch.zeros(2))
+
+    def encode(self, x):
+        return super().encode(x) * self.twice + self.clip(x) * self.scale + self.mixed()
+
+    def unused(self):
+        return None
+"""
+
+BASES = """
+import abc
+
+class Base(abc.ABC):
+    @abc.abstractmethod
+    def encode(self, x):
+        return self._hook(x)
+
+    def _hook(self, x):
+        raise NotImplementedError
+
+    def not_used(self):
+        pass
+
+class Mixin:
+    def _hook(self, x):
+        return x + 100
+
+    def mixed(self):
+        return len(self.table)
+"""
+
 
 def test_methods_include_the_used_part_of_their_class(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        import abc
-        import torch
-        from .base import Base, Mixin
-
-        class Coder(Mixin, Base):
-            \"\"\"Codes.\"\"\"
-
-            scale = 2
-            unused_attribute = object()
-            table = {"a": 1}
-
-            def __init__(self, mean):
-                super().__init__()
-                self.mean = mean
-
-            @property
-            def twice(self):
-                return self.mean * 2
-
-            @twice.setter
-            def twice(self, value):
-                self.mean = value / 2
-
-            @staticmethod
-            def clip(x):
-                return x.clamp(max=1)
-
-            @classmethod
-            def default(cls):
-                return cls(torch.zeros(2))
-
-            def encode(self, x):
-                return super().encode(x) * self.twice + self.clip(x) * self.scale + self.mixed()
-
-            def unused(self):
-                return None
-        """,
-        base="""
-        import abc
-
-        class Base(abc.ABC):
-            @abc.abstractmethod
-            def encode(self, x):
-                return self._hook(x)
-
-            def _hook(self, x):
-                raise NotImplementedError
-
-            def not_used(self):
-                pass
-
-        class Mixin:
-            def _hook(self, x):
-                return x + 100
-
-            def mixed(self):
-                return len(self.table)
-        """,
-    )
+    main = project(CODER, base=BASES)
     coder = main.Coder(torch.tensor([1.0, 2.0]))
     x = torch.rand(2)
     made = extract(main.Coder.encode, (coder, x), owner=main.Coder, entry="Coder.encode")
@@ -82,12 +83,15 @@ def test_methods_include_the_used_part_of_their_class(project: Callable[..., Mod
     vars(ours).update(vars(coder))
     assert torch.equal(module.Coder.encode(ours, x), coder.encode(x))
 
+
+def test_class_and_static_methods_include_the_used_part_of_their_class(project: Callable[..., ModuleType]) -> None:
+    main = project(CODER, base=BASES)
     made = extract(vars(main.Coder)["default"].__func__, owner=main.Coder, entry="Coder.default")
-    module = load_extracted(made)
-    assert torch.equal(module.Coder.default().mean, torch.zeros(2))
+    assert torch.equal(load_extracted(made).Coder.default().mean, torch.zeros(2))
 
     made = extract(main.Coder.clip, owner=main.Coder, entry="Coder.clip")
     assert "class Coder:" in made.text
+    x = torch.rand(2)
     assert torch.equal(load_extracted(made).Coder.clip(x), x)
 
 

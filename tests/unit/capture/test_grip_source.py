@@ -87,76 +87,76 @@ def test_mutually_recursive_functions_are_extracted(project: Callable[..., Modul
     check_same_results(main.tree, 4)
 
 
-def test_wrapping_decorators_are_kept_and_registering_ones_removed(
-    project: Callable[..., ModuleType],
-) -> None:
-    main = project(
-        """
-        import functools
-        import torch
-        from .deco import REGISTRY, weighted, silently, Doubled
+DECORATED = """
+import functools
+import torch
+from .deco import REGISTRY, weighted, silently, Doubled
 
-        @REGISTRY.register("loss")
-        @weighted
-        def loss(pred, target):
-            return (pred - target).abs()
+@REGISTRY.register("loss")
+@weighted
+def loss(pred, target):
+    return (pred - target).abs()
 
-        @torch.no_grad()
-        @REGISTRY.register("other")
-        def frozen(x):
-            return x * 2
+@torch.no_grad()
+@REGISTRY.register("other")
+def frozen(x):
+    return x * 2
 
-        @silently(times=3)
-        def tripled(x):
-            return x + 1
+@silently(times=3)
+def tripled(x):
+    return x + 1
 
-        @Doubled
-        def doubled(x):
-            return x - 1
+@Doubled
+def doubled(x):
+    return x - 1
 
-        @functools.lru_cache(maxsize=None)
-        def cached(n):
-            return n + 1
+@functools.lru_cache(maxsize=None)
+def cached(n):
+    return n + 1
 
-        fast = weighted(frozen)
+fast = weighted(frozen)
 
-        def all_of(x):
-            return tripled(x) + doubled(x) + cached(3) + frozen(x)
-        """,
-        deco="""
-        import functools
+def all_of(x):
+    return tripled(x) + doubled(x) + cached(3) + frozen(x)
+"""
 
-        class Registry:
-            def register(self, name):
-                return lambda function: function
+DECORATORS = """
+import functools
 
-        REGISTRY = Registry()
+class Registry:
+    def register(self, name):
+        return lambda function: function
 
-        def mean_of(x, weight):
-            return (x * weight).mean()
+REGISTRY = Registry()
 
-        def weighted(function):
-            @functools.wraps(function)
-            def wrapper(*args, weight=1.0, **kwargs):
-                return mean_of(function(*args, **kwargs), weight)
-            return wrapper
+def mean_of(x, weight):
+    return (x * weight).mean()
 
-        def silently(times):
-            def decorate(function):
-                def wrapper(x):
-                    return function(x) * times
-                return wrapper
-            return decorate
+def weighted(function):
+    @functools.wraps(function)
+    def wrapper(*args, weight=1.0, **kwargs):
+        return mean_of(function(*args, **kwargs), weight)
+    return wrapper
 
-        class Doubled:
-            def __init__(self, function):
-                self.function = function
-                functools.update_wrapper(self, function)
+def silently(times):
+    def decorate(function):
+        def wrapper(x):
+            return function(x) * times
+        return wrapper
+    return decorate
 
-            def __call__(self, x):
-                return self.function(x) * 2
-        """,
-    )
+class Doubled:
+    def __init__(self, function):
+        self.function = function
+        functools.update_wrapper(self, function)
+
+    def __call__(self, x):
+        return self.function(x) * 2
+"""
+
+
+def test_wrapping_decorators_are_kept_and_registering_ones_removed(project: Callable[..., ModuleType]) -> None:
+    main = project(DECORATED, deco=DECORATORS)
     made = check_same_results(main.loss, torch.rand(3), torch.rand(3), weight=torch.rand(3))
     assert "@weighted\ndef loss(" in made.text
     assert "egistry" not in made.text
