@@ -163,7 +163,7 @@ def tiny_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def detector_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the trace of the built-in detector, captured by opcapture."""
+    """Return the trace of one step of the built-in detector, captured by opcapture."""
     path = tmp_path_factory.mktemp("traces") / "detector.jsonl"
-    succeed("opcapture", "--input-size", "96", "--batch-size", "1", "-o", path)
+    succeed("opcapture", "--input-size", "96", "--batch-size", "1", "--warmup", "1", "--steps", "1", "-o", path)
     return path

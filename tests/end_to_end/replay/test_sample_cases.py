@@ -38,9 +38,9 @@ def test_jax_implementation_of_a_sample_is_a_mode(tmp_path: Path) -> None:
     assert rows[rows["mode"] == "jax"]["status"].tolist() == ["ok"] * 2
 
 
-def test_calls_of_a_trace_have_no_jax_implementation(detector_trace: Path, tmp_path: Path) -> None:
+def test_calls_of_a_trace_have_no_jax_implementation(tiny_trace: Path, tmp_path: Path) -> None:
     optional("jax")
-    rows = rows_of(tmp_path / "rows.json", str(detector_trace), "--top", "1", "--mode", "jax", status=1)
+    rows = rows_of(tmp_path / "rows.json", str(tiny_trace), "--top", "1", "--mode", "jax", status=1)
     assert rows["status"].tolist() == ["ok", "unsupported"]
 
 

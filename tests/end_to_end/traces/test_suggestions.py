@@ -59,9 +59,9 @@ def test_folder_without_samples_is_reported_and_its_traces_are_replayed(tmp_path
     assert "a: not replayed: runs/a.jsonl.gz is not a trace" in errors
 
 
-def test_files_are_accepted_before_and_after_options(tmp_path: Path) -> None:
-    shutil.copy(TRACE, tmp_path / "a.jsonl")
-    shutil.copy(TRACE, tmp_path / "b.jsonl")
+def test_files_are_accepted_before_and_after_options(tiny_trace: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_trace, tmp_path / "a.jsonl")
+    shutil.copy(tiny_trace, tmp_path / "b.jsonl")
     done = run_command("opgrip", "trace", "validate", "a.jsonl", "--unbounded", "b.jsonl", cwd=tmp_path)
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["a.jsonl", "b.jsonl"]
     done = run_command("opgrip", "trace", "info", "a.jsonl", "--unbounded", "b.jsonl", cwd=tmp_path)

@@ -107,7 +107,7 @@ def slow_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slow_faults")
 def test_capture_on_slow_memory_reports_it(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl") as capture:
-        for _ in range(60):
+        for _ in range(20):
             # larger than blocks that the C library keeps
             torch.zeros(12 << 20)
     assert any(line.startswith("the machine was slow to provide memory") for line in closing_lines(capture))

@@ -119,17 +119,21 @@ def calls_scaled(trace: Trace, factor: int) -> Counter[str]:
 
 
 @pytest.mark.parametrize("way", [trained, predicted])
-@pytest.mark.parametrize(("model", "data"), [(ConvNet, images), (Block, words)])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("model", "data", "layout"),
+    [
+        (ConvNet, images, torch.contiguous_format),
+        (ConvNet, images, torch.channels_last),
+        (Block, words, torch.contiguous_format),
+    ],
+)
 def test_scaled_batch_has_the_calls_of_a_larger_one(
     tmp_path: Path, model: type[nn.Module], data: Any, way: Any, layout: torch.memory_format
 ) -> None:
     traces = []
     for batch in (2, 4):
         torch.manual_seed(0)
-        tensor = data(batch)
-        if tensor.dim() == 4:
-            tensor = tensor.to(memory_format=layout)
+        tensor = data(batch).to(memory_format=layout)
         program = way(model(), tensor, torch.zeros(batch, dtype=torch.int64))
         (tmp_path / str(batch)).mkdir()
         traces.append(captured(tmp_path / str(batch), program))

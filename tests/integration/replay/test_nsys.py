@@ -110,10 +110,8 @@ def test_rows_missing_in_the_first_report_are_run_again(
         (("--streams", "2"), "nsys cannot separate cases that run concurrently: "),
     ],
 )
-def test_nsys_problems_are_reported_before_anything_runs(
-    detector_trace: Path, words: Sequence[str], message: str
-) -> None:
-    error = refusal("opreplay", detector_trace, "--top", 1, "--nsys", *words, in_one_line=True)
+def test_nsys_problems_are_reported_before_anything_runs(tiny_trace: Path, words: Sequence[str], message: str) -> None:
+    error = refusal("opreplay", tiny_trace, "--top", 1, "--nsys", *words, in_one_line=True)
     assert error.startswith(f"opreplay: error: {message}")
 
 

@@ -320,9 +320,9 @@ def test_samples_have_limits(tmp_path: Path, measured: dict[str, str]) -> None:
     ],
 )
 def test_invalid_roofline_output_or_input_is_reported_in_one_line(
-    detector_trace: Path, tmp_path: Path, words: tuple[str, ...], reason: str
+    tiny_trace: Path, tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
-    shown = run_command("opreplay", detector_trace, *words, cwd=tmp_path)
+    shown = run_command("opreplay", tiny_trace, *words, cwd=tmp_path)
     assert (shown.returncode, shown.stderr) == (2, f"opreplay: error: {reason}\n")
 
 
