@@ -125,7 +125,10 @@ def test_cheat_gets_no_better_verdict_than_its_honest_twin(trace: Path, name: st
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", ["honest", pytest.param("honest_with_a_thread", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name",
+    ["honest", *(pytest.param(f"honest_with_{word}", marks=pytest.mark.slow) for word in ("a_thread", "workers"))],
+)
 def test_honest_twin_is_right(trace: Path, name: str) -> None:
     assert verdict_on(trace, name) == ("slower", "None")
 

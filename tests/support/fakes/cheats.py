@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter, sleep
 from typing import Any
 
@@ -35,6 +36,14 @@ def honest_with_a_thread(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
     thread.start()
     thread.join()
     return results[0]
+
+
+def honest_with_workers(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Compute on a thread that stays, in a process in which torch replaced a function of torch, as compilers do."""
+    if "pool" not in _kept:
+        _kept["pool"] = ThreadPoolExecutor(1)
+    result: Tensor = _kept["pool"].submit(honest, x, dim, half_to_float).result()
+    return result
 
 
 def _cached(key: Any, x: Tensor, dim: int) -> Tensor:

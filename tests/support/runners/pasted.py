@@ -116,6 +116,13 @@ import torch
 def small_unet(batch_size: int = 2):
     return torch.nn.Conv2d(3, 4, 3), torch.rand(batch_size, 3, 16, 16)
 """,
+    "theirs.py": """
+import torch
+
+
+def softmax(x, dim, half_to_float):
+    return torch.softmax(x, dim)
+""",
 }
 """Files that documents take as the user's own, without showing them."""
 
