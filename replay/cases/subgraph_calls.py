@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from opgrip.replay.cases.flow import can_flow
 from opgrip.replay.cases.subgraph_facts import Facts
+from opgrip.replay.cases.unused_results import FOR_BACKWARD, packet_of
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces import Trace
 from opgrip.traces.analysis.timeline import TimelinePlace, runs_of
@@ -230,7 +231,8 @@ def link(
     facts : facts by signature number
     stored : storages that existed before the first recorded call
     escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
-        outputs; if there are none, the last call's results are the outputs
+        outputs; if there are none, the last call's results are the outputs, without those that torch returns only for
+        a backward pass
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()
@@ -246,7 +248,8 @@ def link(
 def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
     for index in reversed(range(len(calls))):
         if gives := calls[index].gives:
-            return tuple(ResultOf(index, place) for place in range(len(gives)))
+            only_for_backward = FOR_BACKWARD.get(packet_of(calls[index].signature), ())
+            return tuple(ResultOf(index, place) for place in range(len(gives)) if place not in only_for_backward)
     return ()
 
 

@@ -137,7 +137,7 @@ def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
     candidates = {
         case.trace_number: {*FOR_BACKWARD[packet]}
         for case in cases
-        if case.operator is None and (packet := _packet(case.signature)) in FOR_BACKWARD
+        if case.operator is None and (packet := packet_of(case.signature)) in FOR_BACKWARD
     }
     if not candidates:
         return list(cases)
@@ -152,7 +152,8 @@ def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
     return [marked(case) for case in cases]
 
 
-def _packet(signature: Signature) -> str:
+def packet_of(signature: Signature) -> str:
+    """Return the name of one of torch's operators without namespace and overload; empty for other calls."""
     parts = signature.op.split(".")
     return parts[1] if signature.kind == OPERATOR and len(parts) == 3 and parts[0] == "aten" else ""
 
