@@ -62,7 +62,7 @@ def test_operators_and_modules_are_selected_by_patterns(detector_trace: Path, tm
 @pytest.mark.parametrize("number", [1, 2])
 def test_one_or_two_runs_give_results_without_a_spread(tiny_trace: Path, tmp_path: Path, number: int) -> None:
     output = tmp_path / "results.json"
-    words = ("--iterations", number, "--warmup", "0", "--mode", "jit", "--top", "4")
+    words = ("--iterations", number, "--warmup", "0", "--mode", "jit", "--top", "12")
     succeed("opreplay", tiny_trace, *words, "-o", output)
     rows = load_results(output)
     rows = rows[rows["status"] == "ok"]
