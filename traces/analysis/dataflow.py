@@ -279,7 +279,7 @@ class _Shapes:
         return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
-        """Return the extent numbers of all tensors of N calls, as one array.
+        """Return the extent numbers (see the class) of all tensors of N calls, as one array.
 
         Parameters
         ----------
@@ -294,7 +294,7 @@ class _Shapes:
         return numbers
 
     def extent(self, number: int) -> int:
-        """Return the number of bytes up to a tensor's end for its extent number, or 0 for `UNKNOWN`."""
+        """Return the extent in bytes for which an extent number stands (see the class); 0 for `UNKNOWN`."""
         return 0 if number == UNKNOWN else self._sizes[number % len(self._sizes)]
 
 

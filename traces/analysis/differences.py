@@ -57,8 +57,9 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
     """Return the statistics that changed, with their values before and after.
 
-    A mean or spread counts as changed if it differs by more than `tolerance` times the spread, the lowest or highest
-    value if it differs by more than ten times that, and a share if it differs by more than `tolerance`.
+    A mean or standard deviation counts as changed if the difference exceeds `tolerance` times the standard deviation,
+    the lowest or highest value if it exceeds ten times this limit, and the share of zeros, nan or infinities if it
+    exceeds `tolerance`.
     """
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))

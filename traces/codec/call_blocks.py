@@ -211,7 +211,7 @@ def _parse_columns(columns: Sequence[bytes]) -> tuple[list[Integers], int]:
     Raise `FormatError` if one of them is not a list of integers.
     """
     if not all(column.startswith(b"[") for column in columns):
-        raise FormatError("a column that is not a list")
+        raise FormatError("a block of calls has a column that is not a list")
     texts = [column[1:-1] for column in columns]
     joined = b",".join(filter(None, texts))
     if joined.translate(None, b"0123456789-,"):
@@ -309,7 +309,7 @@ def check_tensors(tensors: Integers, storages: Integers) -> None:
 def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
     """Raise `FormatError` if a pair (index of a call in the block, number) has an index of `calls` or more."""
     if any(place >= calls for place, _ in pairs):
-        raise FormatError(f"a block of {calls} calls has page faults, perturbed or slow memory of a later call")
+        raise FormatError(f"page_faults, perturbed or slow_memory of a block of {calls} calls names a later call")
 
 
 def calls_to_json(record: Calls) -> dict[str, Json]:

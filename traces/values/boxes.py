@@ -257,7 +257,7 @@ class Boxes:
             checks.rising([low, high], "a range of boxes", 2)
             checks.flag(whole, "whole numbers")
             if max(abs(low), abs(high)) > LARGEST:
-                raise FormatError("the coordinates of boxes are too large")
+                raise FormatError(f"coordinates of boxes: expected magnitudes up to {LARGEST}, got {low} to {high}")
         if self.quantiles is not None:
             checks.listed(self.quantiles, "columns of boxes", len(self.low), len(self.low))
             for levels, low, high in zip(self.quantiles, self.low, self.high, strict=True):
@@ -266,7 +266,7 @@ class Boxes:
         if self.overlap is not None:
             checks.finite(self.overlap, "an overlap")
             if self.overlap < 0:
-                raise FormatError("the number of overlapping boxes is negative")
+                raise FormatError(f"overlap of boxes: expected at least 0, got {self.overlap}")
         if self.groups is not None:
             checks.whole(self.groups, "a count of groups", 1)
 

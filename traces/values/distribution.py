@@ -285,7 +285,8 @@ class Probabilities:
         for value in (self.peak, self.zeros, self.denormals):
             checks.share(value, "a probability")
         if self.zeros + self.denormals > 1 + 1e-9:
-            raise FormatError("probabilities have more zeros and denormals than elements")
+            shares = f"{self.zeros} and {self.denormals}"
+            raise FormatError(f"zeros and denormals: expected shares with a sum of at most 1, got {shares}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return rows with the recorded mean of the largest probability and the recorded zeros and denormals."""

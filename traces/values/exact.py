@@ -124,7 +124,7 @@ class Booleans:
         if self.runs is not None:
             checks.whole(self.runs, "a count of runs", 0, min(self.true, self.total - self.true + 1))
             if self.true and not self.runs:
-                raise FormatError("booleans: some are true, but there is no run of true ones")
+                raise FormatError(f"runs of true booleans: expected at least 1 for {self.true:,} true booleans, got 0")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return booleans with the recorded numbers of True elements and of runs, at random positions.

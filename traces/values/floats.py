@@ -105,7 +105,8 @@ class Floats(Ordered):
         for value in (self.mean, self.std, self.low, self.high):
             checks.finite(value, "a moment of floats")
         if self.std < 0 or self.low > self.high:
-            raise FormatError("floats have a negative standard deviation, or a minimum above the maximum")
+            numbers = f"{self.std}, {self.low} and {self.high}"
+            raise FormatError(f"floats: expected std >= 0 and low <= high, got std, low and high {numbers}")
         for value in (self.zeros, self.nan, self.inf, self.minus_inf, self.denormals):
             checks.share(value, "a share of floats")
         if self.shape not in SHAPES:

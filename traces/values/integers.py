@@ -142,7 +142,7 @@ class Integers(Ordered):
         frequent_count = sum(count for _, count in self.frequent)
         checks.whole(self.others, "a count of other values", 0, checks.HIGHEST - frequent_count)
         if not self.others + frequent_count:
-            raise FormatError("integers have neither frequent nor other values")
+            raise FormatError("integers: `frequent` is empty and `others` is 0, so there are no values to draw")
         if self.others or self.low is not None or self.high is not None:
             checks.whole(self.low, "a lower bound")
             checks.whole(self.high, "an upper bound", self.low or 0)

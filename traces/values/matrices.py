@@ -59,7 +59,8 @@ class Factorable:
         checks.finite(self.diagonal, "a diagonal")
         checks.finite(self.spread, "a spread")
         if self.diagonal <= 0 or self.spread < 0:
-            raise FormatError("positive definite matrices have an invalid diagonal or spread")
+            numbers = f"{self.diagonal} and {self.spread}"
+            raise FormatError(f"matrices: expected a diagonal above 0 and a spread of at least 0, got {numbers}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return positive definite matrices: products of random matrices with their transposes, mixed with identity."""
@@ -121,7 +122,8 @@ class Triangular:
             checks.finite(value, "an element of triangular matrices")
         checks.share(self.negative, "a share of negative elements")
         if not 0 < self.low <= self.high or self.spread < 0:
-            raise FormatError("triangular matrices have an invalid diagonal or spread")
+            numbers = f"{self.low}, {self.high} and {self.spread}"
+            raise FormatError(f"matrices: expected 0 < low <= high and a spread of at least 0, got {numbers}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return triangular matrices whose linear systems have bounded solutions; the solutions of random

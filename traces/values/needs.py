@@ -1,7 +1,8 @@
 """Table of the value models that operators need for their arguments, and of facts that recorded outputs reveal.
 
-The table is written for people who read and extend it. Most rows name a value model that such a tensor gets anyway;
-`factorable` and `triangular` are only tried for rows that name them, because fitting them is expensive.
+The table is written for people who read and extend it. Most rows name a value model that is chosen for such values even
+without the row. `factorable` and `triangular` are only tried for arguments whose row names them, because fitting them
+is expensive.
 """
 
 from __future__ import annotations

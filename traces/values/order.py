@@ -56,11 +56,12 @@ class Ordered:
             if value is not None:
                 checks.share(value, what)
         if (self.rises is None) != (self.falls is None) or (self.rises or 0) + (self.falls or 0) > 1 + 1e-9:
-            raise FormatError("shares of rises and falls add up to more than 1, or one is missing")
+            shares = f"{self.rises} and {self.falls}"
+            raise FormatError(f"shares of rises and falls: expected both, with a sum of at most 1, got {shares}")
         if self.step is not None:
             checks.finite(self.step, "a step")
             if self.step < 0:
-                raise FormatError("the step between neighbours is negative")
+                raise FormatError(f"mean difference of neighbours: expected at least 0, got {self.step}")
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

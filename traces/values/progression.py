@@ -243,9 +243,9 @@ class Offsets:
         elif self.quantiles is not None:
             checks.rising(self.quantiles, "quantiles of lengths", len(PROBABILITIES))
             if self.quantiles[0] < 0:
-                raise FormatError("lengths of pieces are below zero")
+                raise FormatError(f"quantiles of lengths: expected at least 0, got {self.quantiles[0]}")
         else:
-            raise FormatError("offsets have no lengths")
+            raise FormatError("offsets: expected `lengths` or `quantiles`, got neither")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return ascending integers from `first` to `last`; their differences have the recorded distribution."""
