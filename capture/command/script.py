@@ -70,18 +70,18 @@ def run_script(
     """
     before = list(sys.argv), list(sys.path)
     # keeps the script's objects, or the error whose frames hold them, alive as long as the script's threads
-    made: object = None
+    outcome: object = None
     try:
         if arguments[0] == "-m":
             sys.argv[:] = arguments[1:]
             sys.path.insert(0, "")
-            made = runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+            outcome = runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv[:] = arguments
             sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
-            made = _run_file(arguments[0], compiled)
+            outcome = _run_file(arguments[0], compiled)
     except SystemExit as error:
-        made = error
+        outcome = error
         ended_in(error)
         return _status(error.code)
     except KeyboardInterrupt as error:
@@ -93,12 +93,12 @@ def run_script(
         frames = _own_frames(error)
         if frames is None:
             raise _cannot_start(arguments, error) from error
-        made = error
+        outcome = error
         ended_in(error)
         return _report(error, frames)
     finally:
         _wait_for_threads()
-        del made
+        del outcome
         sys.argv[:], sys.path[:] = before
     return 0
 

@@ -315,19 +315,19 @@ class _Parameters:
     defaults: dict[str, Any]
 
 
-_known: WeakKeyDictionary[Any, _Parameters] = WeakKeyDictionary()
+_parameters_by_function: WeakKeyDictionary[Any, _Parameters] = WeakKeyDictionary()
 
 
 def _parameters_of(kernel: Any) -> _Parameters:
-    known = _known.get(kernel.fn)
-    if known is None:
+    cached = _parameters_by_function.get(kernel.fn)
+    if cached is None:
         parameters = inspect.signature(kernel.fn).parameters
-        known = _known[kernel.fn] = _Parameters(
+        cached = _parameters_by_function[kernel.fn] = _Parameters(
             tuple(parameters),
             tuple(name for name, item in parameters.items() if "constexpr" in str(item.annotation)),
             {name: item.default for name, item in parameters.items() if item.default is not item.empty},
         )
-    return known
+    return cached
 
 
 def _constant(value: Any) -> Any:

@@ -134,8 +134,10 @@ class GraphWatch:
             if number is None:
                 number = recorder.templates.add(graph, device)
                 weakref.finalize(graph, self._forget, id(graph)).atexit = False
-                kept = kept_graphs.get(graph)
-                recorder.pending.add(Graph(number, captured=False) if kept is None else recorder.adopt(kept, number))
+                kept_graph = kept_graphs.get(graph)
+                recorder.pending.add(
+                    Graph(number, captured=False) if kept_graph is None else recorder.adopt(kept_graph, number)
+                )
             epochs, epoch = recorder.epochs, recorder.epochs.current
             _, pair = recorder.scopes.point(number, mode.place, 0)
             run = timed_on(recorder, mode, number, original, device, lambda: mode.launched)

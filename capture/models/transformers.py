@@ -53,13 +53,13 @@ def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
     # otherwise transformers prints its defaults
     package.logging.set_verbosity_error()
     device = check_device(options.device)
-    found = find_class(text.removeprefix(PREFIX))
-    if options.run == GENERATE and not found.can_generate():
-        raise UserError(f"{found.__name__} writes no text", "choose --run predict, loss or train")
+    model_class = find_class(text.removeprefix(PREFIX))
+    if options.run == GENERATE and not model_class.can_generate():
+        raise UserError(f"{model_class.__name__} writes no text", "choose --run predict, loss or train")
     if options.new_tokens is not None and options.run != GENERATE:
         raise UserError("--new-tokens is for --run generate", f"leave it out with --run {options.run}")
-    config = make_config(found, options.cfg_options, _sizes(options))
-    model = _build(found, config)
+    config = make_config(model_class, options.cfg_options, _sizes(options))
+    model = _build(model_class, config)
     if options.checkpoint is not None:
         load_weights(model, options.checkpoint)
     model.to(device)
@@ -71,7 +71,7 @@ def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
         step=_step(model, options),
         details={
             "source": text,
-            "class": found.__name__,
+            "class": model_class.__name__,
             "cfg_options": list(options.cfg_options),
             "packages": {"transformers": package.__version__},
         },
@@ -85,28 +85,28 @@ def _sizes(options: ModelOptions) -> dict[str, Any]:
     return {"image_size": height if height == width else [height, width]}
 
 
-def _build(found: type[Any], config: Any) -> nn.Module:
-    size, room = weight_bytes(found, config), free_memory("cpu")
+def _build(model_class: type[Any], config: Any) -> nn.Module:
+    size, room = weight_bytes(model_class, config), free_memory("cpu")
     if size is not None and room is not None and size > room:
         problem = (
-            f"the weights of {found.__name__} need {size / 1000000000.0:.1f} GB, but only "
+            f"the weights of {model_class.__name__} need {size / 1000000000.0:.1f} GB, but only "
             f"{room / 1000000000.0:.1f} GB of memory are free"
         )
         raise UserError(problem, "make the model smaller, as with --cfg-options num_hidden_layers=2")
     try:
-        model: nn.Module = found(config)
+        model: nn.Module = model_class(config)
     except Exception as error:
-        raise UserError(f"{found.__name__} cannot be built", cause_of(error, 300)) from error
+        raise UserError(f"{model_class.__name__} cannot be built", cause_of(error, 300)) from error
     return model
 
 
-def weight_bytes(found: type[Any], config: Any) -> int | None:
+def weight_bytes(model_class: type[Any], config: Any) -> int | None:
     """Return the size in bytes of a model's weights without allocating them; None if it cannot be determined."""
     import torch
 
     try:
         with torch.device("meta"):
-            model = found(copy.deepcopy(config))
+            model = model_class(copy.deepcopy(config))
     except Exception:
         # some models compute with their weights during construction
         return None
@@ -216,11 +216,11 @@ def usual_class(model_type: str) -> str | None:
 def find_class(name: str) -> type[Any]:
     """Return the class with this name, or the `usual_class` of a model type; raise `UserError` for other names."""
     package = needed("transformers", EXTRA)
-    found: Any = (
+    named_class: Any = (
         getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
     )
-    if isinstance(found, type) and issubclass(found, package.PreTrainedModel):
-        architecture: type[Any] = found
+    if isinstance(named_class, type) and issubclass(named_class, package.PreTrainedModel):
+        architecture: type[Any] = named_class
         if getattr(architecture, "config_class", None) is not None:
             return architecture
     names = {*model_types(), *(other for other in dir(package) if "For" in other or other.endswith("Model"))}
@@ -233,15 +233,15 @@ def _class_named(package: Any, name: str) -> Any:
     return getattr(package, name, None) if name in dir(package) else None
 
 
-def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
+def make_config(model_class: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
     """Build the config of a model class; raise `UserError` for an unknown setting, or one that contradicts others.
 
-    found : the class
+    model_class : the class
     cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
     sizes : settings derived from other options; a setting that the config lacks is ignored
     """
-    config_class: Any = found.config_class
-    default = _build_config(config_class, {}, found.__name__)
+    config_class: Any = model_class.config_class
+    default = _build_config(config_class, {}, model_class.__name__)
     settings: dict[str, Any] = {}
     if SMALL in cfg_options:
         settings = small_settings(default)
@@ -250,7 +250,7 @@ def make_config(found: type[Any], cfg_options: Sequence[str], sizes: Mapping[str
     for key, value in sizes.items():
         for path in _paths_of(default, key):
             _set_option(settings, default, path, value)
-    config = _build_config(config_class, settings, found.__name__) if settings else default
+    config = _build_config(config_class, settings, model_class.__name__) if settings else default
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         # some leave the start token of a text to their checkpoints
         config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0

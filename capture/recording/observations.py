@@ -356,13 +356,13 @@ class Observations:
 
     def _take_at(self, number: int, here: PlaceKey) -> Look:
         places = self._places[number]
-        found = next((place for place in (here, (here[0], ANY)) if place in places), None)
+        matching_place = next((place for place in (here, (here[0], ANY)) if place in places), None)
         self._tries[number] += 1
-        if found is not None:
-            places.discard(found)
+        if matching_place is not None:
+            places.discard(matching_place)
         if not places or self._tries[number] >= MOST_TRIES:
             del self._places[number]
-        return Look.NO if found is None else Look.PLACE
+        return Look.NO if matching_place is None else Look.PLACE
 
     def spend(self, own_ns: int) -> None:
         self._own_ns += own_ns

@@ -87,9 +87,9 @@ class PendingRecords:
     def take(self) -> list[tuple[Record, bytes]]:
         """Remove and return all waiting records; they must be written before any call recorded so far."""
         count = len(self.lines)
-        taken = self.lines[:count]
+        lines = self.lines[:count]
         del self.lines[:count]
-        return taken
+        return lines
 
     def outgoing(self, record: Record) -> Sequence[Record]:
         """Return the records to write for a record: itself, or the result of its redaction."""

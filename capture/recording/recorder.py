@@ -163,18 +163,18 @@ class Recorder:
         except Exception as error:
             self.lost.drop(f"signature {signature}", error)
 
-    def adopt(self, kept: KeptGraph, signature: int) -> Graph:
+    def adopt(self, graph_calls: KeptGraph, signature: int) -> Graph:
         """Return the trace's record of a CUDA graph that was captured before the recording began.
 
-        kept : calls of the graph
+        graph_calls : calls of the graph
         signature : number of the signature of the graph's launches
         """
-        graph, records = kept.graph, kept.records
+        graph, records = graph_calls.graph, graph_calls.records
         calls: dict[int, int] = {}
         places: dict[int, int] = {}
         for (_, number), record in records.items():
-            if isinstance(record, Signature) and number in kept.keys:
-                calls[record.number] = self.signatures.adopt(kept.keys[record.number], record)
+            if isinstance(record, Signature) and number in graph_calls.keys:
+                calls[record.number] = self.signatures.adopt(graph_calls.keys[record.number], record)
             elif isinstance(record, Scope):
                 places[record.number] = self.scopes.adopt(record, records)
         memory = {number: next(self.storages.new_number) for number in graph.storages if number != NO_STORAGE}

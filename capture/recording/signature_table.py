@@ -226,14 +226,14 @@ class SignatureTable:
 
         The caller must hold the lock.
         """
-        kept = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}
-        self.families = {number: self.families[number] for number in kept if number in self.families}
-        self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in kept}
-        self._unread = {number: values for number, values in self._unread.items() if number in kept}
-        self.differentiable &= kept
-        self.marks &= kept
-        self.on_accelerator &= kept
-        return kept
+        remaining = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}
+        self.families = {number: self.families[number] for number in remaining if number in self.families}
+        self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in remaining}
+        self._unread = {number: values for number, values in self._unread.items() if number in remaining}
+        self.differentiable &= remaining
+        self.marks &= remaining
+        self.on_accelerator &= remaining
+        return remaining
 
     def _add(self, key: tuple[Any, ...], kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         op = str(key[0])

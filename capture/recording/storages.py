@@ -76,8 +76,8 @@ class StorageNumbers:
         numbers: list[int] = []
         for tensor in tensors:
             if tensor is not None:
-                known = number(storage_address(tensor))
-                numbers.append(add(tensor.untyped_storage(), tensor.is_cpu) if known is None else known)
+                own = number(storage_address(tensor))
+                numbers.append(add(tensor.untyped_storage(), tensor.is_cpu) if own is None else own)
         return numbers
 
     def sweep(self) -> None:

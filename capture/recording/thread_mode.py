@@ -147,9 +147,9 @@ class ThreadMode(OrderlyMode):
         """Leave all locations that were entered since the method `depth` returned this number."""
         outer = self._outer
         if len(outer) > depth:
-            left = outer[depth:] if self._frames else ()
+            inner_frames = outer[depth:] if self._frames else ()
             self._go(outer[depth][1], depth)
-            for token, _ in left:
+            for token, _ in inner_frames:
                 self._forget_frame(token)
 
     def depth(self) -> int:

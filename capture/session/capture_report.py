@@ -68,10 +68,10 @@ class CaptureReport:
 
         def __new__(cls, *values: Any, **options: Any) -> Any:
             """Return a new object; raise TypeError with the most similar parameter if a name is unknown."""
-            known = signature(cls.__init__).parameters
-            for name in options.keys() - known.keys():
-                if all(parameter.kind != Parameter.VAR_KEYWORD for parameter in known.values()):
-                    hint = did_you_mean(name, known, "see help(opgrip.Capture)", "{}=")
+            parameters = signature(cls.__init__).parameters
+            for name in options.keys() - parameters.keys():
+                if all(parameter.kind != Parameter.VAR_KEYWORD for parameter in parameters.values()):
+                    hint = did_you_mean(name, parameters, "see help(opgrip.Capture)", "{}=")
                     raise TypeError(f"{cls.__name__}() has no parameter {name}: {hint}")
             return super().__new__(cls)
 
@@ -113,12 +113,12 @@ class CaptureReport:
 
     def _choose_file(self) -> None:
         """Add a number to the trace's path if the trace exists, because a job that starts again must not stop here."""
-        asked = self._asked_file
-        if self._force or not isinstance(asked, Path) or not asked.is_file():
+        requested_file = self._asked_file
+        if self._force or not isinstance(requested_file, Path) or not requested_file.is_file():
             return
-        self._file = unused(asked)
+        self._file = unused(requested_file)
         self.path = Path(self.path).with_name(self._file.name)
-        warnings.warn(f"{asked} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
+        warnings.warn(f"{requested_file} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
 
     def _describe_spawned(self) -> dict[str, Any] | None:
         """Return the settings of the capture for a process that the program spawns now, or None not to record that

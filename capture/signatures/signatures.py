@@ -133,9 +133,9 @@ def _outline(value: torch.ScriptObject) -> tuple[Hashable, int]:
     Unpacking copies weights, so it should not be repeated at every call. Therefore objects are identified by address,
     and kept alive so that no other object gets the same address.
     """
-    known = _outlines.get(hash(value))
-    if known is not None:
-        return known[1:]
+    cached = _outlines.get(hash(value))
+    if cached is not None:
+        return cached[1:]
     unpacked = unpack(value)
     if unpacked is None:
         return describe_script_object(value), 0

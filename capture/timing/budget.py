@@ -269,7 +269,7 @@ class StepTimes:
         if reckoned <= 0:
             return PRIOR
         dearer = [self._recorded, *[self._after] * AFTER]
-        seen = sum(steps.mean - left_out.mean for steps in dearer) / reckoned
+        measured_ratio = sum(steps.mean - left_out.mean for steps in dearer) / reckoned
         doubt = sum(steps.error_squared + left_out.error_squared for steps in dearer) / reckoned**2
         weight = SPREAD**2 / (SPREAD**2 + doubt)
-        return min(MOST, max(LEAST, PRIOR + weight * (seen - PRIOR)))
+        return min(MOST, max(LEAST, PRIOR + weight * (measured_ratio - PRIOR)))

@@ -14,8 +14,8 @@ private_places = _places.report
 
 
 def _queries(**names: str) -> dict[str, Callable[..., Any]]:
-    found = {use: _places.take(f"torch._C.{name}", None, "torch's public functions") for use, name in names.items()}
-    return {use: function for use, function in found.items() if function is not None}
+    functions = {use: _places.take(f"torch._C.{name}", None, "torch's public functions") for use, name in names.items()}
+    return {use: function for use, function in functions.items() if function is not None}
 
 
 _STREAM_QUERIES = {

@@ -366,11 +366,11 @@ class Blocks:
 
     def _forward_scopes(self, numbers: Sequence[int]) -> list[int | None]:
         """Return the scopes of the forward calls that made the autograd nodes with these numbers; None if unknown."""
-        tables = [made for made in self._forward.values() if made]
+        tables = [table for table in self._forward.values() if table]
         if len(tables) == 1:
             return list(map(tables[0].get, numbers))
         # None if several threads made a node of this number
-        matches = ([made[number] for made in tables if number in made] for number in numbers)
+        matches = ([table[number] for table in tables if number in table] for number in numbers)
         return [scopes[0] if len(scopes) == 1 else None for scopes in matches]
 
 

@@ -154,14 +154,14 @@ class Definitions:
 
     def prune(self, names: Iterable[Hashable]) -> None:
         """Remove all records except those with these names and the records to which these refer."""
-        kept = set(self._closure(names, lambda name: True))
-        self._lines = {name: lines for name, lines in self._lines.items() if name in kept}
+        needed = set(self._closure(names, lambda name: True))
+        self._lines = {name: lines for name, lines in self._lines.items() if name in needed}
 
     def _take(self, names: Iterable[Hashable]) -> bytes:
         lines: list[_Line] = []
         file = self.file
-        asked = {*names, *file.late}
-        for name in list(self._closure(asked, lambda name: name in file.late or name not in file.written)):
+        needed = {*names, *file.late}
+        for name in list(self._closure(needed, lambda name: name in file.late or name not in file.written)):
             own = self._lines.get(name, [])
             lines += own[file.written.get(name, 0) :]
             file.written[name] = len(own)

@@ -63,15 +63,15 @@ class Ring:
             return []
         ends = np.concatenate([block.calls[:, 2] for block in self.blocks])
         oldest_ns = int(np.partition(ends, surplus)[surplus])
-        forgotten, kept = [], []
+        forgotten, remaining = [], []
         for block in self.blocks:
             # a thread's calls are in the order of their ends
             first = int(np.searchsorted(block.calls[:, 2], oldest_ns))
             if first:
                 forgotten.append(block.part(0, first))
             if first < len(block):
-                kept.append(block.part(first, len(block)).copied() if first else block)
-        self.blocks = kept
+                remaining.append(block.part(first, len(block)).copied() if first else block)
+        self.blocks = remaining
         return forgotten
 
     def take(self) -> list[ThreadCalls]:
@@ -263,28 +263,28 @@ class FlightRecorder(Flusher):
     def _open_next(self) -> TraceWriter:
         return self._open_dump(len(self.dumps) + 1, self._flight(None))
 
-    def _flight(self, reason: str | None, kept: int = 0) -> dict[str, Any]:
+    def _flight(self, reason: str | None, calls_in_trace: int = 0) -> dict[str, Any]:
         """Return the field of a trace's header that describes the flight recorder.
 
         reason : reason for writing the trace, or None
-        kept : number of calls in the trace
+        calls_in_trace : number of calls in the trace
         """
         happened = {} if reason is None else {"reason": reason}
-        return {"flight": {"last": self.ring.last, "before": self._seen - kept, **happened}}
+        return {"flight": {"last": self.ring.last, "before": self._seen - calls_in_trace, **happened}}
 
     def _write_dump(self, reason: str) -> Path:
         blocks = self.ring.take()
-        kept = sum(map(len, blocks))
+        calls = sum(map(len, blocks))
         self.definitions.begin_file()
         self.blocks.begin_file()
         try:
-            self.writer = writer = self._open_dump(len(self.dumps) + 1, self._flight(reason, kept))
+            self.writer = writer = self._open_dump(len(self.dumps) + 1, self._flight(reason, calls))
             for block in blocks:
                 self._write(self.blocks.records(block))
             self._write(self.blocks.running())
             file = self.definitions.file
             self._signatures = file.signatures
-            end = replace(self._end(self._signatures), before=self._seen - kept, step_starts_ns=[])
+            end = replace(self._end(self._signatures), before=self._seen - calls, step_starts_ns=[])
             writer.write_lines(self.definitions.encode([end], file.redaction))
             writer.close()
         except BaseException:

@@ -160,11 +160,11 @@ class Dataflow:
         for step in self._steps():
             step.after = sorted({writers[number] for number in step.takes if number in writers})
             new: list[Storage] = []
-            mentioned, taken = dict.fromkeys((*step.takes, *step.gives)), {*step.takes}
+            mentioned, argument_storages = dict.fromkeys((*step.takes, *step.gives)), {*step.takes}
             for number in mentioned:
                 if number in last_of_alive:
                     continue
-                made_by = None if number in taken else step.number
+                made_by = None if number in argument_storages else step.number
                 last = last_of_alive[number] = self._last.get(number)
                 new.append(Storage(number, self._shapes.extent(self._extents.get(number)), made_by, step.number, last))
                 if made_by is not None:
@@ -247,8 +247,8 @@ class _Shapes:
         self._sizes = sorted({spec.extent for both in specs.values() for side in both for spec in side})
         place = {size: number for number, size in enumerate(self._sizes)}
         self._numbers = {
-            number: ([place[spec.extent] + len(place) for spec in taken], [place[spec.extent] for spec in given])
-            for number, (taken, given) in specs.items()
+            number: ([place[spec.extent] + len(place) for spec in arguments], [place[spec.extent] for spec in results])
+            for number, (arguments, results) in specs.items()
         }
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._written: dict[int, list[int]] = {}
@@ -264,9 +264,9 @@ class _Shapes:
         record = self._signatures.get(signature)
         if record is None:
             return _Shape(0, [UNKNOWN] * count, [])
-        taken, given = self._numbers[signature]
-        extents = [*taken[:count], *given[: max(count - len(taken), 0)]]
-        number = min(len(taken), count)
+        argument_numbers, result_numbers = self._numbers[signature]
+        extents = [*argument_numbers[:count], *result_numbers[: max(count - len(argument_numbers), 0)]]
+        number = min(len(argument_numbers), count)
         places = [place for place in self._written_in(record) if place < number]
         return _Shape(number, extents + [UNKNOWN] * (count - len(extents)), places)
 

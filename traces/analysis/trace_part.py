@@ -303,10 +303,10 @@ class KeptFlow:
             before = {writer[storage] for storage in takes if storage in writer} - {index}
             producers.extend(sorted(before))
             readers.extend([index] * len(before))
-            taken = {*takes}
+            arguments = {*takes}
             for place, storage in enumerate(mentioned):
                 # a result in the memory of an argument is a view and creates nothing
-                makes = flags[place] if place < len(flags) else storage not in taken and storage not in writer
+                makes = flags[place] if place < len(flags) else storage not in arguments and storage not in writer
                 if makes and storage != NO_STORAGE:
                     writer[storage] = index
         self._readers = np.frombuffer(readers, dtype=np.int64) if readers else np.empty(0, dtype=np.int64)

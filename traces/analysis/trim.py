@@ -103,7 +103,7 @@ def trim(
     flags = selected_calls(outline, part)
     flow = KeptFlow(outline)
     counted = np.isin(outline.signature, _counted_signatures(outline.signatures, outline))
-    asked = int((flags & counted).sum())
+    selected_count = int((flags & counted).sum())
     if with_producers:
         flags = with_inner_calls(outline, flow.with_producers(flags))
     reader = TraceReader(path, unbounded)
@@ -115,7 +115,7 @@ def trim(
         of_calls=int(counted.sum()),
         signatures=len(signatures),
         of_signatures=len(of_signatures),
-        producers=calls - asked,
+        producers=calls - selected_count,
         cut_edges=flow.cut_edges(flags),
         losses=reader.losses,
     )
@@ -195,8 +195,8 @@ class _Writing:
         if not len(starts):
             return []
         steps = StepStarts({None: starts}).steps_of(None, self._outline.start_ns[self._flags])
-        kept: list[int] = starts[np.unique(steps)].tolist()
-        return kept
+        step_starts: list[int] = starts[np.unique(steps)].tolist()
+        return step_starts
 
     def of(self, record: Record | CallBlock) -> Record | CallBlock | None:
         """Return a record as it is written to the part of the trace, or None if it is left out."""
@@ -237,9 +237,9 @@ class _Writing:
         self._last_ns = int((block.start_ns + block.duration_ns).max(initial=self._last_ns))
         if not flags.any():
             return None
-        newest, kept = self._newest, selected(block, flags)
-        self._newest = int(kept.storages.max(initial=newest))
-        return replace(kept, newest=newest)
+        newest, part = self._newest, selected(block, flags)
+        self._newest = int(part.storages.max(initial=newest))
+        return replace(part, newest=newest)
 
     def _device_times(self, record: DeviceTimes) -> DeviceTimes | None:
         thread = record.thread

@@ -189,8 +189,8 @@ class References:
         self._newest = max(self._newest, record.newest, *record.storages) if record.storages else self._newest
         lacking = [
             signature
-            for signature, given in zip(record.signature, record.tensors, strict=False)
-            if given and given < self._tensors_of.get(signature, 0)
+            for signature, tensor_count in zip(record.signature, record.tensors, strict=False)
+            if tensor_count and tensor_count < self._tensors_of.get(signature, 0)
         ]
         if lacking:
             message = f"calls with fewer tensors than their signatures have: {_listed(lacking)}"

@@ -232,8 +232,8 @@ def _largest(numbers: Integers) -> int:
 
 def calls_from_json(form: Mapping[str, Json]) -> Calls:
     """Return the calls in the JSON object of a block; raise `FormatError` if its columns contradict each other."""
-    known = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
-    lists = convert(known, CallsForm[list[Int64]], "calls")
+    fields = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
+    lists = convert(fields, CallsForm[list[Int64]], "calls")
     columns = [np.asarray(getattr(lists, name) or [], dtype=np.int64) for name in _COLUMNS]
     return record_of(_block(lists, columns, max(map(_largest, columns))))
 

@@ -112,8 +112,8 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
     """Return the names of fields of a JSON object that this version does not know; headers and values may have any."""
-    known = _FIELDS.get(form["type"])
-    return [] if known is None else [name for name in form if name != "type" and name not in known]
+    fields = _FIELDS.get(form["type"])
+    return [] if fields is None else [name for name in form if name != "type" and name not in fields]
 
 
 _FIELDS = {name: set(json_keys(kind)) for name, kind in RECORDS.items() if kind not in (Header, Values, Calls)}

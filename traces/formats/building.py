@@ -101,9 +101,9 @@ def split(
     In the signature, tensors that share memory have the same small number as `storage`, and others None. The storages
     are numbered within the whole graph, arguments first.
     """
-    taken = [_number(spec) for spec in tensors([args, kwargs])]
-    given = [_number(spec) for spec in tensors(outputs)]
-    counts = Counter(number for number in taken if number != NO_STORAGE)
+    argument_storages = [_number(spec) for spec in tensors([args, kwargs])]
+    result_storages = [_number(spec) for spec in tensors(outputs)]
+    counts = Counter(number for number in argument_storages if number != NO_STORAGE)
     shared = [number for number in counts if counts[number] > 1]
     groups = {number: place for place, number in enumerate(shared)}
 
@@ -115,7 +115,12 @@ def split(
     def plain(leaf: Any) -> Any:
         return replace(leaf, storage=None) if isinstance(leaf, TensorSpec) else leaf
 
-    return map_leaves(grouped, args), map_leaves(grouped, kwargs), map_leaves(plain, outputs), [*taken, *given]
+    return (
+        map_leaves(grouped, args),
+        map_leaves(grouped, kwargs),
+        map_leaves(plain, outputs),
+        [*argument_storages, *result_storages],
+    )
 
 
 def _number(spec: TensorSpec) -> int:

@@ -76,8 +76,8 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
             reasons.append(str(error))
             continue
         return _on_device(without_defaults(bound, schema), parameters, device)
-    told = sorted(reasons, key=lambda reason: (not reason.startswith("the file"), "has only" in reason))
-    raise NoOverload(told[0] if told else "no overload takes this number of arguments")
+    sorted_reasons = sorted(reasons, key=lambda reason: (not reason.startswith("the file"), "has only" in reason))
+    raise NoOverload(sorted_reasons[0] if sorted_reasons else "no overload takes this number of arguments")
 
 
 def _placed(value: Any, device: str) -> Any:

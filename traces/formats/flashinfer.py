@@ -117,15 +117,15 @@ def read(file: ForeignFile) -> Iterator[Record]:
     """Yield the records of a trace with one call for each workload that can be converted to an operator."""
     data_set = DataSet(file, _root_of(file.path), MetaRecording("cpu", file.unbounded))
     builder = RecordBuilder("flashinfer", file.losses)
-    seen: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     for name, workload in _workloads(data_set):
         key = (name, str(workload.get("uuid")) if isinstance(workload, dict) else "")
-        if key in seen:
+        if key in keys:
             # a workload occurs once for each solution that was tried on it
             continue
         if key[1]:
-            seen.add(key)
-        if len(seen) > MOST_WORKLOADS and not file.unbounded:
+            keys.add(key)
+        if len(keys) > MOST_WORKLOADS and not file.unbounded:
             raise file.refusal(f"it has more than {MOST_WORKLOADS:,} workloads")
         try:
             calls = _calls(data_set, builder, data_set.definition(name), workload)
@@ -249,9 +249,9 @@ def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[s
 
 
 def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
-    known = {name: size for name, size in sizes.items() if type(size) is int}
+    integer_sizes = {name: size for name, size in sizes.items() if type(size) is int}
     try:
-        return size_of(expression, known)
+        return size_of(expression, integer_sizes)
     except (ValueError, TypeError) as error:
         raise NoCall(f"the size of an axis cannot be computed from {str(expression)[:60]!r}") from error
 

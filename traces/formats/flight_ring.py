@@ -187,13 +187,13 @@ class _ForwardScopes:
         return Calls(block.thread, signatures, scopes, starts, durations, counts, storages, newest), self._new
 
     def _scope(self, scope: int, sequence: int) -> int:
-        found = [numbers[-1 - sequence] for numbers in self._forward.values() if -1 - sequence in numbers]
-        if sequence >= 0 or len(found) != 1 or found[0] not in self._scopes or scope not in self._scopes:
+        scopes = [numbers[-1 - sequence] for numbers in self._forward.values() if -1 - sequence in numbers]
+        if sequence >= 0 or len(scopes) != 1 or scopes[0] not in self._scopes or scope not in self._scopes:
             return scope
-        number = self._backward.get((scope, found[0]))
+        number = self._backward.get((scope, scopes[0]))
         if number is None:
-            number = self._backward[scope, found[0]] = 1 + max(self._scopes)
-            record = replace(self._scopes[scope], number=number, forward=found[0])
+            number = self._backward[scope, scopes[0]] = 1 + max(self._scopes)
+            record = replace(self._scopes[scope], number=number, forward=scopes[0])
             self._scopes[number] = record
             self._new.append(record)
         return number

@@ -74,11 +74,11 @@ def read(file: ForeignFile) -> Iterator[Record]:
         inputs = {name: item for meta in TENSORS for name, item in _inputs(folder / meta, file, builder).items()}
         try:
             program = TensorProgram(program_file.content(MOST_BYTES).decode(errors="replace"), recording)
-            known = {name: inputs[name] for name in program.parameters("forward") if name in inputs}
+            parameters = {name: inputs[name] for name in program.parameters("forward") if name in inputs}
         except ValueError as error:
             raise program_file.damage(str(error)) from error
-        tensors = {name: tensor for name, (tensor, _) in known.items()}
-        numbers = {name: number for name, (_, number) in known.items() if number is not None}
+        tensors = {name: tensor for name, (tensor, _) in parameters.items()}
+        numbers = {name: number for name, (_, number) in parameters.items() if number is not None}
         for line, call in program.calls("forward", tensors, numbers):
             if isinstance(call, Unconverted):
                 file.losses.skip(call.op, call.reason)

@@ -82,11 +82,11 @@ def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, buil
         raise ValueError(BACKWARD)
     if space not in PATHS:
         raise ValueError(f"the called function is not one of torch but of {space[:40]}")
-    taken, named = call.get("input_args", []), call.get("input_kwargs", {})
-    if not isinstance(taken, list) or not isinstance(named, dict):
+    positional, named = call.get("input_args", []), call.get("input_kwargs", {})
+    if not isinstance(positional, list) or not isinstance(named, dict):
         raise ValueError("input_args is not a list, or input_kwargs not an object")
     named = {key: _value(form, builder) for key, form in named.items()}
-    args, kwargs = recording.tensors([_value(taken, builder), named])
+    args, kwargs = recording.tensors([_value(positional, builder), named])
     with torch.no_grad(), recording.running() as calls:
         if function in OPERATOR_METHODS:
             OPERATOR_METHODS[function](*(tuple(arg) if isinstance(arg, list) else arg for arg in args))

@@ -217,7 +217,7 @@ class _Reader:
         items = with_sharing(inputs, self._value_numbers(node, inputs))
         args, kwargs = as_called(schema, items)
         call = registered(schema.op, args, kwargs, self._losses)
-        taken = [
+        argument_storages = [
             self._memory.taken(storage, tensor, _is_number(spec))
             for storage, tensor, spec in zip(inputs.storages, inputs.identities, tensors(inputs.items), strict=True)
         ]
@@ -232,7 +232,7 @@ class _Reader:
             start_ns=span.start_ns,
             duration_ns=span.duration_ns,
             device_ns=span.device_ns,
-            storages=[*taken, *self._result_storages(schema, inputs, results)],
+            storages=[*argument_storages, *self._result_storages(schema, inputs, results)],
         )
 
     def _value_numbers(self, node: Node, inputs: PortValues) -> list[int | None]:

@@ -215,11 +215,11 @@ def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]
     names = [parameter.name for parameter in schema.parameters]
     if len(signature.args) > len(names) or not set(signature.kwargs) <= set(names):
         raise NotWritten(f"its arguments do not match its schema, {text[:100]}")
-    given = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
-    missing = [name for name in names if name not in given and name not in defaults]
+    arguments = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
+    missing = [name for name in names if name not in arguments and name not in defaults]
     if missing:
         raise NotWritten(f"its argument {missing[0]} is missing")
-    return text, schema, [given[name] if name in given else defaults[name] for name in names]
+    return text, schema, [arguments[name] if name in arguments else defaults[name] for name in names]
 
 
 @lru_cache(maxsize=4096)

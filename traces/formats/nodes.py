@@ -325,10 +325,10 @@ class Tree:
 
     def _within(self, parent: int, child: int) -> NodeScope:
         path = []
-        seen = {child}
-        while parent in self._entries and parent not in self._surroundings and parent not in seen:
+        ancestors = {child}
+        while parent in self._entries and parent not in self._surroundings and parent not in ancestors:
             path.append(parent)
-            seen.add(parent)
+            ancestors.add(parent)
             parent = self._entries[parent].parent
         around = self._surroundings.get(parent, NodeScope())
         for number in reversed(path):

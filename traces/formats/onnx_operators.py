@@ -317,8 +317,8 @@ def _depth_to_space(node: OnnxNode) -> list[OnnxCall]:
 def _non_zero(node: OnnxNode) -> list[OnnxCall]:
     columns, rows = node.out.shape
     # ONNX has one row per dimension, torch one column
-    found = replace(node.out, shape=(rows, columns), stride=(columns, 1), storage=node.between())
-    return [OnnxCall("nonzero.default", (node.x,), found, {}), OnnxCall("t.default", (found,), node.out, {})]
+    indices = replace(node.out, shape=(rows, columns), stride=(columns, 1), storage=node.between())
+    return [OnnxCall("nonzero.default", (node.x,), indices, {}), OnnxCall("t.default", (indices,), node.out, {})]
 
 
 def _shape(node: OnnxNode) -> list[OnnxCall]:

@@ -231,10 +231,10 @@ class ParquetTable:
         arrow = self._arrow
         unique, inverse = np.unique(numbers, return_inverse=True)
         rows = [of(number) for number in unique.tolist()]
-        taken = arrow.array(inverse.reshape(-1).astype(np.int32))
+        indices = arrow.array(inverse.reshape(-1).astype(np.int32))
         columns: Mapping[str, list[Any]] = {name: [row[place] for row in rows] for place, name in enumerate(names)}
         types = {name: arrow.int64() if name in ("line", "process", "rank") else arrow.string() for name in names}
-        return {name: arrow.array(values, types[name]).take(taken) for name, values in columns.items()}
+        return {name: arrow.array(values, types[name]).take(indices) for name, values in columns.items()}
 
     def _of_signature(self, number: int) -> Sequence[Any]:
         return self._signatures.get(number, ("", "", ""))

@@ -393,5 +393,5 @@ def _is_composite(name: str, count: int | None) -> bool:
     count : number of arguments of the call, None if unknown
     """
     kernels = [has_composite_kernel(item) for item in schemas_of(name) if count in (None, len(item.arguments))]
-    known = [is_composite for is_composite in kernels if is_composite is not None]
-    return bool(known) and (all(known) if count is not None else known[0])
+    answers = [is_composite for is_composite in kernels if is_composite is not None]
+    return bool(answers) and (all(answers) if count is not None else answers[0])

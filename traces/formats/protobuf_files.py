@@ -74,8 +74,8 @@ def message_from_json(message_class: Any, form: Any) -> Any:
         raise FormatError(f"a node is not a JSON object: {str(form)[:60]}")
     try:
         # the names of types belong to an enumeration that is not declared here
-        known = {name: value for name, value in form.items() if name != "type"}
-        return json_format.ParseDict(known, message_class(), ignore_unknown_fields=True)
+        fields = {name: value for name, value in form.items() if name != "type"}
+        return json_format.ParseDict(fields, message_class(), ignore_unknown_fields=True)
     except Exception as error:
         raise FormatError(f"a node does not match its protobuf type: {one_line(error, 100)}") from error
 

@@ -135,8 +135,8 @@ def _add_call(op: str, node: dict[str, Any], values: _Values, builder: RecordBui
     shared = aliases(bound.op, bound.args, bound.kwargs)
     results = node["outputs"]
     shared += [None] * (len(results) - len(shared))
-    given = [values.result(item, memory) for item, memory in zip(results, shared, strict=False)]
-    outputs = given[0] if len(given) == 1 else tuple(given) if given else None
+    result_values = [values.result(item, memory) for item, memory in zip(results, shared, strict=False)]
+    outputs = result_values[0] if len(result_values) == 1 else tuple(result_values) if result_values else None
     args, kwargs, outputs, numbers = split(bound.args, bound.kwargs, outputs)
     builder.add_call(bound.op, args, kwargs, outputs, scope=_scope(node.get("metadata")), storages=numbers)
 
@@ -160,8 +160,8 @@ def _add_inner_calls(
     ((place, form),) = graphs
     graph, operands = form["graph"], arguments[place + 1 :]
     storages = values.storages
-    given = dict(zip(map(_name, graph.get("inputs", ())), map(_name, operands), strict=False))
-    outer = {inner: storages.of(name) for inner, name in given.items() if inner and name}
+    operand_by_input = dict(zip(map(_name, graph.get("inputs", ())), map(_name, operands), strict=False))
+    outer = {inner: storages.of(name) for inner, name in operand_by_input.items() if inner and name}
     inside = GraphStorages(outer, storages.count)
     yield from _add_calls(graph, _Values(graph, values.sizes, inside), file, builder)
     storages.count = inside.count

@@ -171,5 +171,5 @@ def _operator_named(name: str) -> Any:
     if not schemas or not schemas[0].arguments or "Tensor" not in str(schemas[0].arguments[0].type):
         return None
     packet, _, overload = path.removeprefix("aten.").partition(".")
-    found = getattr(torch.ops.aten, packet)
-    return getattr(found, overload) if overload else found
+    overloads = getattr(torch.ops.aten, packet)
+    return getattr(overloads, overload) if overload else overloads

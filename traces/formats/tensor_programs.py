@@ -246,11 +246,11 @@ class _Reading:
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self._assign(target, self.value(value))
             case ast.AugAssign(target=ast.Name(id=name), op=op, value=value) if type(op) in OPERATORS:
-                left = self.value(ast.Name(id=name))
+                current = self.value(ast.Name(id=name))
                 function = OPERATORS[type(op)]
-                if isinstance(left, torch.Tensor):
+                if isinstance(current, torch.Tensor):
                     function = IN_PLACE.get(type(op), function)
-                self.variables[name] = operated(function, left, self.value(value))
+                self.variables[name] = operated(function, current, self.value(value))
             case ast.Expr(value=value):
                 self.value(value)
             case ast.Return(value=value):

@@ -120,13 +120,13 @@ class Product(NamedTuple):
 def problems_of(trace: Trace) -> list[Problem]:
     """Return the products, convolutions and attentions of a trace, largest share first."""
     signatures = {signature.number: signature for signature in trace.signatures}
-    table, found = trace.summary("signature"), []
+    table, problems = trace.summary("signature"), []
     for number, calls, share in zip(*(table[name].tolist() for name in ("signature", "calls", "share")), strict=True):
         signature = signatures[number]
         namespace, _, name = signature.op.rpartition(".")[0].partition(".")
         if namespace == "aten" and (name in PRODUCTS or name in CONVOLUTIONS or "scaled_dot_product" in name):
-            found.append(Problem(signature, name, calls, share))
-    return found
+            problems.append(Problem(signature, name, calls, share))
+    return problems
 
 
 def _matrix(rows: int, columns: int, stride: Sequence[int]) -> Matrix:
@@ -386,14 +386,14 @@ def tuned_of(
 
     Columns that the rows lack are not compared, except `B`, the number of products in a batch.
     """
-    known: dict[tuple[str, ...], set[tuple[str | None, ...]]] = {}
-    found = []
+    entries_by_columns: dict[tuple[str, ...], set[tuple[str | None, ...]]] = {}
+    answers = []
     for problem in problems:
         try:
             key = tuner.entry(problem).key
         except Untunable:
             continue
         names = tuple(name for name in key if name == "B" or (rows and name in rows[0]))
-        entries = known.setdefault(names, {tuple(row.get(name) for name in names) for row in rows})
-        found.append((problem, tuple(key[name] for name in names) in entries))
-    return found
+        entries = entries_by_columns.setdefault(names, {tuple(row.get(name) for name in names) for row in rows})
+        answers.append((problem, tuple(key[name] for name in names) in entries))
+    return answers

@@ -75,8 +75,8 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], FileKind]] = [
 
 def kind_of(start: bytes) -> FileKind | None:
     """Return the kind of a file from its decompressed first bytes, or None if the kind is unknown."""
-    known = next((kind for pattern, kind in _KINDS if pattern.match(start)), None)
-    return known or _kind_of_json(start) or _kind_of_table(start)
+    kind_by_start = next((kind for pattern, kind in _KINDS if pattern.match(start)), None)
+    return kind_by_start or _kind_of_json(start) or _kind_of_table(start)
 
 
 def _kind_of_json(start: bytes) -> FileKind | None:

@@ -280,9 +280,9 @@ def _results(signature: Signature) -> str | None:
     """Return Python source for a list of (shape, dtype) of the results, or None if they are unknown."""
     outputs = list(leaves(signature.outputs))
     specs = [leaf for leaf in outputs if isinstance(leaf, TensorSpec)]
-    known = all(leaf is None or isinstance(leaf, TensorSpec | bool | int | float | complex) for leaf in outputs)
+    are_known = all(leaf is None or isinstance(leaf, TensorSpec | bool | int | float | complex) for leaf in outputs)
     plain_layout = all(spec.layout is torch.strided and spec.made_of is None for spec in specs)
-    if signature.raised is not None or not known or not plain_layout:
+    if signature.raised is not None or not are_known or not plain_layout:
         return None
     return f"[{', '.join(f'({sizes(spec.shape)}, {spec.dtype})' for spec in specs)}]"
 

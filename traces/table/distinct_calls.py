@@ -142,8 +142,8 @@ def _distinct(
         combine only equal times
     """
     order = np.argsort(starts, kind="stable")
-    told_apart = [_rounded(key, bits) if name in TIMES else key for name, key in zip(KEYS, keys, strict=True)]
-    codes, _ = pd.factorize(_packed(told_apart)[order])
+    distinguishing_keys = [_rounded(key, bits) if name in TIMES else key for name, key in zip(KEYS, keys, strict=True)]
+    codes, _ = pd.factorize(_packed(distinguishing_keys)[order])
     number = int(codes.max(initial=-1)) + 1
     # the last write to a row is the one of the first call
     first = np.empty(number, dtype=np.int64)

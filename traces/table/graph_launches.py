@@ -104,14 +104,14 @@ class GraphLaunches:
                 graph.kernel_ns, graph.weights = times, times / times.sum()
         others = [graph for graph in self.graphs.values() if graph.weights is None]
         if others:
-            known, by_number = usual_ns(), {item.number: item for item in signatures}
+            times_ns, by_number = usual_ns(), {item.number: item for item in signatures}
             used = {number for graph in others for number in graph.signature.tolist()}
             sizes = {number: _bytes_of(by_number.get(number)) for number in used}
-            both = [number for number in used if known.get(number, 0) > 0 and sizes[number]]
+            both = [number for number in used if times_ns.get(number, 0) > 0 and sizes[number]]
             # nanoseconds per byte of the calls whose time is known
-            pace = sum(known[number] for number in both) / sum(sizes[number] for number in both) if both else 1.0
+            pace = sum(times_ns[number] for number in both) / sum(sizes[number] for number in both) if both else 1.0
             for graph in others:
-                cost = [known.get(number, pace * sizes[number]) for number in graph.signature.tolist()]
+                cost = [times_ns.get(number, pace * sizes[number]) for number in graph.signature.tolist()]
                 graph.weights = np.where(_are_views(graph, by_number), 0.0, cost)
                 total = graph.weights.sum()
                 graph.weights = graph.weights / total if total > 0 else np.full(len(graph), 1 / len(graph))

@@ -50,12 +50,12 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
     shown = sums[sums.sum(axis="columns") >= LEAST_SHARE * total].iloc[:MOST_BARS]
     rest = len(sums) - len(shown)
     figure, (axes,) = new_figure(title, size=(6.6, 1.4 + 0.22 * len(shown)))
-    left = pd.Series(0.0, index=shown.index)
+    ends = pd.Series(0.0, index=shown.index)
     for place, (name, color) in enumerate(zip(_few(shown).columns, (*PALETTE[:MOST_PARTS], "#999999"), strict=False)):
         widths = _few(shown).iloc[:, place]
-        axes.barh(range(len(shown)), widths, 0.8, left, color=color, label=literal(name, 28))
-        left = left + widths
-    for height, width in enumerate(left):
+        axes.barh(range(len(shown)), widths, 0.8, ends, color=color, label=literal(name, 28))
+        ends = ends + widths
+    for height, width in enumerate(ends):
         axes.annotate(
             f"{width / total:.1%}", (width, height), (3, 0), textcoords="offset points", va="center", fontsize=7
         )

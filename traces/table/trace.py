@@ -212,12 +212,12 @@ class Trace:
         launches' time is divided among the calls, and `share` is the share of the device's time that the launches
         take, 0 to 1.
         """
-        launched, known = self.source.launches(), self.source.graphs.graphs
+        launched, graphs_by_number = self.source.launches(), self.source.graphs.graphs
         own = self.own_distinct_calls if launched else None
         whole_ns = 0.0 if own is None else float((own["device_ns"] * counts_of(own)).sum())
         rows = []
         for number, (launches, device_ns) in launched.items():
-            graph = known.get(number)
+            graph = graphs_by_number.get(number)
             about = (0, False, "") if graph is None else (len(graph), True, graph.split)
             rows.append((*about, launches, device_ns / 1e3, device_ns / max(whole_ns, 1.0)))
         table = pd.DataFrame(rows, columns=["calls", "captured", "split", "launches", "device_us", "share"])

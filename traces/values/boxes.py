@@ -208,7 +208,7 @@ class Boxes:
     groups: int | None = None
 
     priority: ClassVar[int] = 80
-    seen: ClassVar[str] = PIECES
+    examined_part: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Boxes | None:

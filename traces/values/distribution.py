@@ -195,8 +195,8 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
     shape = _shape(quantiles, mean, std, len(ranked))
     quantiles[0], quantiles[-1] = low, high
     marks = quantiles if shape == "quantiles" else ()
-    mean, std, low, high, *kept = _shortened([mean, std, low, high, *marks], dtype)
-    return Distribution(mean, std, low, high, shape, kept or None, whole)
+    mean, std, low, high, *short_marks = _shortened([mean, std, low, high, *marks], dtype)
+    return Distribution(mean, std, low, high, shape, short_marks or None, whole)
 
 
 def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
@@ -262,7 +262,7 @@ class Probabilities:
     denormals: float = 0.0
 
     priority: ClassVar[int] = 70
-    seen: ClassVar[str] = ROWS
+    examined_part: ClassVar[str] = ROWS
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Probabilities | None:

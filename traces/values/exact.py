@@ -72,7 +72,7 @@ class Constant:
     value: bool | int | float | complex
 
     priority: ClassVar[int] = 10
-    seen: ClassVar[str] = PIECES
+    examined_part: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Constant | None:
@@ -108,7 +108,7 @@ class Booleans:
     runs: int | None = None
 
     priority: ClassVar[int] = 20
-    seen: ClassVar[str] = PIECES
+    examined_part: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Booleans | None:
@@ -158,7 +158,7 @@ class OneHot:
     others: int
 
     priority: ClassVar[int] = 15
-    seen: ClassVar[str] = ROWS
+    examined_part: ClassVar[str] = ROWS
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> OneHot | None:

@@ -67,7 +67,7 @@ class Floats(Ordered):
     zero_runs: float | None = None
 
     priority: ClassVar[int] = 90
-    seen: ClassVar[str] = PIECES
+    examined_part: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Floats | None:

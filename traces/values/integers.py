@@ -95,7 +95,7 @@ class Integers(Ordered):
     total: int | None = None
 
     priority: ClassVar[int] = 60
-    seen: ClassVar[str] = PIECES
+    examined_part: ClassVar[str] = PIECES
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Integers | None:
@@ -215,21 +215,21 @@ def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[li
     return [list(pair) for pair in zip(values[places[:count]].tolist(), most[:count].tolist(), strict=True)]
 
 
-def _with(frequent: list[list[int]], wanted: list[list[int]]) -> list[list[int]]:
-    """Return the frequent values with all `wanted` ones; if necessary, these replace the least frequent ones.
+def _with(frequent: list[list[int]], required: list[list[int]]) -> list[list[int]]:
+    """Return the frequent values and all `required` ones; if necessary, the latter replace the least frequent.
 
     Both are lists of [value, count].
     """
     there = {value for value, _ in frequent}
-    added = [pair for pair in wanted if pair[0] not in there]
+    added = [pair for pair in required if pair[0] not in there]
     return [*frequent[: FREQUENT - len(added)], *added]
 
 
 def _places(values: Integers1D, queries: list[int]) -> Integers1D:
     """Return the indices in the sorted `values` of those queries that occur there."""
-    wanted = np.array(queries, dtype=np.int64)
-    places = np.searchsorted(values, wanted).clip(max=len(values) - 1)
-    there: Integers1D = places[values[places] == wanted]
+    query_values = np.array(queries, dtype=np.int64)
+    places = np.searchsorted(values, query_values).clip(max=len(values) - 1)
+    there: Integers1D = places[values[places] == query_values]
     return there
 
 

@@ -197,7 +197,7 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
     ----------
     requested_kinds : names of kinds of value models to try although they have `on_request = True`
     exact : True if every kind of model examines all elements; if False, a kind examines the part of a large tensor
-        named by its `seen`
+        named by its `examined_part`
     """
     if tensor.numel() == 0:
         return None
@@ -206,21 +206,21 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
         plain = tensor.detach().resolve_conj().resolve_neg()
         parts = {ALL: plain}
         for kind in _kinds(frozenset(requested_kinds), len(value_models.names())):
-            seen = ALL if exact or plain.numel() <= MOST else getattr(kind, "seen", ALL)
-            if seen not in parts:
-                parts[seen] = rows_of(plain) if seen == ROWS and plain.dim() > 1 else pieces(plain)
-            model = kind.fit(parts[seen])
+            part = ALL if exact or plain.numel() <= MOST else getattr(kind, "examined_part", ALL)
+            if part not in parts:
+                parts[part] = rows_of(plain) if part == ROWS and plain.dim() > 1 else pieces(plain)
+            model = kind.fit(parts[part])
             if model is not None:
                 return model
     return None
 
 
 @lru_cache
-def _kinds(requested: frozenset[str], known: int) -> tuple[type[ValueModel], ...]:
+def _kinds(requested: frozenset[str], registered_count: int) -> tuple[type[ValueModel], ...]:
     """Return the kinds of value models to try, in order.
 
     requested : names of kinds to try although they have `on_request = True`
-    known : number of registered kinds, which is only part of the cache key
+    registered_count : number of registered kinds, which is only part of the cache key
     """
     kinds = [kind for name, kind in value_models.items() if name in requested or not getattr(kind, "on_request", False)]
     return tuple(sorted(kinds, key=lambda kind: kind.priority))

@@ -142,20 +142,20 @@ def choose(names: Sequence[str], seed: int) -> Operators:
             # some are listed twice
             entries.setdefault(entry.name, entry)
     chosen = {entry.name: entry for name in names for entry in entries.values() if _is_of(entry, name)}
-    wanted = [function for function in registered if _is_wanted(function, names)]
+    wanted_operators = [function for function in registered if _is_wanted(function, names)]
     named = [function for function in registered if any(_is_named(function, name) for name in names)]
     for name in names:
-        known = name in CATEGORIES or any(_is_of(entry, name) for entry in chosen.values())
-        if not known and not any(_is_named(function, name) for function in named):
+        is_known = name in CATEGORIES or any(_is_of(entry, name) for entry in chosen.values())
+        if not is_known and not any(_is_named(function, name) for function in named):
             near = [*CATEGORIES, *entries, *map(name_of, registered)]
             raise UserError(f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all has all existing ones"))
     # a named operator of torch's table is run by its entry there
-    made = wanted if wanted else [function for function in named if not chosen]
-    samples, reasons = schema_entries([function for function in made if not function._schema.is_mutable], seed)
-    if named and not chosen and not samples and not wanted:
+    generated = wanted_operators if wanted_operators else [function for function in named if not chosen]
+    samples, reasons = schema_entries([function for function in generated if not function._schema.is_mutable], seed)
+    if named and not chosen and not samples and not wanted_operators:
         name = name_of(named[0])
         raise UserError(f"no samples of {name} can be created", reasons.get(name, "it writes into its arguments"))
-    return Operators([*chosen.values(), *samples], reasons, wanted)
+    return Operators([*chosen.values(), *samples], reasons, wanted_operators)
 
 
 def _is_runnable(function: Any) -> bool:

@@ -198,8 +198,8 @@ def why_not(function: Any) -> str:
     """Return the reason why no arguments can be generated for an operator, or an empty string."""
     for argument in function._schema.arguments:
         *around, inner = _kinds(argument.type)
-        known = inner in (*VALUES, "TensorType", "DeviceObjType") or "OptionalType" in around
-        if not argument.has_default_value() and not known:
+        has_values = inner in (*VALUES, "TensorType", "DeviceObjType") or "OptionalType" in around
+        if not argument.has_default_value() and not has_values:
             return f"unsupported type of argument {argument.name}: {argument.type.annotation_str}"
     return ""
 
@@ -215,10 +215,10 @@ def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: b
     lengths = LENGTHS if "ListType" in kinds else LENGTHS[:1]
     for *values, length, shape in product(*(VALUES[kind] for kind in numbers), lengths, SHAPES):
         drawing = Drawing(shape, length, dict(zip(numbers, values, strict=True)), device, dtype, wants_grad)
-        made = [(item, _value(item.type, item.name, drawing)) for item in required]
+        item_values = [(item, _value(item.type, item.name, drawing)) for item in required]
         yield (
-            tuple(value for item, value in made if not item.kwarg_only),
-            {item.name: value for item, value in made if item.kwarg_only},
+            tuple(value for item, value in item_values if not item.kwarg_only),
+            {item.name: value for item, value in item_values if item.kwarg_only},
         )
 
 

@@ -224,15 +224,15 @@ class Traffic:
         for call in calls:
             function = self._number_of(call)
             for storage, writes in zip(call.takes, call.operation.writes, strict=False):
-                known = self._memory.get(storage)
-                if known != UNKNOWN:
-                    uses = IS_USED_ELSEWHERE if known // USES != function else 0
+                entry = self._memory.get(storage)
+                if entry != UNKNOWN:
+                    uses = IS_USED_ELSEWHERE if entry // USES != function else 0
                     uses |= IS_READ if call.operation.moves and not writes else 0
-                    if known | uses != known:
-                        self._memory.set(storage, known | uses)
-            taken = {NO_STORAGE, *call.takes}
+                    if entry | uses != entry:
+                        self._memory.set(storage, entry | uses)
+            argument_storages = {NO_STORAGE, *call.takes}
             for storage in call.gives:
-                is_new = storage not in taken
+                is_new = storage not in argument_storages
                 if is_new and self._memory.get(storage) == UNKNOWN:
                     self._memory.set(storage, USES * function)
 
@@ -264,8 +264,8 @@ class Traffic:
                     storage, operation.shapes[place], operation.argument_bytes[place], operation.extents[place]
                 )
         for storage, size in zip(call.gives, operation.result_bytes, strict=False):
-            known = self._memory.get(storage)
-            if known // USES == function and (known & IS_USED_ELSEWHERE or not known & IS_READ):
+            entry = self._memory.get(storage)
+            if entry // USES == function and (entry & IS_USED_ELSEWHERE or not entry & IS_READ):
                 borders.write(storage, size)
 
 

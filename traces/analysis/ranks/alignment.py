@@ -60,19 +60,19 @@ def align(meetings: Meetings, processes: int) -> list[Clock]:
     """
     clocks = [Clock() for _ in range(processes)]
     pairs = _Pairs(meetings)
-    seen: set[int] = set()
+    aligned: set[int] = set()
     for origin in range(processes):
-        if origin in seen:
+        if origin in aligned:
             continue
         queue = deque([origin])
-        seen.add(origin)
+        aligned.add(origin)
         while queue:
             process = queue.popleft()
-            for other in sorted(pairs.met_by(process) - seen):
+            for other in sorted(pairs.met_by(process) - aligned):
                 clock = pairs.compare(process, other)
                 if clock is None:
                     continue
-                seen.add(other)
+                aligned.add(other)
                 queue.append(other)
                 base_ns = clocks[process].offset_ns
                 measured_ns = base_ns + (clock.measured_ns or 0)

@@ -155,8 +155,8 @@ class Scan:
             else:
                 thread.open_event = event
         elif firsts is not None:
-            taken = block.storages[firsts[place] : firsts[place] + block.tensors[place]]
-            for storage in taken[taken >= 0].tolist():
+            storages = block.storages[firsts[place] : firsts[place] + block.tensors[place]]
+            for storage in storages[storages >= 0].tolist():
                 self._pending[storage] = event
                 self._storages_of.setdefault(event, []).append(storage)
             while len(self._pending) > MOST_PENDING:

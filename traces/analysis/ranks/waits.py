@@ -162,9 +162,9 @@ def _read(reader: TraceReader) -> _Ranks:
     for record in reader.columns():
         match record:
             case Header():
-                told = record.fields.get("processes")
+                entries = record.fields.get("processes")
                 ranks.headers = (
-                    [item if isinstance(item, dict) else {} for item in told] if isinstance(told, list) else [{}]
+                    [item if isinstance(item, dict) else {} for item in entries] if isinstance(entries, list) else [{}]
                 )
             case Signature():
                 ranks.kinds.add(record)

@@ -147,16 +147,16 @@ class Redactor:
         self.note(field, "operator", op, image, self._names.reason_of_operator(image))
         return image
 
-    def fields(self, value: Any, at: Position, **known: Any) -> Any:
+    def fields(self, value: Any, at: Position, **replacements: Any) -> Any:
         """Return a redacted record or argument.
 
         at : position of the value in the record
-        known : fields whose redacted value is already known; all others are redacted as their class declares
+        replacements : redacted values of some fields, by field name; all others are redacted as their class declares
         """
-        redacted = dict(known)
+        redacted = dict(replacements)
         cls: Any = type(value)
         for name, privacy, default in fields_to_redact(cls):
-            if name in known:
+            if name in replacements:
                 continue
             field, image = getattr(value, name), default
             if privacy is not None:
@@ -283,13 +283,13 @@ class Redactor:
     def _text(self, value: str, at: Position) -> str:
         why = "a setting, device or type that torch knows"
         if at.op.startswith(ENTER):
-            image, asked = self._names.label(value), self._keeps_labels
+            image, is_requested = self._names.label(value), self._keeps_labels
         elif self._keeps_scalars:
-            image, asked = value, True
+            image, is_requested = value, True
         else:
             image = self._names.equation(value) if at.op.startswith("aten.einsum") else self._names.text(value)
-            asked = False
-        self.note(at.field, "string", value, image, ASKED if asked else why)
+            is_requested = False
+        self.note(at.field, "string", value, image, ASKED if is_requested else why)
         return image
 
     def _keyword(self, signature: Signature, field: str, name: str) -> str:

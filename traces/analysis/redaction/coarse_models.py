@@ -136,17 +136,17 @@ class IntegerMap:
         pinned = pinned or {}
         distinct = set(values)
         self._images = {value: pinned[value] for value in distinct & pinned.keys()}
-        taken = set(self._images.values())
+        used_images = set(self._images.values())
         for sign in (1, -1):
             sizes = sorted(sign * value for value in distinct - self._images.keys() if sign * value > 0)
-            self._spread(sizes, sign, {sign * image for image in taken})
+            self._spread(sizes, sign, {sign * image for image in used_images})
         if 0 in distinct:
             self._images.setdefault(0, 0)
 
     def __getitem__(self, value: int) -> int:
         return self._images[value]
 
-    def _spread(self, sizes: list[int], sign: int, taken: set[int]) -> None:
+    def _spread(self, sizes: list[int], sign: int, used_images: set[int]) -> None:
         for bits in sorted({size.bit_length() for size in sizes}):
             members = [size for size in sizes if size.bit_length() == bits]
             low, last = 1 << (bits - 1), members[-1]
@@ -157,7 +157,7 @@ class IntegerMap:
             before = low - 1
             for place, size in enumerate(members):
                 image = max(before + 1, low + (top - low) * place // gaps)
-                while image in taken:
+                while image in used_images:
                     image += 1
                 # pinned numbers can fill the range: two numbers then share an image
                 before = image if image <= max(top, last) else low

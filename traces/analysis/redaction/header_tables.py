@@ -91,8 +91,8 @@ class TableRedactor(NamedTuple):
             label, why = _REASONS.get(kind, ("header", "versions, hardware and settings determine times"))
             if field == "context.settings":
                 label, why = "setting", "torch's settings determine times"
-            asked = kind == "model" and self.policy.keeps(MODEL)
-            self.report.add_text(field, label, text, image, ASKED if asked else why)
+            is_requested = kind == "model" and self.policy.keeps(MODEL)
+            self.report.add_text(field, label, text, image, ASKED if is_requested else why)
 
     def model(self, value: Any) -> Any:
         if self.policy.keeps(MODEL):

@@ -152,19 +152,25 @@ class RedactionReport:
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
         """Yield a row for each group of texts or numbers that stay: field, kind, number of different ones, reason."""
-        groups: Counter[tuple[str, str, str]] = Counter((left.field, left.kind, left.why) for left in self.counts)
+        groups: Counter[tuple[str, str, str]] = Counter((entry.field, entry.kind, entry.why) for entry in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why
 
     def as_json(self) -> dict[str, Any]:
         rows = [
-            {"field": left.field, "kind": left.kind, "value": left.value, "why": left.why, "count": count}
-            for left, count in sorted(self.counts.items(), key=lambda item: astuple(item[0]))
+            {
+                "field": entry.field,
+                "kind": entry.kind,
+                "value": entry.value,
+                "why": entry.why,
+                "count": count,
+            }
+            for entry, count in sorted(self.counts.items(), key=lambda item: astuple(item[0]))
         ]
         return {"salted_names": len(self.salted), "left": rows, "not_listed": self.others}
 
-    def _add(self, left: Remaining) -> None:
-        if left in self.counts or len(self.counts) < MOST:
-            self.counts[left] += 1
+    def _add(self, entry: Remaining) -> None:
+        if entry in self.counts or len(self.counts) < MOST:
+            self.counts[entry] += 1
         else:
             self.others += 1

@@ -146,8 +146,8 @@ class Redaction:
             for text in self._state.newest:
                 self._state.numbers.pop(text, None)
 
-    def _plain(self, record: Any, **known: Any) -> Iterator[Record]:
-        yield self._redactor.fields(record, Position(RECORD_NAMES[type(record)]), **known)
+    def _plain(self, record: Any, **replacements: Any) -> Iterator[Record]:
+        yield self._redactor.fields(record, Position(RECORD_NAMES[type(record)]), **replacements)
 
     def _header(self, record: Header) -> Iterator[Record]:
         marks = {"kept": sorted(self.policy.keep), "operators_hidden": self.policy.hide_operators}
@@ -298,12 +298,12 @@ class Redaction:
             return None
         # compared as text, because nan makes equal models unequal
         text = str(redacted.model)
-        known = state.numbers.get(text)
-        if known is None:
+        own_number = state.numbers.get(text)
+        if own_number is None:
             state.newest.append(text)
-            known = state.numbers[text] = self._next()
-            models.append(self._written(known, redacted.model))
-        return known
+            own_number = state.numbers[text] = self._next()
+            models.append(self._written(own_number, redacted.model))
+        return own_number
 
     def _redact(self, model: ValueModel, use: _TensorUse) -> RedactedModel:
         if self.policy.keeps(VALUES):
@@ -384,8 +384,8 @@ def redact(
                 writer.write(item)
         if reader.missing is not None and not partial:
             raise UserError(reader.missing, "redact it with --partial")
-    kept, unknown = dict(redaction.kept), dict(reader.unknown)
-    return RedactedFile(calls, report, kept, unknown, _whole_values(header), reader.missing)
+    unchanged, unknown = dict(redaction.kept), dict(reader.unknown)
+    return RedactedFile(calls, report, unchanged, unknown, _whole_values(header), reader.missing)
 
 
 def _whole_values(header: Header) -> tuple[str, ...]:

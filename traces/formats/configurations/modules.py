@@ -206,7 +206,7 @@ class MetaRecording:
         except Exception as error:
             raise ValueError(one_line(error)) from error
         finally:
-            self._calls += watch.seen
+            self._calls += watch.operation_count
 
 
 class _Watch(TorchDispatchMode):
@@ -216,29 +216,29 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.calls: list[Recorded] = []
         self.record = False
-        self.seen = 0
+        self.operation_count = 0
         self._device = device
         self._most = most
         self._stack = [("", "")]
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.seen += 1
-        if self._most is not None and self.seen > self._most:
+        self.operation_count += 1
+        if self._most is not None and self.operation_count > self._most:
             raise TooManyCalls(f"the module makes more than {self._most:,} calls")
         tree = (args, kwargs or {})
-        taken = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+        tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         if any(value.type.kind() == "ListType" for value in function._schema.returns):
-            _check_pieces(taken)
+            _check_pieces(tensors)
         if self.record:
             self.keep(str(function), tree)
-        if _has_memory(function, tree, taken):
+        if _has_memory(function, tree, tensors):
             _check_made(function, args, kwargs or {})
         return function(*args, **kwargs or {})
 
     def keep(self, op: str, tree: Any) -> None:
         """Record a call; `tree` is the pair of its positional and named arguments."""
-        taken = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
-        counts = Counter(tensor.untyped_storage()._cdata for tensor in taken)
+        tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
+        counts = Counter(tensor.untyped_storage()._cdata for tensor in tensors)
         shared = [storage for storage, count in counts.items() if count > 1]
         args, kwargs = map_leaves(lambda leaf: self._told(leaf, shared), tree)
         self.calls.append(Recorded(op, tuple(args), kwargs, *self._stack[-1]))
@@ -301,16 +301,16 @@ def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
         raise ValueError(f"the function splits a tensor along a dimension larger than {PIECES:,}")
 
 
-def _has_memory(function: Any, tree: Any, taken: Iterable[torch.Tensor]) -> bool:
+def _has_memory(function: Any, tree: Any, tensors: Iterable[torch.Tensor]) -> bool:
     """Return True if the results of a call have memory, because a tensor or device among its arguments is not `meta`.
 
     function : operator that is called
-    tree, taken : the arguments, and the tensors in them
+    tree, tensors : the arguments, and the tensors in them
     """
-    if any(not tensor.is_meta for tensor in taken):
+    if any(not tensor.is_meta for tensor in tensors):
         return True
     devices = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.device)]
-    makes = not taken and any(argument.name == "device" for argument in function._schema.arguments)
+    makes = not tensors and any(argument.name == "device" for argument in function._schema.arguments)
     return any(device.type != "meta" for device in devices) or (makes and not devices)
 
 
