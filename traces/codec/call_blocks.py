@@ -68,7 +68,7 @@ class CallBlock:
 
     signature, scope, start_ns, duration_ns : (N,)
     tensors, device_ns, streams : (N,), or (0,) if the block omits them; `tensors` is the number of each call's tensors
-    storages : (sum of `tensors`,), storage numbers
+    storages : (sum of `tensors`,), storage numbers of these tensors, call after call
     newest : largest storage number in earlier blocks
     page_faults, perturbed, slow_memory : see `Calls`
     """

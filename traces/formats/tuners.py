@@ -68,7 +68,7 @@ class Entry(NamedTuple):
     """A problem in the form of one tuner.
 
     lines : lines of the list, without counts
-    key : what identifies the problem among tuned entries, by column
+    key : values by column that identify the problem in a file of tuned entries
     group : name of the list, if the tuner has several
     """
 
