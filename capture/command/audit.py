@@ -40,10 +40,10 @@ class CountDifference:
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
     """Return the differences between the operators that torch reports for some steps and a trace of the same steps.
 
-    Torch reports an operator and also the operators that it calls. If the operator's name is in the trace, it counts as
-    one call; otherwise the operators that it calls are counted. Variants such as `add` and `add_` count together,
-    because torch may choose another variant under a dispatch mode. The printing of tensors is ignored, because torch
-    turns dispatch modes off for it.
+    Torch reports an operator and also the operators that it calls. Only the outer operator is counted if the trace
+    contains it; otherwise the operators that it calls are counted instead. Variants such as `add` and `add_` count
+    together, because torch may choose another variant under a dispatch mode. The printing of tensors is ignored,
+    because torch turns dispatch modes off for it.
 
     steps : function that runs the steps
     """
@@ -192,9 +192,9 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_made_of_others(event: Any) -> bool:
-    """Return True if the operators inside an operator's event are counted instead of the operator.
+    """Return True if the operators that an operator calls are counted instead of it.
 
-    This is so for an overload that only calls other operators, and if autocast calls the operator a second time with
+    They are if the operator only calls other operators, or if autocast calls the same operator again inside it with
     cast arguments.
     """
     below = {child.name for child in event.cpu_children}

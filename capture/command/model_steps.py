@@ -157,13 +157,14 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 def warm_up(
     program: ModelProgram, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
-    """Run warm-up steps without capture, and return the inputs of all remaining steps.
+    """Run the warm-up steps without capture, except the last `learned` ones; return the inputs of all steps that
+    remain.
 
     The inputs are generated here so that their generation is not captured.
 
     advance : called after each step
-    learned : number of warm-up steps that are not run here, because the caller runs them under the capture, which
-        examines their signatures without recording calls
+    learned : number of warm-up steps that the caller runs under the capture, which then examines their signatures
+        without recording calls
     """
     for _ in range(args.warmup - learned):
         run_step(program, program.inputs())

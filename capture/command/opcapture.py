@@ -267,8 +267,10 @@ def own_cost() -> CaptureCost:
 
 @torch.no_grad()
 def _measure() -> tuple[float, float]:
-    """Measure what `own_cost` returns. Blocks without and with a capture alternate, so that a change of the machine's
-    speed affects both.
+    """Return in ns the time that recording adds to a call, and the time that it adds between two calls; both are
+    medians.
+
+    Measurements without and with a capture alternate, so that a change of the machine's speed affects both.
     """
     boxes = torch.rand(16, 4)
     for _ in range(WARMUP):
@@ -278,11 +280,11 @@ def _measure() -> tuple[float, float]:
 
 
 def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
-    """Return in ns the time that a capture adds to a small operator, and between two operators, from one block without
-    and one with a capture.
+    """Return in ns the time that a capture adds to a call of a small operator, and the time that it adds between two
+    calls.
 
-    Without a capture only the sum of operator and gap is known. Operator time beyond that sum must have been added to
-    the operator; the rest counts as added between operators.
+    Without a capture, only the time from the start of one call to the start of the next is known. A recorded call's
+    duration beyond that time counts as added to the call, and the rest of the increase as added between calls.
 
     boxes : input of the operators
     """
@@ -311,7 +313,7 @@ def _time(boxes: torch.Tensor) -> int:
 
 
 def _small_operators(boxes: torch.Tensor) -> torch.Tensor:
-    """Run views and arithmetic on a few boxes, as a box coder does, as a workload with little work per operator."""
+    """Run a workload with little work per operator: views and arithmetic on a few bounding boxes."""
     corners, sizes = boxes[:, :2], boxes[:, 2:]
     centers = (corners + sizes) * 0.5
     sizes = (sizes - corners).abs().clamp(min=0.1)

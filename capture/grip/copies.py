@@ -45,7 +45,9 @@ class Arrays:
         return ArraySpec(memory.as_strided(array.shape, [step // size for step in steps], offset // size))
 
     def _over(self, root: Array) -> torch.Tensor:
-        """Return the bytes of `root`, an array that owns its memory, as a tensor; the same tensor each time."""
+        """Return the memory of `root`, an array that is not a view, as a tensor of bytes, which is the same at each
+        call.
+        """
         if id(root) not in self._memory:
             self._memory[id(root)] = root, torch.from_numpy(root.reshape(-1).view(np.uint8))
         return self._memory[id(root)][1]
@@ -137,7 +139,11 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> torch.Tensor:
-    """Return a copy of a tensor that uses `memory`, a copy of its storage from byte `first` on."""
+    """Return a tensor with the shape and strides of `tensor` over `memory`.
+
+    first : first byte of the tensor's storage that `memory` contains a copy of, before rounding down to a multiple of
+        `ALIGNMENT`
+    """
     offset = tensor.storage_offset() - first // ALIGNMENT * ALIGNMENT // tensor.dtype.itemsize
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     copy = empty.set_(memory, offset if tensor.numel() else 0, tensor.shape, tensor.stride())

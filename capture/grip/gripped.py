@@ -311,7 +311,9 @@ def _copy_within_limit(spec_tree: SpecTree) -> Any:
 
 
 def _is_on_nothing(tree: Any) -> bool:
-    """Return True if all tensors in the arguments are empty, not counting those inside objects, such as parameters."""
+    """Return True if the arguments contain tensors and all of these are empty; tensors inside objects, such as a
+    module's parameters, are ignored.
+    """
     tensors: list[Tensor] = []
     waiting = [tree]
     while waiting:

@@ -133,8 +133,8 @@ class Grips:
         return type(value)(wrapper) if isinstance(value, staticmethod | classmethod) else wrapper
 
     def finish(self) -> None:
-        """Write the remaining samples that have calls, and add patterns that matched no called function to
-        `refused`.
+        """Write the samples that have calls and were not written yet, and add each pattern that matched no called
+        function to `refused`.
         """
         for thread in self._writing:
             thread.join()

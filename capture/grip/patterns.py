@@ -26,7 +26,7 @@ class Pattern:
 
     Attributes
     ----------
-    module : pattern for modules that define functions, and packages that re-export functions of their submodules
+    module : pattern for the name of the module that defines a function, or of a parent package that re-exports it
     qualname : pattern for qualified names such as `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
     """
 
@@ -69,10 +69,10 @@ class GripTarget:
 
     Attributes
     ----------
-    function : the function; for an inner function, the enclosing one
+    function : the function; for an inner function, the function that contains it
     owner : class in which the function was found, or None
-    qualname : qualified name under which it was found
-    inside : enclosing function, if the function is created whenever the enclosing one runs
+    qualname : qualified name that the pattern matches
+    inside : for an inner function, the function that contains it and creates it at each call; else None
     inherited : True if `owner` inherits the method
     """
 

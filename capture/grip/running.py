@@ -155,7 +155,7 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
     """Yield the tags, such as `Reduce`, that a function's sample gets because the function called an operator.
 
     func : overload of the operator
-    shapes : shape of each tensor in order, and True if it could be a mask
+    shapes : for each tensor in the arguments, its shape, and True if its dtype is that of a mask
     """
     name = func._schema.name.partition("::")[2]
     plain = name.rstrip("_")

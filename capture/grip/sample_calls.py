@@ -65,7 +65,7 @@ def difference(expected: Any, got: Any) -> str | None:
     """Return one line that describes how two results of a call differ, or None if they do not.
 
     Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
-    of objects that cannot be held are ignored.
+    of objects are ignored if a sample cannot hold their values.
 
     expected : live values, or a `Sketch`; with a sketch, only types of numbers, shapes and dtypes are compared
     got : live values

@@ -1,7 +1,7 @@
-"""Recording of a thread's calls that the fast path in `dispatch.py` does not handle.
+"""Recording of the calls of a thread that `dispatch.py` does not record itself.
 
-These are calls that were not predicted, functions that the dispatcher does not see, and results other than a single
-plain tensor.
+These are calls that differ from the predicted one (see `capture/signatures/predictions.py`), functions that the
+dispatcher does not see, and results other than a single plain tensor.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ NO_STORAGES: Storages = ()
 
 
 class CallRecording(ThreadMode):
-    """Looks up and records those calls of one thread that `RecordingMode.__torch_dispatch__` does not record itself,
-    such as calls that were not predicted.
+    """Records those calls of one thread that `RecordingMode.__torch_dispatch__` does not record itself, such as the
+    first call of a signature.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -165,10 +165,9 @@ class CallRecording(ThreadMode):
         return tuple([self._storages.number(tensor) for tensor in argument_tensors(args, kwargs)])
 
     def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallPoint, Storages | None]:
-        """Return the call point and the storages of a call that was not predicted.
+        """Return the `CallPoint` of a call that differs from the predicted one, and the storage numbers of its tensors.
 
-        A call point is the node of a call in the graph of predictions. A call on meta or fake tensors is only counted;
-        for it, return the last call point and None.
+        A call on meta or fake tensors is only counted; the result is then the last call's `CallPoint` and None.
         """
         began = self._begin_search()
         self.settle()
@@ -190,10 +189,10 @@ class CallRecording(ThreadMode):
     def _find_after(
         self, error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[CallPoint | None, Storages | None]:
-        """Return what `_find` returns for a call whose comparison with the predicted call raised `error`.
+        """Return the result of `_find` for a call whose comparison with the predicted call raised `error`.
 
-        Comparing fails for nested tensors. Without one among the arguments, the call is counted as lost, and both
-        results are None.
+        The comparison is known to fail for nested tensors. If no argument is one, or if `_find` fails too, the call is
+        counted as lost, and both results are None.
         """
         try:
             if not any(tensor.is_nested for tensor in argument_tensors(args, kwargs)):
@@ -208,8 +207,8 @@ class CallRecording(ThreadMode):
     def _look_up(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
     ) -> CallPoint:
-        """Return the call point (node in the graph of predictions) of a call that never followed the thread's last call
-        so far; create it if it is new.
+        """Return the `CallPoint` of a call that differs from the last few known successors of the last call; create it
+        if it is new.
 
         argument_storages : storage numbers of the tensors in the arguments
         """
@@ -245,7 +244,9 @@ class CallRecording(ThreadMode):
         return entry
 
     def _begin_search(self) -> int:
-        """Switch to the recorder's current tables, which may have been cleared; return the current time in ns."""
+        """Switch to the recorder's new tables if the old ones were cleared since the last search; return the current
+        time in ns.
+        """
         first, epoch = self.epochs[0], self.recorder.epochs.current
         # set this before any lookup, because another thread may start new tables at the same time
         self.epochs = (first, None)

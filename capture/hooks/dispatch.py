@@ -163,8 +163,8 @@ class RecordingMode(CallRecording):
     def _match_storages(
         self, node: CallPoint, args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> Storages | None:
-        """Return the numbers of the storages of a call's tensors; None if these share memory in another way than in the
-        predicted call.
+        """Return the storage numbers of a call's tensors. Return None if a tensor has no number yet, or if the tensors
+        do not share memory in the same way as in the predicted call.
 
         node : call point of the predicted call
         """

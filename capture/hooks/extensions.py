@@ -264,8 +264,8 @@ class Launch:
     name : `module:function` of the kernel
     args : run-time arguments of the kernel, in the order of its parameters
     kwargs : grid, constants and options
-    repeat_grid : function that returns the grid to Triton, if the program computes the grid with a function; that
-        function has already run
+    repeat_grid : function that returns the grid to Triton again, because the program's own function for the grid must
+        run only once; None if the grid is a value
     """
 
     name: str
@@ -291,8 +291,8 @@ def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
     Raises
     ------
-    Exception : any error of the program's grid function. Triton should then call the function itself and raise the
-        error
+    Exception : the program's function for the grid failed. Triton should then call it again, so that the error reaches
+        the program
     """
     parameters = _parameters_of(kernel)
     named = {name: kwargs[name] for name in parameters.names if name in kwargs}

@@ -122,7 +122,8 @@ class GraphWatch:
             del self._launches[key]
 
     def _prepare(self, kind: str, original: Callable[..., Any], graph: Any, mode: ThreadMode) -> Launch | None:
-        """Return the prepared launch of a graph from the program's current location, or None if it cannot be recorded.
+        """Return what is needed to record launches of a graph from the thread's current location; None if they cannot
+        be recorded.
 
         kind : type of the device
         original : function that launches the graph

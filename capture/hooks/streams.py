@@ -1,4 +1,4 @@
-"""The program's accelerator streams: when it begins to use more than the default one, and which waits for which.
+"""The program's use of accelerator streams: which stream a call uses, and which stream waits for which.
 
 Until a program makes another stream current, its calls cost nothing more. From then on the stream of each call is
 recorded. Waits of `torch.Stream` and `torch.Event`, and a `torch.Stream` as a context, are not seen: these classes are

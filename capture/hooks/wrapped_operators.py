@@ -1,7 +1,7 @@
 """Callables that run in place of an operator, to measure device time, count page faults, observe values or record inner
 functions.
 
-A call point (the node of a call in the graph of predictions, see `capture/signatures/predictions.py`) contains the
+A call point (`CallPoint` in `capture/signatures/predictions.py`, a signature at one place in the program) contains the
 callable that runs its calls. Only calls that need additional work get another callable than the operator, so that other
 calls cost nothing extra.
 """
@@ -38,7 +38,8 @@ def measured(
     started: Callable[[], int],
     on_device: bool = True,
 ) -> Run | None:
-    """Return a function that calls `run` and measures its device time or page faults, or None if it needs neither.
+    """Return a function that calls `run` and measures its device time or page faults; None if the call needs neither
+    measurement.
 
     Parameters
     ----------
@@ -46,7 +47,7 @@ def measured(
     run : function that runs the operator
     func : operator, or None for other functions
     values : arguments of the call
-    started : returns the start of the running call in ns, by which the measurement is found later
+    started : returns the start of the running call in ns, which identifies the measurement
     on_device : True if device time should be measured for the call itself
     """
     tensors = tensors_in(values)
@@ -61,10 +62,10 @@ def measured(
 def timed_on(
     recorder: Recorder, mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]
 ) -> Run:
-    """Return a function that calls `run`, and measures its device time with events unless records of kernels provide
-    it.
+    """Return a function that calls `run`, measures its device time with events, and notes the stream.
 
-    The function also notes the stream if the program uses several.
+    If records of kernels will provide the device time, the function only notes the stream, or is `run` itself if the
+    program uses a single stream.
 
     number, run, started : as for `measured`
     """
@@ -74,7 +75,9 @@ def timed_on(
 
 
 class _Watched:
-    """An operator of which the next call is observed; it replaces the operator in its call point until then."""
+    """Replacement for the operator in a call point: it observes the values in the next call, and then restores the
+    operator unless a requested observation is still missing.
+    """
 
     __slots__ = ("_mode", "_node", "_operator", "_timed")
 
@@ -134,14 +137,14 @@ def _look(
 def higher_order_node(
     recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
 ) -> CallPoint | None:
-    """Return the call point for a higher-order operator, such as `torch.cond` or `flex_attention`.
+    """Return the call point for a call of a higher-order operator, such as `torch.cond` or `flex_attention`.
 
     torch turns a dispatch mode off while an operator runs, and therefore also while the functions passed to it run. The
     call point's `op` turns the mode on again around the operator's code, so that calls in these functions are recorded
     too.
 
-    Return None if another mode or a tensor subclass runs the operator, and inside an extension function or a compiled
-    region, because such a call includes everything inside it.
+    Return None if another mode or a tensor subclass runs the operator. Also return None inside an extension function or
+    a compiled region, because the record of its call covers everything inside it.
 
     tensors : number of the call's input tensors
     """

@@ -234,7 +234,7 @@ OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A kind of names for `--model`, such as configs or classes of a package, and the function that builds their
+    """A kind of names that `--model` accepts, such as configs or classes of a package, and the function that builds the
     models.
 
     Attributes
@@ -242,7 +242,7 @@ class ModelSource:
     form : form of its model names, for the help text
     matches : function that returns True for a `--model` of this source
     load : function that builds the program, or raises `UserError`
-    lacks : groups of options that the source does not support, by values of `Option.only` such as `operators`
+    lacks : options that the source does not support, by their groups in `Option.only`, such as `operators`
     hint : advice in the error message for these options
     runs : supported values of `--run`
     takes : which of the options `sequence_length` and `new_tokens` are supported

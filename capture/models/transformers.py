@@ -201,8 +201,8 @@ def model_types() -> tuple[str, ...]:
 
 
 def usual_class(model_type: str) -> str | None:
-    """Return the name of a model type's class for the first task in `_TASKS` that it has, else of its class without a
-    head; None if the type has no model.
+    """Return the name of the class that a model type has for the first possible task in `_TASKS`, else of its class
+    without a head; None if the type has no model.
     """
     tables = needed("transformers.models.auto.modeling_auto", EXTRA)
     for table in (*(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _TASKS), "MODEL_MAPPING_NAMES"):
@@ -274,7 +274,9 @@ def _parsed(cfg_options: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """Return the number, list or None that a text contains in Python's notation, or else the text, not evaluated."""
+    """Return the value that a text contains as a literal of Python or as `true`, `false` or `null`; any other text is
+    returned as it is.
+    """
     words = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -374,8 +376,8 @@ def small_settings(config: Any) -> dict[str, Any]:
 
 
 def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return small settings for numbers of attention heads, which must divide others; `values` are the config's
-    settings.
+    """Return settings with few attention heads, whose numbers still divide the sizes that are split among heads;
+    `values` are the config's settings.
     """
     settings: dict[str, Any] = {}
     heads, groups = getattr(config, "num_attention_heads", None), values.get("num_key_value_heads")

@@ -202,8 +202,8 @@ class _Round:
         self._answers.put((item, answer))
 
     def _check_position(self, item: RecordableProcess, answer: Mapping[str, Any]) -> None:
-        """Check if a process that reports that its recording can begin has already passed the first step; if so,
-        stop all.
+        """Handle a process's answer that its recording can begin: stop all recordings if the process has already passed
+        the first step, else tell the user that it waits.
         """
         begins_at, position = self._request.get("begins_at"), answer.get("position")
         if self._is_late or self._errors:

@@ -37,7 +37,9 @@ class Extent:
 
 
 class ThreadLife:
-    """Object in a thread's local storage; it is deleted when the thread ends, whose number may soon be reused."""
+    """Object in a thread's local storage, which is deleted when the thread ends. It identifies the thread, whose number
+    may be reused.
+    """
 
     __slots__ = ("__weakref__",)
 
@@ -87,7 +89,8 @@ class StepRecording:
 
         Never raises an error.
 
-        nested : True if the step is a call, so that it ends before any dispatch mode that was active when it began
+        nested : True if the step is one call of a module, which always ends before a dispatch mode that was on when it
+            began. If False, the step is refused while a dispatch mode of the program is on
         """
         try:
             with self._lock:
@@ -140,8 +143,8 @@ class StepRecording:
             self._check_end()
 
     def look(self) -> None:
-        """Count steps whose thread has ended as ended, and end the recording if its time is over and no step is
-        unfinished.
+        """Count unfinished steps of threads that have ended as cut, and end the recording if its time is over and no
+        step is unfinished.
         """
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:

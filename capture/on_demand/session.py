@@ -117,7 +117,9 @@ class StepCapture(Capture):
         return self._recorder.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Note, for the time budget, that this thread is not in a step that could be recorded."""
+        """Note, for the time budget, that this thread runs no step that could be recorded, so that no step's time is
+        measured.
+        """
         self._recorder.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
@@ -125,7 +127,8 @@ class StepCapture(Capture):
 
         Parameters
         ----------
-        nested : True if the step is a call, so that it ends before any dispatch mode that was active when it began
+        nested : True if the step is one call of a module, which always ends before a dispatch mode that was on when it
+            began. If False, the step is refused while a dispatch mode of the program is on
         label : label of the step's calls in the trace
 
         Raises

@@ -155,14 +155,14 @@ MOST_NAMES = 3
 
 
 class ModuleSteps(StepSource):
-    """Detects steps: calls of modules whose class matches a pattern or, without a pattern, that are not in training
-    mode, unless they are inside a call that is already a step. Calls of other modules begin no step.
+    """Detects calls of modules as steps: calls of modules whose class matches a pattern or, without a pattern, that are
+    not in training mode. Calls inside such a call are not steps.
 
     Attributes
     ----------
-    passed : classes of modules whose calls were not steps, by reason
-    is_wide : True if calls in training mode, and outermost calls inside a call that began before the recording, are
-        steps too
+    passed : names of classes of modules whose calls were not steps, by reason
+    is_wide : True to count more calls as steps: those in training mode, and those inside a call that began before the
+        recording
     """
 
     name = MODULE
@@ -277,7 +277,7 @@ class StepSources:
     def widen(self, is_late: bool) -> None:
         """Count more calls of modules as steps, if modules were called and no optimizer is expected to make a step.
 
-        is_late : True to stop waiting for an existing optimizer
+        is_late : True to stop waiting for an optimizer that exists but has not made a step
         """
         modules, optimizers = self._modules, self._optimizers
         if modules is None or optimizers is None or modules.is_wide or not modules.passed:

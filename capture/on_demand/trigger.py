@@ -120,8 +120,8 @@ def step() -> None:
             train(batch)
             opgrip.capture.step()
 
-    The call costs almost nothing while nothing is recorded. Each thread that calls this has separate steps. Do not
-    enter or leave a torch mode in a `with` statement that contains only one of two consecutive calls.
+    The call costs almost nothing while nothing is recorded. Each thread that calls this has separate steps. A `with`
+    block of a torch mode must contain two consecutive calls, or neither of them.
     """
     marks.step()
 

@@ -190,8 +190,8 @@ def graph_classes() -> Iterator[tuple[str, Any]]:
 
 
 class GraphCaptures:
-    """Prevents queries of a device by the recording while the program captures a CUDA or HIP graph, which would
-    fail.
+    """Prevents the recording from querying a device while the program captures a CUDA or HIP graph, because the query
+    would fail.
     """
 
     def __init__(self) -> None:
@@ -199,7 +199,9 @@ class GraphCaptures:
         self.forget()
 
     def forget(self) -> None:
-        """Reset to no graph capture and no query; also for a forked process, where only this thread exists."""
+        """Forget the graph captures and queries in progress; also used in a forked process, where only this thread
+        exists.
+        """
         self._changed = Condition()
         self._ongoing = self._questions = 0
 
@@ -218,9 +220,8 @@ class GraphCaptures:
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """Delay the program's captures of graphs during the block; yield False if one is going on, True if not.
-
-        Devices may only be queried if the value is True.
+        """Delay graph captures that the program begins during the block; yield True if devices may be queried in the
+        block, and False if a graph capture is in progress already.
         """
         with self._changed:
             may_ask = self._ongoing == 0

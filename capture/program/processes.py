@@ -135,7 +135,8 @@ class ForkWatch:
     """Calls the function `forked` in every child that the process forks, and `ended` when such a child ends.
 
     `ended` is not called if the child ends without Python's cleanup, for example by `os._exit` or a signal. A worker of
-    a `multiprocessing.Pool` usually ends so; it calls `between` before it sends the result of a task.
+    a `multiprocessing.Pool` usually ends in this way; therefore it calls `between` before it sends the result of a
+    task.
     """
 
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None], between: Callable[[], None]) -> None:

@@ -86,9 +86,9 @@ class KeptGraph:
 
     Attributes
     ----------
-    graph : record of the graph, with numbers of the recording that has seen its capture
-    records : the records that it refers to, by type and number
-    keys : by signature number, the key (from `call_key`) by which another recording finds an equal signature
+    graph : record of the graph, with the numbers that the recording of the graph's capture has assigned
+    records : records to which the graph's record refers, by type and number
+    keys : for each signature number, the key (from `call_key`) by which another recording finds the equal signature
     """
 
     graph: Graph
@@ -103,13 +103,14 @@ kept_graphs: WeakKeyDictionary[Any, KeptGraph] = WeakKeyDictionary()
 class GraphTemplates:
     """The CUDA and HIP graphs that the program captured or launched while calls were recorded.
 
-    add_signature : adds a signature for launches, given name, device and number of the graph; returns its number
+    add_signature : function that adds a signature for the launches of a graph, given the launch's name, the device and
+        the graph's number, and returns the signature's number
 
     Attributes
     ----------
-    signatures : number of the signature of each graph's launches
-    all_signatures : these numbers, and the numbers of graphs that no longer exist
-    captures : captures of graphs whose calls the threads' modes still hold, oldest first
+    signatures : for each graph, the number of the signature of its launches
+    all_signatures : numbers of the signatures of all graphs, also of graphs that no longer exist
+    captures : captures of graphs whose calls were not yet taken from the threads' modes, oldest first
     """
 
     def __init__(self, add_signature: Callable[[str, torch.device, int], int]) -> None:

@@ -2,8 +2,8 @@
 
 A program may call `nonzero` many times on a mask of one shape, with a different number of true elements each time. The
 trace therefore keeps the values and results of several of these calls, from early to late, and a replay runs all of
-them in turn. Calls that are not observed cost nothing extra: to observe a call, the operator in its call point is
-replaced once.
+them in turn. Calls that are not observed cost nothing extra: only for a call to observe, a wrapper takes the place of
+the operator, and is removed afterwards.
 
 If the times of a signature's calls differ between call sites, the values of one call site do not represent the others,
 and each is observed. The square root of an optimizer's state takes five times as long for a parameter with mostly zero
@@ -48,8 +48,8 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class _Table(Generic[Key]):
-    """Durations of a signature's calls at each call site; of many call sites, only those with the shortest and longest
-    calls are kept.
+    """Shortest duration of a signature's calls at each call site; if there are many call sites, only the fastest and
+    slowest are kept.
 
     Each step's activations use different memory, and a model has many parameters of the same shape, of which the last
     ones may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
@@ -59,8 +59,9 @@ class _Table(Generic[Key]):
 
     Attributes
     ----------
-    least_ns : shortest duration in ns at each call site, which other processes and the capture delayed least
-    first : for each call site with a single call so far, how many calls the signature had up to that call
+    least_ns : shortest duration in ns at each call site, which is the one least delayed by other processes and the
+        capture
+    first : for each call site that has occurred once, the index of that call among the signature's calls, from 1
     """
 
     __slots__ = ("_dull_from_ns", "_dull_to_ns", "_dull_until", "first", "least_ns")
@@ -73,7 +74,7 @@ class _Table(Generic[Key]):
     def add(self, place: Key, duration_ns: int, call: int) -> bool:
         """Add the duration of a call at call site `place`; return True if the result of `recurring_ns` may change.
 
-        call : how many calls the signature had up to this one
+        call : index of the call among the signature's calls, from 1
         """
         least_ns = self.least_ns.get(place)
         if least_ns is None:
@@ -98,9 +99,10 @@ class _Table(Generic[Key]):
         return {place: time for place, time in self.least_ns.items() if place not in self.first}
 
     def _thin_out(self, call: int) -> None:
-        """Keep only the fastest and slowest of the recurring call sites, and of the call sites that may still recur.
+        """Keep only the fastest and slowest call sites, both among the recurring ones and among the ones that may still
+        recur.
 
-        call : how many calls the signature had up to now
+        call : number of calls that the signature has had
         """
         least_ns, first, oldest = self.least_ns, self.first, call - MOST_CALLS_BETWEEN
         ranked = sorted(least_ns, key=least_ns.__getitem__)
@@ -247,7 +249,8 @@ class Observations:
 
     Attributes
     ----------
-    spent_ns : total time of the capture's own work, except that of recording a predicted call
+    spent_ns : total time of the capture's own work, except the work for calls that were predicted (see
+        `capture/signatures/predictions.py`)
     suspended : True if nothing is observed
     """
 
@@ -308,15 +311,17 @@ class Observations:
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return how often a signature's calls must be looked up by key before later calls are predicted instead."""
+        """Return after how many lookups by their key the calls of a signature may be predicted (see
+        `capture/signatures/predictions.py`), which ends the lookups.
+        """
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Count a call that is looked up by its key instead of predicted; return True if it should be observed.
+        """Count a lookup of a signature by its key; return True if the call that is looked up should be observed.
 
-        number : number of the call's signature
+        number : number of the signature
         """
         if number in self._next:
             self._key_lookups[number] += 1
@@ -369,7 +374,7 @@ class Observations:
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Subtract `own_ns`, the time of work of the capture other than observations, from the program's time, of which
+        """Subtract `own_ns`, the time of the capture's work other than observations, from the program's time, of which
         observations may take a share.
         """
         self._aside_ns += own_ns

@@ -23,8 +23,8 @@ class OwnCalls(threading.local):
 
     Attributes
     ----------
-    lock : held while the thread runs such operators. No other thread uses it; a lock is used because Python enters and
-        leaves one without a moment at which an exception could leave it locked
+    lock : held while the thread runs such operators; each thread has its own. A lock is always released again, whereas
+        a flag could stay set when an exception arrives at a bad moment
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,8 @@ class PendingRecords:
                 raise
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return a record as `lines` holds it: one or more records with their lines, which are empty if made later.
+        """Return the entries of `lines` for a record: the record, or the records that its redaction yields, each with
+        its encoded line. If encoding is left to later, the line is empty.
 
         Call this with the lock held, and call `take_back` if the entries are not added.
         """
@@ -75,7 +76,9 @@ class PendingRecords:
             return [(item, encode_line(item)) for item in self.outgoing(record)]
 
     def take_back(self) -> None:
-        """Undo the redaction of the last record, so that its value models are written with the next record."""
+        """Undo the redaction of the last record because it was not added; its value models will be written with the
+        next record that needs them.
+        """
         if self._redaction is not None:
             self._redaction.take_back()
 

@@ -96,7 +96,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Start with empty tables; also for a forked process, where only this thread exists."""
+        """Create empty tables and start to record; also used in a forked process, where only this thread exists."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.uses_streams = False
@@ -252,11 +252,15 @@ class Recorder:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Return True if the time budget has decided before the step to leave it out; see `Budget.passes_step`."""
+        """Return True if the time budget has decided in advance to leave out the step that begins now; see
+        `Budget.passes_step`.
+        """
         return self.budget is not None and self.budget.passes_step()
 
     def leave_steps(self) -> None:
-        """Note that this thread is now outside of the steps about which the time budget decides."""
+        """Note, for the time budget, that this thread is in no step until the next one begins, so that no step's time
+        is measured.
+        """
         if self.budget is not None:
             self.budget.spending.begin_step(None)
 

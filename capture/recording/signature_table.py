@@ -86,8 +86,8 @@ class SignatureTable:
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:
-        """Return the number of the signature with this key; if it is new, add the record of another recording
-        without values.
+        """Return the number of the signature with this key; if there is none, add `record`, which is from another
+        recording, without its value models.
         """
         with self._lock:
             number = self._numbers.get(key)
@@ -171,8 +171,8 @@ class SignatureTable:
         """Observe the values of a later call of a signature before it runs; return a function that records its result.
 
         name : operator
-        since_ns, storage : start time of the observation, and storage of the first tensor; they identify the call if a
-            call site is observed
+        since_ns, storage : start time of the observation, and storage number of the first tensor, by which the trace
+            identifies the call; None unless the call was chosen for its call site
         """
         where = since_ns, None if storage == NO_STORAGE else storage
         try:

@@ -35,7 +35,8 @@ class ThreadMode(OrderlyMode):
     number : number of the mode, because a thread's ident is reused after the thread ends
     idents : numbers by which an accelerator's records may identify the thread
     place : current location of the thread; hooks change it with `enter` and `leave`
-    last : call point of the last operator call, or the start point of the current location
+    last : `CallPoint` of the last operator call; after the thread has moved to another location, the one that predicts
+        the first call there
     started : start of that call in ns
     launched : start of the last launch of a CUDA graph in ns
     rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
@@ -76,7 +77,9 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start with empty tables, at the current location of the thread."""
+        """Start to record this thread, without the calls, predictions and measurements collected so far; its current
+        location stays.
+        """
 
     @abstractmethod
     def call(
@@ -103,7 +106,8 @@ class ThreadMode(OrderlyMode):
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
         """Return the start in ns and the call point of each call that the thread is running, outermost first.
 
-        last_start, last_end : start and end of the last call that was removed from `rows`
+        last_start, last_end : start and end of the last call that was removed from `rows`, by which an ended call is
+            recognized
         """
 
     @abstractmethod
@@ -112,7 +116,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def forget_calls(self) -> None:
-        """Look up all calls again instead of predicting them, because more is recorded about them from now on."""
+        """Look up the signature and scope of each call again, because more is recorded about calls from now on."""
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None:

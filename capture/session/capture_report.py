@@ -121,10 +121,9 @@ class CaptureReport:
         warnings.warn(f"{requested_file} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
 
     def _describe_spawned(self) -> dict[str, Any] | None:
-        """Return the settings of the capture for a process that the program spawns now, or None not to record that
-        process.
+        """Return the settings with which a process that the program spawns now is recorded; None if it is not recorded.
 
-        It is not recorded if only steps are recorded, or if the trace goes to standard output.
+        It is not if only steps are recorded, or if the trace goes to standard output.
         """
         if self.schedule is not ALWAYS or self._recorder.threads.by_steps or str(self.path) == "-":
             return None

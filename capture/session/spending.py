@@ -71,9 +71,9 @@ class Spending:
         return self._recorder.observations.spent_ns + self._recorder.work.writing_ns + self._of_calls_ns
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Note that a step starts in this thread.
+        """Note that this thread begins a step, or that it is now outside of all steps.
 
-        is_recorded : False if the step is left out; None if the thread is outside of all steps from now on
+        is_recorded : True if the step is recorded, False if it is left out of the recording; None if no step begins
         """
         if is_recorded:
             self._recorded += 1

@@ -96,7 +96,7 @@ class FullValues:
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
         """Write the values of a tensor unless equal values are stored already; return their key, or None if that fails.
 
-        op : operator of the call, under which `lost` then counts the tensor
+        op, lost : operator of the call, and counts of values that could not be kept, to which a failure is added
         """
         try:
             if self.failure is None:

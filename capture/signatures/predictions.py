@@ -84,8 +84,8 @@ class Recognizer:
     family : number of the first signature of the operator with similar tensors and any scalars
     check : test for the arguments of a call without keyword arguments
     check_both : test for the arguments of a call with keyword arguments
-    layout, places : where in the arguments the call's tensors are (`CAREFUL`, `ONE`, ...), and indices of the tensor
-        arguments
+    layout, places : kind of the arguments, by where their tensors are (`CAREFUL`, `ONE`, ...), and indices of the
+        tensor arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if the result has new memory
     sharing : input tensors that share memory, as returned by `sharing`
     timed : True if `op` also measures the operator's device time or page faults
@@ -125,9 +125,10 @@ class CallPoint(Recognizer):
     ----------
     after : call point that followed most recently
     successors : the last few call points that followed, the latest first
-    history : families of the last signatures, including this one
+    history : families of the signatures of the last few calls, including this one
     grad : True if gradient mode is on
-    turns : call points that predict the first call after a move to another location, by location
+    turns : for each location to which the program moved after this call, the call point that predicts the first call
+        there
     scope : number of the scope
     pair : number of the (signature, scope) pair, for calls that return one tensor
     """
@@ -190,7 +191,8 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallPoint | None:
-        """Return the call point of a call if that has followed call point `last` before, else None.
+        """Return the latest successor of call point `last` that recognizes a call, which becomes the predicted one;
+        None if no successor does.
 
         pattern : memory that its tensors share, as returned by `sharing`
         """
@@ -223,13 +225,14 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Return the recognizer of a known signature, which gets a test that these arguments pass.
+        """Return the recognizer of the signature with this number; if it has been looked up often enough, it gets a
+        test that these arguments pass.
 
         Parameters
         ----------
         number, family : numbers of the signature, and of its family
         storages : storage numbers of the call's tensors
-        sightings : number of calls from which on the signature gets a test
+        sightings : number of lookups of the signature from which on it gets a test
         """
         entry = self._entries.get(number)
         if entry is None:
@@ -280,7 +283,9 @@ class CallPredictor:
         return node
 
     def _copy_successors(self, node: CallPoint, point: Point) -> None:
-        """Copy the predicted successors of the latest call point with the same `point` to the new call point `node`."""
+        """Let the new call point `node` predict the same successors as the latest earlier call point with the same
+        `point`.
+        """
         alike = self._newest_alike.get(point)
         if alike is not None:
             node.after, node.successors = alike.after, alike.successors

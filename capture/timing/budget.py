@@ -68,9 +68,9 @@ class Spends(Protocol):
         """Return the time in ns by which the capture has slowed the program so far."""
 
     def begin_step(self, is_recorded: bool | None) -> None:
-        """Note that a step starts in this thread.
+        """Note that this thread begins a step, or that it is now outside of all steps.
 
-        is_recorded : False if the step is left out; None if the thread is outside of all steps from now on
+        is_recorded : True if the step is recorded, False if it is left out of the recording; None if no step begins
         """
 
 
@@ -79,8 +79,8 @@ class Budget:
     capture's work is subtracted.
 
     share : share of the program's time that the capture may take
-    spending : knows how much time the capture has taken
-    now_ns : clock
+    spending : object that returns the time that the capture has taken
+    now_ns : function that returns the current time in ns
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Budget:
         self.begin()
 
     def begin(self) -> None:
-        """Start with the maximum credit, in ns."""
+        """Set the credit to its maximum, and the counts to 0."""
         self.left_out = [0] * len(Thinning)
         # in a forked process, another thread of the parent may have held the lock
         self._lock = threading.Lock()
@@ -121,7 +121,7 @@ class Budget:
     def begin_step(self, is_left_out: bool) -> None:
         """Note that a step starts in this thread.
 
-        is_left_out : True if the step is not recorded, because `thinning` returned `Thinning.STEPS`
+        is_left_out : True if the step is left out of the recording, because `thinning` returned `Thinning.STEPS`
         """
         self.spending.begin_step(not is_left_out)
         now, passed = self._now_ns(), self.left_out[Thinning.STEPS]
@@ -133,8 +133,8 @@ class Budget:
         self._looked_ns, self._looked_at, self._to_pass = now, passed, int(max(due, least)) if is_left_out else 0
 
     def passes_step(self) -> bool:
-        """Return True if the credit does not suffice to record the step that begins in this thread; count it as left
-        out then.
+        """Return True, and count the step that begins in this thread as left out, if the credit does not suffice to
+        record it.
 
         This must be fast, because a program's steps can be very short.
         """
@@ -196,13 +196,13 @@ class RunningMean:
 
 
 class _Here(threading.local):
-    """The step whose time is being measured in a thread.
+    """Measurement of the step that a thread is in.
 
     Attributes
     ----------
     since_ns : start of the step, or None if no step is measured
     measured_ns : measured time of the capture's own work until the start of the step
-    steps : mean to which the step's time will be added
+    steps : mean time of steps of the same kind, to which the step's time will be added
     left_out : number of steps left out since the thread's last recorded step
     """
 
@@ -233,13 +233,13 @@ class StepTimes:
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float, reckoned_ns: float) -> None:
-        """Note that a step starts in this thread.
+        """Note that this thread begins a step, or that it is now outside of all steps. Either ends its previous step.
 
         Parameters
         ----------
-        is_recorded : False if the step is left out; None if the thread is outside of all steps from now on
-        measured_ns : measured time of the capture's own work in the program's threads so far
-        reckoned_ns : estimated time of recording calls so far, in all threads
+        is_recorded : True if the step is recorded, False if it is left out of the recording; None if no step begins
+        measured_ns : measured time of the capture's own work in the program's threads since the recording began
+        reckoned_ns : estimated time of recording calls in all threads since the recording began
         """
         here, now = self._here, self._processor_ns()
         if here.since_ns is not None:

@@ -138,9 +138,10 @@ class KernelTimes:
                     self._start()
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of the function that prepares a profile, which first stops the capture's own profile.
+        """Return a wrapper of torch's function that prepares a profile; the wrapper first stops the capture's own
+        profile.
 
-        Otherwise torch would refuse the program's profile, because it allows only one at a time.
+        torch allows only one profile at a time, and would otherwise refuse the program's profile.
         """
 
         @functools.wraps(original)
@@ -164,12 +165,12 @@ class KernelTimes:
         self._profile, self._ended_ns = None, perf_counter_ns()
 
     def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Set the device time of calls on an accelerator that launched nothing to 0, and of calls whose kernels may not
-        have been recorded to -1, which means unknown.
+        """Set the device time of each call that launched nothing to 0, and of each call whose kernels may not have been
+        recorded to -1, which means unknown.
 
         block : written calls of one thread
-        spans : for each window (time for which torch's profiler ran), its start, and the times in ns from which and
-            until which its records are complete
+        spans : for each period in which torch's profiler ran, its start in ns, and the times from which and until which
+            its records are complete
         """
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             for started, first, last in spans:

@@ -58,7 +58,8 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield, for each work that a thread launched, the block and index of the innermost call around the launch.
+    """Yield, for each kernel, copy or fill that a thread launched, the block and index of the innermost call around the
+    launch, and the launched work.
 
     The time of the work is added to the device time of all calls around the launch.
 
@@ -118,10 +119,10 @@ class Window:
     def complete_from_ns(self, launched: Iterable[LaunchedWork]) -> int:
         """Return the time from which the records are complete: torch's profiler loses some at the start of a window.
 
-        launched : work recorded in the window
-
-        With CUDA 12.6 to 13.0 the first kernels have invalid times, for which torch drops their records
+        With CUDA 12.6 to 13.0, torch drops the records of the first kernels, because their times are invalid
         (https://github.com/pytorch/pytorch/issues/192021).
+
+        launched : work recorded in the window
         """
         if not self.has_own_kernels:
             return self.started_ns

@@ -220,7 +220,7 @@ class OwnWork:
         number of calls).
 
         starts, ends : times in ns of calls in the order in which they ended
-        open_since_ns : start of the first call that has not ended
+        open_since_ns : start of the first call that has not ended; `NONE_OPEN` if all calls have ended
         """
         intervals = np.array(self._intervals, dtype=np.int64).reshape(-1, 2)
         # work that begins after these calls perturbs later ones

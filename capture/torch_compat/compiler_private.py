@@ -203,7 +203,9 @@ _higher_order: Mapping[str, Any] = _places.take(
 
 
 def see_higher_order(mode: type[TorchDispatchMode]) -> None:
-    """Register a class of modes with all higher-order operators, so that its modes see their calls."""
+    """Register a class of modes with all higher-order operators, so that modes of this class receive calls of these
+    operators.
+    """
     if _sees_higher_order is None:
         for operator in _higher_order.values():
             if mode not in operator.python_key_table:

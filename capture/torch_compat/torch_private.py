@@ -162,7 +162,7 @@ def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
 
 
 def _compiled_check(add: Callable[[Any], bool], values: Any) -> Check | None:
-    """Return a compiled test made of the guards that `add` sets on its root.
+    """Return a compiled test made of the guards that the function `add` adds to the root guard passed to it.
 
     The result is None if no test can be compiled, or if the test fails for these values.
     """
@@ -197,8 +197,8 @@ def _plain_manager() -> Any:
 
 @cache
 def _place_in_code() -> tuple[Any, ...]:
-    """Return the arguments with which a guard describes its place in the code; torch before 2.9 takes no stack
-    frames.
+    """Return the arguments that describe a guard's place in the code, in the form of this version of torch: before 2.9
+    without stack frames.
     """
     try:
         _root_guard().add_length_check_guard(0, [""], None)

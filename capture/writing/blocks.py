@@ -230,7 +230,7 @@ class Blocks:
     def count_own(self) -> int:
         """Return the number of calls without `record_function` labels, including calls that are not written yet.
 
-        Each call that a thread has collected is counted only at the first request after it.
+        Each request only looks at the calls that were added since the previous request.
         """
         pairs, marks = self.recorder.scopes.pairs, self.recorder.signatures.marks
         with self._counting:

@@ -66,7 +66,7 @@ class _File:
     ----------
     redaction : redaction of this file, or None if nothing is redacted
     written : number of lines written for each name of a record
-    late : names of written records that have got further lines since
+    late : names of written records to which lines were added later
     signatures : number of signatures
     """
 
@@ -137,7 +137,7 @@ class Definitions:
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
         """Return the size in bytes of the lines that records with these names need and the file does not contain yet.
 
-        besides : names of records that are not counted either; the counted ones are added
+        besides : names of further records that are not counted, to which the names of the counted ones are added
         """
         new = set(self._closure(names, lambda name: name not in self.file.written and name not in besides))
         besides |= new

@@ -68,7 +68,7 @@ class TableColumn:
         never.
 
         cells : texts of the column's cells
-        most : width to which text may be wrapped if `least` is larger
+        most : width to which text may be wrapped although `least` is larger
         """
         widest = _widest(cells)
         return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least, most))

@@ -127,7 +127,7 @@ class ClassParts:
     Parameters
     ----------
     collector : collector of the sample's items
-    own : classes of the object whose method is the sample; `forward` of these is not included unless code calls it
+    own : classes of the object whose method is the sample; their `forward` is only included if code calls it
     """
 
     def __init__(self, collector: Collector, own: Iterable[type] = ()) -> None:
@@ -136,9 +136,7 @@ class ClassParts:
         self._reads = 0
 
     def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
-        """Note that `user`, an item of the sample, needs a class of which objects exist, or a function passed as
-        argument.
-        """
+        """Note that the item `user` needs a class of which objects exist, or a function passed as an argument."""
         if isinstance(thing, FunctionType):
             item = self._collector.function(thing, thing.__name__)
         else:
@@ -352,7 +350,7 @@ class ClassParts:
                     self._take_calls(piece, item, part)
 
     def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
-        """Add the parts needed by a method that creates objects of the class of `self`, or that calls `self` like a
+        """Add the parts that a method needs because it creates objects of the class of `self`, or calls `self` like a
         function.
 
         piece : source of the method

@@ -194,7 +194,7 @@ class Collector(ItemTable):
         Parameters
         ----------
         thing : the function
-        name : name in the using code, for lambdas and functions created by others
+        name : name by which the using code refers to the function; a new item gets this name
         attributes : attributes that are read from the function
         """
         key = ("function", id(thing))
@@ -330,7 +330,9 @@ class Collector(ItemTable):
 
 
 def _mangled(mention: Mention, piece: Piece) -> Mention:
-    """Return an attribute that a piece reads with its name mangled: `_Coder__scale` for `__scale` inside a class."""
+    """Return an attribute that a piece reads, under the name that Python looks up: `_Coder__scale` for `__scale` inside
+    a class `Coder`.
+    """
     name = mention.attribute
     if piece.cls is None or not name.startswith("__") or name.endswith("__"):
         return mention

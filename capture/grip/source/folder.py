@@ -328,7 +328,8 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
     """Return the tags of a sample, such as `ForLoop`, that follow from the source of a function and its helpers.
 
-    Without the source of a helper, only the function counts; without its own, the result is empty.
+    If the source of a helper is missing, only the function's own source counts; if that is missing too, the result is
+    empty.
     """
     name = getattr(function, "__qualname__", "function")
     try:

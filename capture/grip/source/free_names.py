@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 
 class Role(Enum):
-    """How a free name, which a piece of source uses but does not bind, is used."""
+    """How a piece of source uses a free name."""
 
     DEFINE = "evaluated where the piece is defined"
     RUN = "evaluated when it runs"
@@ -24,7 +24,9 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` are their syntax, () in quotes."""
+    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` are their syntax nodes, empty if
+    they are inside a string.
+    """
 
     name: str
     attributes: tuple[str, ...]
@@ -64,11 +66,11 @@ class FreeNames:
     """The free names in a piece of source, with its imports and annotations and the attributes that it reads.
 
     uses : free names, except in annotations
-    bound : all names that a scope in the piece binds
+    bound : names that the piece, or any scope inside it, binds
     outer : `global` and `nonlocal` statements that refer to outer names, with those names
     words : strings that could be names
-    makes_own : True if it calls the class of `self`: `type(self)(...)`
-    calls_self : True if it calls `self` or `cls`: `self(...)`, `cls(...)`
+    makes_own : True if the piece creates an object of the class of `self`: `type(self)(...)`
+    calls_self : True if the piece calls `self` or `cls`: `self(...)`, `cls(...)`
     """
 
     uses: list[Use] = field(default_factory=list)
@@ -98,8 +100,8 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass(slots=True)
 class NameScope:
-    """Names that a function, class or comprehension binds, and those in its `global` and `nonlocal` statements; `bound`
-    includes `nonlocals`.
+    """Scope of a function, class or comprehension: the names that it binds, including its `nonlocals`, and the names in
+    its `global` and `nonlocal` statements.
     """
 
     is_class: bool

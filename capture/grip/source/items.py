@@ -142,7 +142,8 @@ class ClassItem(SampleItem):
     file, node : source file, and syntax node of the class in it
     whole : complete source of the class; None if only parts are included
     decorators : decorators that are included
-    bases : imported base classes, also of omitted bases, each with its expression in the source or None
+    bases : imported base classes of the class and of its base classes in the program, each with its expression in the
+        source, or None if no expression names it
     parts : included methods and attributes, by name
     is_live : True if objects of the class may exist
     is_made : True if the constructor may be called
@@ -307,7 +308,7 @@ class ItemTable:
         return self._items[key]
 
     def remember(self, key: object, item: SampleItem, thing: Any = None) -> None:
-        """Add an item, and keep its object `thing` alive, because keys contain the ids of objects."""
+        """Add an item under a key, and keep its object `thing` alive, because the key contains the object's id."""
         self._items[key] = item
         self._live_objects.append(thing)
 

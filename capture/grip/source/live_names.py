@@ -1,5 +1,5 @@
-"""Live objects to which free names refer in the running program, and classes of the program that code reads from
-objects.
+"""Search in the running program for the objects to which free names refer, and for classes of the program among the
+objects that code can reach.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def wrapped(thing: Any) -> Any:
 
 
 def plain(thing: Any) -> Any:
-    """Return the function inside wrappers that script, compile or record it, because samples also run in other
-    modes; `thing` itself if it is no such wrapper.
+    """Return the function inside wrappers that script, compile or record it, because a sample also runs without them;
+    `thing` itself if it is no such wrapper.
     """
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):

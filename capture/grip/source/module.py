@@ -312,7 +312,8 @@ def _label(item: SampleItem) -> str:
 
 
 def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered: list[SampleItem]) -> list[SampleItem]:
-    """Return the items in order of precedence for names, because only the first of two items with one name keeps it.
+    """Return the items in the order in which they choose names; of two items with the same name, only the first keeps
+    it.
 
     ordered : top-level items in the order of their definitions
     """

@@ -91,7 +91,7 @@ class _Call:
 class _Group:
     """A container or call with brackets, which can be broken into lines.
 
-    entries : (text before the value, such as a keyword, or key; value)
+    entries : for each value, what is written before it (a text such as a keyword, or a dictionary's key), and the value
     is_single : True for a tuple with one item, which needs a comma
     """
 

@@ -162,7 +162,8 @@ class SampleTrial:
     ----------
     calls : keys of the operator calls that the sample made, one per signature
     operators : operators of these calls
-    backward : reason why computing its gradients failed, empty if it succeeded; None if it has no gradients
+    backward : reason why the gradients could not be computed, empty if they were; None if the call has none, or if they
+        were not requested
     """
 
     calls: frozenset[Hashable]

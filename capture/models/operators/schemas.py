@@ -151,7 +151,9 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return the index of the first sample that runs, by name of dtype; raise an error of the samples if none runs."""
+    """Return, by name of dtype, the index of the first sample that runs; if no sample runs in any dtype, raise the
+    error of one of them.
+    """
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
