@@ -64,7 +64,7 @@ class Implementation:
 
 @dataclass(frozen=True, slots=True)
 class CandidateTemplate:
-    """Content of a starting point, besides the implementation.
+    """Contents of the file from which a user starts an implementation of an operator, except the implementation itself.
 
     target : trace or sample that `opreplay` replays
     facts : lines about the operator and its recorded calls

@@ -69,7 +69,7 @@ class MessageSocket:
         except RecursionError as error:
             raise ValueError("a message has too many nested brackets") from error
         if not isinstance(message, dict):
-            raise ValueError("a message must be a JSON object")
+            raise ValueError(f"a message is not a JSON object: {str(message)[:60]}")
         return message
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 KINDS = ("came", "went", "counts", "shares", "values")
 OPERATORS = "operators"
-"""choice to compare the shares of operators, ignoring shapes"""
+"""word of `--fail-on` for changed shares of operators, whatever their shapes"""
 CHOICES = (*KINDS, OPERATORS)
 ANY = "any"
 SEVERAL_COUNTS, SEVERAL_LEAST = 0.1, 0.001

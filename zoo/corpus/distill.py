@@ -38,7 +38,11 @@ class Points:
 
     numbers : (N, D) coordinates
     kinds : (N,) number of each point's category
+<<<<<<< HEAD
     category_distance : distance that is added, as a further dimension, between points of different categories
+=======
+    apart : distance along a further dimension between points of different categories
+>>>>>>> 7acffd47 (Say what answers and call sites contain instead, and adapt expectations)
     """
 
     numbers: Floats
@@ -142,7 +146,7 @@ SHAPES = 3
 OTHER_OP, OTHER_DTYPE = 6.0, 2.0
 """distance between cases of different operators or dtypes; a factor of e in time has distance 1"""
 SIZES = 0.5
-"""weight of a size relative to the time"""
+"""weight of a tensor's size in the distance of two cases, relative to that of the time"""
 
 
 @dataclass(frozen=True, slots=True)

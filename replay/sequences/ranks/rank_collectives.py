@@ -89,7 +89,7 @@ def read_collective(signature: Signature) -> ReplayedCollective:
     if group is None:
         raise Unsupported(UNKNOWN_GROUP)
     if not (0 <= group.rank < len(group.ranks) <= MOST_MEMBERS and len(set(group.ranks)) == len(group.ranks)):
-        raise Unsupported("the collective's group has invalid ranks")
+        raise Unsupported("the collective's group repeats a rank, or lacks the rank of this process")
     if signature.kwargs or len(signature.args) < exchange.count:
         raise Unsupported("opgrip does not know the arguments of this collective")
     peer = peer_of(signature, exchange)

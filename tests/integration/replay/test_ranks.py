@@ -107,7 +107,7 @@ def test_collective_is_read_from_its_signature() -> None:
             "the sizes of the collective's tensors do not match",
         ),
         ("c10d.broadcast_.default", ([tensor(8)], PAIR, 2, 0), "root is not in its group"),
-        ("c10d.allreduce_.default", ([tensor(8)], replace(PAIR, rank=5)), "invalid ranks"),
+        ("c10d.allreduce_.default", ([tensor(8)], replace(PAIR, rank=5)), "repeats a rank"),
         ("_c10d_functional.all_reduce.default", (tensor(8), "sum", "0"), "does not contain the ranks"),
         ("c10d.allreduce_.default", ([], PAIR), "has no tensors"),
         ("c10d._allgather_base_.default", (tensor(16), tensor(8, dtype=torch.int32), PAIR), "differ in dtype"),

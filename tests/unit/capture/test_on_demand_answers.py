@@ -90,10 +90,10 @@ def test_socket_folder_of_another_owner_is_refused(folder: Path) -> None:
         ({**RECORDED, "signatures": 1 << 80}, "signatures cannot be 12"),
         ({**RECORDED, "file": ["\x1b[2J"]}, r"file cannot be \['\\x1b"),
         ({**RECORDED, "notes": [1]}, r"notes cannot be \[1\]"),
-        ({"answer": DONE, "file": "t.jsonl"}, "steps is missing"),
+        ({"answer": DONE, "file": "t.jsonl"}, "`steps` of the recording is missing"),
         ({"answer": ARMED, "position": "far"}, "position cannot be 'far'"),
         (b"\xff\n", "cannot be read"),
-        (b"[1]\n", "a message must be a JSON object"),
+        (b"[1]\n", r"a message is not a JSON object: \[1\]"),
     ],
 )
 def test_malformed_answer_is_reported_in_one_line(folder: Path, answer: Any, reason: str) -> None:

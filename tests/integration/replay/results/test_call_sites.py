@@ -202,7 +202,7 @@ def test_modules_are_summarized_by_a_pattern() -> None:
 
 @pytest.mark.parametrize("text", ["[1]", '{"forward":{"":{"a":[0,1]}}}', '{"forward":{"":{"a":[1,NaN]}}}', "{"])
 def test_invalid_call_sites_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="call site"):
+    with pytest.raises(ValueError, match="call_sites"):
         from_text(text)
 
 
