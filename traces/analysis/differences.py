@@ -27,7 +27,7 @@ Statistics = Mapping[str, float]
 
 
 def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
-    """Return mean, standard deviation, range, and shares of zeros, nan and infinities of values drawn from a value model.
+    """Return statistics (mean, `std`, range, shares of zeros, nan and infinities) of values drawn from a value model.
 
     For booleans, the mean is the share of True. The result is empty if no values can be drawn.
     """
