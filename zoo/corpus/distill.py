@@ -38,11 +38,7 @@ class Points:
 
     numbers : (N, D) coordinates
     kinds : (N,) number of each point's category
-<<<<<<< HEAD
-    category_distance : distance that is added, as a further dimension, between points of different categories
-=======
-    apart : distance along a further dimension between points of different categories
->>>>>>> 7acffd47 (Say what answers and call sites contain instead, and adapt expectations)
+    category_distance : distance along a further dimension between points of different categories
     """
 
     numbers: Floats
