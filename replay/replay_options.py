@@ -305,9 +305,10 @@ def options_of(args: argparse.Namespace) -> RunRequest:
 
 
 def _with_untrusted(request: RunRequest) -> RunRequest:
-    """Return the request changed for candidates that run in separate processes: each run is timed by the host's clock.
+    """Return the request for candidates that run in separate processes (`--untrusted`), which times each run by the
+    host's clock.
 
-    Raises `UserError` for options that time calls in another way, or in the process that checks them.
+    Raises `UserError` for an option that `--untrusted` does not support.
     """
     names = {*request.modes.all_names} - {EAGER, CANDIDATE}
     refused = {

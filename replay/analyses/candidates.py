@@ -68,8 +68,8 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 
 def without_impossible(rows: Sequence[Result], ceilings: Ceilings, workload: Workload) -> list[Result]:
-    """Return the rows, of which a candidate's row is wrong if its time is far below what moving and computing the data
-    takes.
+    """Return the rows; a candidate's row becomes wrong if its time is far below what this machine needs to move and
+    compute the data.
 
     ceilings : peak rates and bandwidths measured on this machine
     """

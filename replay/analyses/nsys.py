@@ -65,9 +65,7 @@ class NsysColumns(Columns):
 
 @dataclass(slots=True)
 class NsysRun:
-    """A timed run of a row, or a phase such as the warm-up, with the kernels and copies that were launched during
-    it.
-    """
+    """A timed run of a row, or a stage such as the warm-up, with the kernels and copies that it launched."""
 
     span: NsysRange
     work: list[DeviceWork] = field(default_factory=list)

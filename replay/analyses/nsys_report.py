@@ -35,10 +35,10 @@ class DeviceWorkKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NsysRange:
-    """One NVTX range that opgrip marked: a timed run of a row, or a phase before or after it.
+    """One NVTX range that opgrip marked: a timed run of a row, or a stage before or after the run.
 
     case : number of the case; -1 if the range has none
-    message : operator, or name of the phase
+    message : operator, or name of the stage
     category : text that distinguishes the rows of a case, such as the mode
     start_ns, end_ns : time since the start of the report
     process : lower 24 bits of the process number
@@ -157,7 +157,7 @@ def _process(number: int | None) -> int:
 
 
 class _Row:
-    """A row of a table in which a column that this version of nsys lacks reads as None."""
+    """A row of a table; columns that this version of nsys lacks have the value None."""
 
     def __init__(self, row: sqlite3.Row) -> None:
         self._row, self._names = row, set(row.keys())

@@ -31,9 +31,10 @@ class SpeedUp:
 
     cases : number of cases whose status is ok in both
     mean : geometric mean over the cases, each counted once
-    low, high : 10th and 90th percentile over the cases; for a single case, over its paired runs
+    low, high : 10th and 90th percentile over the cases; for a single case, over its pairs of runs
     weighted : geometric mean over the cases, weighted by their number of calls
-    faster, slower : number of cases that are faster, or slower, by the median and by at least nine of ten paired runs
+    faster, slower : number of cases that are faster, or slower, both by the median and in at least nine of ten pairs of
+        runs
     """
 
     cases: int
@@ -109,10 +110,10 @@ class PointsAnalysis(UnaskedAnalysis):
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print one table of speed-ups for each column in `DIMENSIONS` that has several values. In the rows of a table, the
-    other columns have their first value.
+    """Print one table of speed-ups for each column in `DIMENSIONS` that has several values, from the rows that have the
+    first value in all other columns.
 
-    reference : the mode whose rows are compared
+    reference : mode of these rows; rows of other modes are left out
     """
     own = [row for row in rows if row.mode == reference and row.status == OK]
     for name in DIMENSIONS:
@@ -239,9 +240,10 @@ class SweepAnalysis(Analysis):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How an operator's throughput changes with one option, such as the number of threads.
+    """How an operator's throughput changes with one option, such as the number of threads. All cases that are ok at all
+    values count, weighted by calls.
 
-    operator, mode : operator and mode of the rows; all cases that are ok at all values count, weighted by calls
+    operator, mode : operator and mode of the rows
     points : values of the option
     gains : throughput at each value, relative to the first value
     turning : largest value that is still worth using: its throughput is at least `WORTH` times the best before it

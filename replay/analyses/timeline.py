@@ -83,8 +83,8 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Return one Chrome trace of several from one machine; all event times are relative to the start of the first
-    trace.
+    """Merge Chrome traces that were recorded on one machine, and return the result; all event times are relative to the
+    start of the first trace.
 
     timelines : the traces as JSON objects; the first one is modified
     """

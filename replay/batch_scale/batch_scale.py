@@ -117,8 +117,8 @@ class _Pass:
     verdicts : for each signature, how many of its calls scale in which way
     requested_origins : origins (calls or storages) whose tensors are to grow from the next traversal on
     begun : True once a tensor grows
-    guessed : True if it was guessed how a matrix product's rows grow, before the growth of its inputs was known; then
-        the traversal is repeated
+    guessed : True if the growth of a matrix product's rows was assumed before any tensor was known to grow; the
+        traversal is then repeated
     """
 
     growths: dict[Key, Growth] = field(default_factory=dict)
@@ -253,8 +253,8 @@ class BatchScale:
             going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
 
     def _is_parameter(self, going: _Pass, key: Key) -> bool:
-        """Return True if a tensor is a parameter itself, and False if the current traversal (`going`) found that it is
-        expanded from one.
+        """Return True if a tensor is in a parameter's storage, unless the current traversal (`going`) knows where the
+        tensor's values come from, as for an expanded parameter.
         """
         return key[0] in self._parameters and not going.origins.get(key)
 
@@ -304,8 +304,8 @@ class BatchScale:
         return ((place, growth_of(spec, batch_dimensions[:1])),) if batch_dimensions else ()
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
-        """Mark a tensor as growing with the batch in this traversal (`going`); from the next traversal on, the tensors
-        from which its values come grow instead.
+        """Let a tensor grow with the batch in this traversal (`going`). From the next traversal on, the tensors from
+        which its values come grow instead or, if none of them can, the tensor itself.
 
         key, place : the tensor, and its index among the tensor arguments of the signature
         growth : which sizes and strides of the tensor grow
@@ -328,7 +328,7 @@ class BatchScale:
         origin : where the values of a later tensor come from: calls of a signature, or a storage from before the first
             call
         growth, spec : growth that this later tensor needs, and the tensor
-        fits : True to accept only sizes that lead to exactly this growth
+        fits : True to try only arguments of the calls that give exactly this growth
         """
         kind, number = origin
         if kind == OUTSIDE:

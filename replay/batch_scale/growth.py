@@ -19,8 +19,8 @@ class Growth:
 
     sizes : dimensions whose size is multiplied
     steps : dimensions whose stride is multiplied
-    outer : for each dimension in `sizes`, how often it contains the whole batch: 1 if all rows of one element of the
-        batch are adjacent, T in a dimension of size T * B that was made of (T, B)
+    outer : for each dimension in `sizes`, how many times the batch of size B repeats along it: 1 if the dimension was
+        made of (B, T), T if it was made of (T, B)
     offset : True if the offset is multiplied
     item : for a tensor that belongs to one element of the batch, the index of that element
     lost : why the growth is unknown; None if it is known
@@ -48,10 +48,10 @@ def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
 
 
 def grown_steps(shape: Sequence[int], stride: Sequence[int], sizes: Collection[int]) -> tuple[int, ...]:
-    """Return the dimensions whose stride is multiplied because a dimension inside them grows.
+    """Return the dimensions whose stride is multiplied because a dimension with a smaller stride grows.
 
     sizes : dimensions whose size is multiplied
-    If a size of 1 makes it unclear which of two dimensions is the inner one, the later one counts as inner.
+    If a size of 1 makes two strides equal, the stride of the later dimension counts as smaller.
     """
     dimensions = []
     for outer in range(len(stride)):

@@ -175,7 +175,8 @@ def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
 
 
 def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
-    """Return the growth of a result with `outer` filled in: how often each growing dimension contains the whole batch.
+    """Return the growth of a result with `outer` filled in: how many times the batch repeats along each growing
+    dimension.
 
     spec, growth : the result, and its growth without `outer`
     """

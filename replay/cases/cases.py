@@ -59,8 +59,8 @@ class Case:
     phase : phase in which most calls ran
     call_sites : the places in the program that made the calls
     input_sets : further sets of inputs: copies of the signature with the values and results of later calls
-    timing_clusters : the timing clusters to which the signature and then each input set belong; empty if all input sets
-        are equally frequent
+    timing_clusters : timing cluster of the signature, followed by that of each input set; empty if all input sets are
+        equally frequent
     fresh : share of calls whose results were in newly mapped memory pages; None if unknown or irrelevant
     operator : the operator to call, if it differs from the signature's
     reference : the operator whose results are the reference in every mode; None to use the case's own results in the
@@ -187,8 +187,8 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
 
 
 def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of calls with the column `count`, the number of calls that a row represents: one row per distinct
-    call, but one row per single call for signatures in `looked_at`.
+    """Return a table of calls in which `count` is the number of calls that a row represents: a row for each call in
+    `looked_at`, and a row for each distinct call of all other signatures.
 
     Rows of single calls keep their index in the trace's call table. If `looked_at` contains only a sample of a
     signature's calls, the counts of its rows add up to the number of all its calls.
@@ -216,7 +216,7 @@ class _Kind:
     number : number of the signature in the trace
     signature : copy of the signature; its number is the number of the case
     input_sets : copies of the signature with the values of other calls
-    timing_clusters : the clusters to which `signature` and then `input_sets` belong
+    timing_clusters : timing cluster of `signature`, followed by that of each input set
     calls : indices of the case's calls in the call table; None for all calls of the signature
     """
 

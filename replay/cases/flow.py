@@ -54,7 +54,7 @@ class StorageNeed:
 
     bytes : size up to the end of the last argument tensor in the storage; if no argument uses it, up to the end of the
         last result
-    views : argument tensors in the storage that extended the known size, in call order
+    views : argument tensors, in call order, that reach beyond the part of the storage that earlier ones use
     """
 
     device: str

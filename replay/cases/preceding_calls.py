@@ -43,7 +43,7 @@ MOST_RECENT_BYTES = 1 << 30
 class CallPosition:
     """A call's position in the program, and the use of memory before it.
 
-    position : index of the call among all calls, thread by thread
+    position : index of the call in a list of all calls of one thread after the other
     before : signature numbers of the calls to run before it, in order
     recent : indices of its argument tensors that were used shortly before
     used_bytes : for each tensor in `recent`, the number of bytes that other calls have used since

@@ -118,9 +118,8 @@ def _rows(
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> tuple[dict[_Result, int], set[int]]:
-    """Return, for each result that a call uses, the index of the last call that uses it, and the storages that existed
-    before the first call. A call that takes a tensor whose layout no result has counts as a user of the last result in
-    the same storage.
+    """Return, by result, the index of the last call that uses it, and the storages that existed before the first call.
+    If no result has the layout of an argument, the last result in the argument's storage counts as used.
     """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
@@ -322,8 +321,8 @@ class _Linker:
         return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        """Return an earlier result in the storage `memory` that differs from `spec` only in sizes, which vary, or
-        None.
+        """Return an earlier result in the storage `memory` whose sizes depend on input values, and which differs from
+        `spec` only in them; None if there is none.
         """
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):

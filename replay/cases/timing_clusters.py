@@ -39,8 +39,8 @@ class TimingCluster:
 
     signature : copy of the signature with the values and results of one call of the cluster
     calls : indices of the selected calls in the call table; for a long trace, of a sample of them
-    captured_us : median of the typical times at the call sites of `calls`, or of all calls of the cluster if `calls` is
-        empty
+    captured_us : median over `calls` of the typical time at the call site of each; over all calls of the cluster if
+        `calls` is empty
     place : module, function and source line of the call whose values `signature` has
     """
 
@@ -58,10 +58,10 @@ class PlacedCalls:
     not used again, it is only the scope.
 
     calls : the signature's calls that `calls_looked_at` returned, by start time, whether selected or not
-    places : number of the call site of each call
-    typical_ns : typical time of a call at the call site of each call
+    places : for each call, the number of its call site
+    typical_ns : for each call, the typical time of a call at its call site
     observed : values and results that were recorded from later calls
-    rows : for each item of `observed`, the index in `calls` of its call; None if it has no call site
+    rows : for each item of `observed`, the index in `calls` of the recorded call; None if this call has no call site
     """
 
     signature: Signature
@@ -210,7 +210,7 @@ def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[n
 
 
 def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the number of each call's site, and the typical time in ns of a call at that site.
+    """Return, for each call, the number of its call site, and the typical time in ns of a call at this site.
 
     memory : storage number of the first tensor of each call
     """

@@ -308,8 +308,8 @@ def rounded(
     - the effect of a last-bit change of the arguments, which is large where terms cancel,
     - the `TYPICAL` quantile of the reference's errors; not the largest error, since one element at a discontinuity
       would excuse all.
-    The root mean square of all errors must stay below `OVERALL` times that, because errors near the bound everywhere
-    indicate a bias.
+    The root mean square of these elements' errors must also stay below that of the tolerance plus `OVERALL` times the
+    rest of the bound, because errors near the bound everywhere indicate a bias.
 
     actual, reference : result of the mode, and of the reference
     truth : result computed in float64

@@ -201,8 +201,8 @@ def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> b
 
 
 def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
-    """Return the input, the dimension into which indices point, and `ours` and `theirs`, indices with this
-    dimension.
+    """Return a call's input, the dimension into which the indices point, and the indices `ours` and `theirs`, to which
+    this dimension is added if they lack it. Without a dimension, all tensors are flattened.
     """
     source = bound["self"].detach().cpu()
     dim = bound.get("dim")
@@ -343,8 +343,8 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
     """Return True if all elements of a result (`ours`) are equal although this is too unlikely for numbers distributed
     as in the runs (`theirs`).
 
-    Its probability is at most p**(m - 1) for m elements, where p is the share of the most common number plus its
-    sampling error.
+    The probability of equal elements is at most p**(m - 1) for m elements, where p is the share of the most common
+    number plus the sampling error of this share.
     """
     if len(ours) < 2 or bool((ours != ours[0]).any()) or bool((theirs == theirs[:, :1]).all(1).any()):
         return False
@@ -388,8 +388,9 @@ def _two_sample_bound(one: int, others: int) -> float:
 
 
 def _ranks(ours: Tensor, theirs: Tensor) -> float:
-    """Return the largest difference between the distribution function of the ranks of a result's elements among those
-    of the runs and the uniform one; ties are broken at random.
+    """Return how far ranks are from a uniform distribution: the largest difference of the distribution functions. Each
+    element of a result (`ours`) has a rank among the runs' elements (`theirs`) at its position; ties are broken at
+    random.
     """
     runs = len(theirs)
     tied = (theirs == ours).sum(0)

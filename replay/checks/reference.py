@@ -157,8 +157,8 @@ class Reference:
         """Return True if a result may have another shape than the reference's, because sizes depend on rounding or on
         random numbers.
 
-        Rounding: the shape is in the range of the shapes of the float64 runs; elements cannot be compared then. Random
-        numbers: runs with other seeds have different sizes in the same dimensions.
+        Sizes depend on rounding if the shape is in the range of the shapes of the runs in float64; elements are not
+        compared then. They depend on random numbers if runs with other seeds differ in the same dimensions.
 
         place, ours : position and values of the mode's result
         tolerance : not used

@@ -19,7 +19,7 @@ from opgrip.traces.schema.arguments import leaves, map_leaves
 
 
 def observe(function: Callable[..., Any], arguments: Arguments, mutates: bool) -> RunOutputs:
-    """Run a call; return copies of its results and, if it `mutates` its arguments, of these after the run."""
+    """Run a call and return copies of its results and, if `mutates` is True, of its argument tensors after the run."""
     args, kwargs = arguments
     outputs = [_copy_leaf(leaf) for leaf in leaves(function(*args, **kwargs))]
     return RunOutputs(outputs, [_copy_leaf(tensor) for tensor in tensors_of(arguments)] if mutates else [])

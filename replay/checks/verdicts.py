@@ -38,7 +38,9 @@ class ResultDifference:
         return f"{self.place}: {self.count:,} of {self.size:,} elements differ, by {by} at most{where}"
 
     def joined(self, other: ResultDifference) -> ResultDifference:
-        """Return the larger of two differences of the same result, with the larger relative error of both."""
+        """Return the difference with the larger absolute error, `self` or `other`, with the larger relative error of
+        both.
+        """
         larger = max(self, other, key=lambda item: (item.max_abs, item.count))
         return replace(larger, max_rel=max(self.max_rel, other.max_rel))
 
@@ -83,7 +85,7 @@ class ResultVerdict:
 
 
 class WrongResultError(Exception):
-    """Raised if a call behaves differently from its operator, or hides its behaviour; the message is the reason."""
+    """Raised if a candidate returns wrong results or manipulates its measurement; the message is the reason."""
 
 
 def wrong(reason: str) -> ResultVerdict:

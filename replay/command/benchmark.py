@@ -176,8 +176,8 @@ def _contenders(
 
 
 def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """Return a function that calls the reference with the candidate's argument names, and returns a dictionary with its
-    keys in the order of the candidate's results.
+    """Return a function that calls the reference with arguments under the candidate's names; dictionaries that it
+    returns have their keys in the same order as in `results`, the candidate's results.
     """
     theirs = {new: old for old, new in _other_names(candidate).items()}
     ours = _other_names(reference)
@@ -256,7 +256,9 @@ def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple
 
 
 def _other_names(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the argument names that differ in torch's built-in functions, by the name in the operator's schema."""
+    """Return the names of those arguments of a built-in function of torch that have another name in the operator's
+    schema, by that name; empty for other functions.
+    """
     return {"self": "input"} if isinstance(function, BuiltinFunctionType) else {}
 
 

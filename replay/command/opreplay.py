@@ -191,7 +191,7 @@ def _print_list(outcome: ReplayOutcome, reporter: Reporter) -> int:
 
 
 def _report_details(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    """Print the full error texts of a single trace's rows, which the rows have with `--debug`."""
+    """Print the full error texts that the rows of a single trace have with `--debug`."""
     for row in outcome.results if not outcome.traces and outcome.step is None else ():
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")

@@ -249,8 +249,8 @@ class SeveralReplays:
         return outcome.interrupted
 
     def _check_kinds(self, part: Path, rows: Iterable[Result], replay: TraceReplay) -> None:
-        """Raise `OtherMachinesError` if stored rows of a trace were measured on another kind of machine than runs cases
-        now.
+        """Raise `OtherMachinesError` if stored rows of a trace were measured on another kind of machine than the replay
+        uses now.
 
         part : file of the stored rows
         replay : replay of the trace on the current machine

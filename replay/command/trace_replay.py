@@ -348,7 +348,8 @@ def repeat(
 
     first, run_once : rows of the first replay, and function that replays some cases once more
     repeats : number of replays of each case, including the first
-    base : another run, or None; with it, cases that may differ from it are repeated until that is decided
+    base : run with which the new one is compared, or None; a case is repeated until it is decided whether it differs
+        from this run
     reference : mode with which other modes are compared
     """
     joined = {number: list(rows) for number, rows in first.items()}

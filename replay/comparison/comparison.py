@@ -75,8 +75,8 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns that have the same value in all rows of a case within each of the two runs. Cases of the two
-    runs are matched without these columns.
+    """Return the columns in which the rows of a case differ in neither of the runs. The cases of the two runs are
+    matched without these columns.
     """
     columns: list[str] = []
     for name in ("device", *OF_RUN):
@@ -214,8 +214,8 @@ class Comparison:
     base, new : headers of the two runs
     differs : settings that differ, as (name, value in base, value in new)
     pairs : cases timed in both runs, the one that lost most time first
-    broken : cases whose results are correct only in the base
-    mended : cases whose results are correct only in the new run
+    broken : cases that have results only in the base
+    mended : cases that failed or were wrong in the base and are ok in the new run
     untimed : other cases without a time in at least one run
     changed : cases whose results were correct in the base and are wrong in the new run
     missing, added : rows that exist only in the base, or only in the new run

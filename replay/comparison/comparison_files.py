@@ -166,8 +166,8 @@ def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int],
     """Return the JUnit test for a row.
 
     cells : columns of the comparison for the row
-    outcomes : outcome by (verdict that a gate counts, or "" for times, and id of the row); None without gates.
-        With gates, an UNSURE row is not skipped, because its outcome follows from the gates.
+    outcomes : outcome that gates give a row, by (verdict that the gate counts, or "" for a gate on times; `id` of the
+        row). None without gates; with gates, an UNSURE row is not skipped, because gates decide its outcome.
     """
     is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
     outcome = "skipped" if is_skipped else ""

@@ -249,8 +249,8 @@ def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None
 class _Chosen:
     """The estimates that represent a case's two rows.
 
-    is_fastest : True if they are of the fastest runs, False if of the medians
-    missed : if of the fastest runs, by how much the log ratio of the medians exceeds that of the fastest runs
+    is_fastest : True for estimates of the fastest runs, False for medians
+    missed : for the fastest runs, by how much the log ratio of the medians exceeds that of the fastest runs; else 0
     """
 
     base: Estimate

@@ -112,10 +112,10 @@ class _Subject:
         return self.judgement is None or self.judgement.high > most
 
     def loss(self, is_certain: bool = False) -> float:
-        """Return how much the total may become slower because of this subject: its share of time times the possible
-        increase; inf if its time is unknown.
+        """Return how much the total may become slower because of this subject: the subject's share of time times the
+        largest increase in its interval; inf if the increase is unknown.
 
-        is_certain : True to return the ratio of the times instead
+        is_certain : True to return the subject's ratio of new to base time instead
         """
         if self.judgement is None:
             return inf

@@ -30,11 +30,11 @@ class Estimate:
 
     logs : logarithm of the median time of each repeat
     within : variance of one element of `logs`, estimated from the spread of the runs within a repeat
-    gaps : for each repeat, the logarithm of median over fastest run; contention increases it, a slower operator does
-        not
-    strata : for each repeat, number of groups of runs (for example, with different input values) over which its gap is
+    gaps : for each repeat, the logarithm of median over fastest run, which contention increases and a slower operator
+        does not
+    strata : for each repeat, the number of groups of runs (for example, with different input values) whose gaps are
         averaged
-    whole_gaps : gaps computed without groups
+    whole_gaps : for each repeat, the gap of all runs as one group
     """
 
     logs: tuple[float, ...]
@@ -111,7 +111,9 @@ def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
 
 
 def contended_share(row: Result) -> float:
-    """Return which share of a row's runs with a non-zero weight other processes disturbed, from 0 to 1."""
+    """Return the share of a row's runs that other processes disturbed, from 0 to 1; runs with the weight 0 do not
+    count.
+    """
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)

@@ -62,7 +62,7 @@ ADDRESSES = 1 << 63
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
     """Return the map from recorded devices to the device of the replay.
 
-    recorded : device on which the program ran; its tensors on the CPU stay on the CPU if this is an accelerator
+    recorded : device on which the program ran; if it is an accelerator, tensors on the CPU stay on the CPU
     replay_device : device to replay on; None for the recorded one
     """
     return DeviceMap(recorded, replay_device)
@@ -196,8 +196,8 @@ class Inputs:
     def change(self, amount: float) -> None:
         """Change floating-point values by at most the relative `amount`, so that no two runs have the same ones.
 
-        All values in one storage change by the same factor, which keeps their order; values of a constant change one by
-        one, and zeros become small positive numbers. `restore` then restores the new values.
+        All values in one storage change by the same factor, which keeps their order. If they are all equal, each
+        changes by another factor, and zeros become small positive numbers. `restore` then restores the new values.
         """
         for memory in self._float_memory():
             most = max(amount, 8 * torch.finfo(memory.dtype).eps)

@@ -1,5 +1,5 @@
-"""Candidates, which are users' implementations of operators and modules, and the mode `candidate`, which runs them as
-these.
+"""Candidates (users' implementations of operators and modules), and the mode `candidate`, which runs them in place of
+the operators and modules.
 """
 
 from __future__ import annotations

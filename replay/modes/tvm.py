@@ -227,7 +227,7 @@ def _build(module: Any, target: Any, _: Any) -> Any:
     """Build a module as TVM's search does, but without importing the tensor intrinsics of all targets, which takes a
     minute.
 
-    A scheduled module no longer refers to intrinsics by name.
+    The intrinsics are not needed, because a scheduled module contains their code.
     """
     from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock

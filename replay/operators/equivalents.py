@@ -218,7 +218,7 @@ _NORMS = [f"native_{kind}_norm{ending}" for kind in ("layer", "group") for endin
 
 
 def _norm(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> _Conversion | None:
-    """Convert a normalization of 16-bit floats whose mean and variance have another dtype on the device: 16 bits on the
+    """Convert a normalization of 16-bit floats to the dtype that the device uses for mean and variance: 16 bits on the
     CPU, 32 bits with CUDA. Return None if no conversion is needed.
 
     outputs : recorded results

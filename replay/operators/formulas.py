@@ -255,8 +255,8 @@ def _interpolated(call: OperatorCall) -> float:
 
 
 def _grid_sampled(call: OperatorCall) -> float:
-    """Return the number of operations to sample a grid; nearest interpolation has none, linear and cubic count per
-    element.
+    """Return the number of operations to sample a grid: a fixed number per element for linear and cubic interpolation,
+    0 for nearest.
     """
     linear = INTERPOLATION["trilinear3d" if "3d" in call.name else "bilinear2d"]
     return call.elements * (linear, 0, INTERPOLATION["bicubic2d"])[int(call.values["interpolation_mode"])]

@@ -48,7 +48,7 @@ class CallMemory:
 
     allocated : sum of all allocations
     peak : largest amount of allocated memory at one time
-    reserved : largest amount that torch's allocator took from the device during the call, starting without reserved
+    reserved : largest amount that torch's allocator took from the device during the call, after it had returned all
         free memory; None if the device has no such allocator
     """
 

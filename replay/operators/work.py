@@ -143,8 +143,8 @@ def work_of(
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
     """Run a function once and return the work of all operators that it calls.
 
-    whole : True to count the bytes of the function's arguments and results, as if it were one kernel; False to add up
-        the bytes of all its operators
+    whole : True to count only the bytes of the function's arguments and results, as for a single kernel; False to add
+        up the bytes of all its operators
     """
     tally = _Tally()
     with tally:

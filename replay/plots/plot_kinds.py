@@ -227,7 +227,9 @@ def _moment(name: str, run: PlottedRun) -> datetime:
 
 
 def _total(rows: list[Result], name: str, common: set[object]) -> float:
-    """Return the sum of a time column in us over all calls or, with a single case in `common`, the time of one call."""
+    """Return the sum of a time column in us over all calls; if the plot shows a single case (`common`), the time of one
+    call.
+    """
     if len(common) == 1:
         return float(getattr(rows[0], name) or rows[0].median_us or 0.0)
     return fsum(max(row.count, 1) * (getattr(row, name) or row.median_us or 0.0) for row in rows)
@@ -356,7 +358,7 @@ def draw_shapes(request: PlotRequest) -> Figure:
 
 
 def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], column: str) -> None:
-    """Draw the medians of series number `place` over `column`, even if it has none: the legend lists all series."""
+    """Draw the medians of series number `place` over `column`; a series without rows only appears in the legend."""
     style = marked(place) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
     medians = [row.median_us or 0.0 for row in rows]
     bands = [_band(row) for row in rows]

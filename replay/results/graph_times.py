@@ -1,7 +1,8 @@
 """Captured times of calls in launches of CUDA graphs, divided among the calls by the times of a replay.
 
-A trace without the records of a graph's kernels has only the time of each launch, and estimates the parts of its calls.
-Once a replay has timed all calls of the graph on an accelerator, their proportions replace the estimate.
+If a trace lacks the records of a graph's kernels, it has only the time of each launch, and estimates the parts of it
+that the calls take. Once a replay has timed all calls of the graph on an accelerator, their proportions replace the
+estimate.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class GraphColumns(Columns):
 
 
 def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
-    """Return the rows. If the trace lacks the times of the kernels of a CUDA graph and all its calls were replayed, the
-    captured time of the graph's launches is divided among these calls in proportion to their replayed times.
+    """Return the rows. If the trace lacks the times of a CUDA graph's kernels and all calls of the graph were replayed,
+    the captured time of the graph's launches is divided among the calls in proportion to their replayed times.
     """
     signature_of = {case.number: case.trace_number for case in cases}
     factors = trace.source.changes_by(_times_ns(rows, signature_of), trace.signatures)

@@ -62,7 +62,7 @@ class PairedRatio:
 
     log : natural logarithm of the ratio
     error : standard error of `log`
-    chance : probability that as many pairs of runs are slower, or faster, if both take the same time
+    chance : probability that the numbers of slower and faster pairs of runs differ this much if both take the same time
     """
 
     log: float

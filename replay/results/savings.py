@@ -264,8 +264,8 @@ def _judged_step(trace: str, rows: Sequence[Result]) -> JudgedStep:
 
 
 def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
-    """Yield, for each row and each phase in which its operator is called, the phase, its calls' share of the step, and
-    the verdict.
+    """Yield, for each candidate's row and each phase, the phase, the share of the step that the judged calls take in
+    this phase, and the verdict on the candidate.
     """
     for row in rows:
         judged, calls = CandidateColumns.of(row), sum(site.count for site in row.sites)
@@ -275,8 +275,8 @@ def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateCo
 
 
 def _in_labels(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
-    """Yield, for each row and each label around its calls, the label, the calls' share of the label's time, and the
-    verdict.
+    """Yield, for each candidate's row and each label around the judged calls, the label, the share of the label's
+    time that these calls take, and the verdict on the candidate.
     """
     for judged in map(CandidateColumns.of, rows):
         for label, (_, share) in json.loads(judged.labels or "{}").items():

@@ -3,8 +3,8 @@
 A candidate may change everything in its process, so nothing that it reports is believed:
 
 - New values are written into new memory while the process is stopped.
-- Its clock is bounded by this process's clock: time that passes outside of the reported time, beyond what the
-  operator's own process needs, counts as the candidate's.
+- The time that it reports is checked by this process's clock: if a request takes longer outside the reported time than
+  a request to run the operator does, the difference counts as the candidate's time.
 - Results are read from the memory of the stopped process, at the addresses that it reported with its time.
 """
 
@@ -95,8 +95,8 @@ class UntrustedProcess:
     def ask(self, message: Mapping[str, Any]) -> Any:
         """Let the process continue, send a message, stop the process and all that it started, and return its answer.
 
-        `took_ns` is the time until the answer. Raises the error that the process reports, and `WrongResultError` if it
-        was not stopped all the time before.
+        `took_ns` is the time until the answer. Raises the error that the process reports, and `WrongResultError` if the
+        process has run since it was stopped.
         """
         if self._mem < 0:
             self._begin()

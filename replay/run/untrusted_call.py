@@ -32,8 +32,8 @@ class UntrustedRun:
 
     run_ns : time of the call as the process reported it
     besides_ns : time in ns that the request took in addition, by this process's clock
-    results : as the process reported with its time: address and size of each result, or the value or type of other
-        results than plain tensors
+    results : address and size of each result or, if a result is no plain tensor, its value or type; the process
+        reported them together with the time
     """
 
     run_ns: int

@@ -1,8 +1,8 @@
 """The process of an untrusted candidate: it runs calls that its parent describes, on memory that both share.
 
 Nothing that this process reports is trusted. The parent compares its times with the parent's clock, and reads results
-from this process's memory (`replay/run/untrusted.py`). What this process checks itself only names the reason earlier.
-The operator runs in a process of the same kind, so that both are timed in the same way.
+from this process's memory (`replay/run/untrusted.py`). The checks that this process makes itself only find the reason
+for a wrong result earlier. The operator runs in a process of the same kind, so that both are timed in the same way.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class CallProcess:
 
     def run(self, seed: int) -> list[Any]:
         """Run the call once; return its time, and for each result the address and size of its memory or, if it is no
-        plain tensor, its value or type. Return nothing that takes longer.
+        plain tensor, its value or type. All that takes longer is left to `describe`.
 
         seed : seed of random numbers
         """
@@ -203,8 +203,9 @@ def timed(
 
 
 def adopt_orphans() -> None:
-    """Continue in a child process. This process adopts what the child detaches, so that the parent, which stops all
-    that is below this process, finds it, and ends as the child does.
+    """Continue in a child process; this process waits for the child and ends as the child does. Processes that the
+    child detaches become children of this process, so that the parent, which stops all processes below this one, finds
+    them.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not (own := os.fork()):

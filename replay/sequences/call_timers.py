@@ -57,7 +57,8 @@ class CallTimer(Protocol):
 class HostTimer:
     """Times calls with the host's clock; on an accelerator, this measures their launches.
 
-    new_memory : for calls whose results need newly mapped memory pages, this memory, by index of the call
+    new_memory : by index of the call, the memory that its results get in newly mapped pages; calls without such memory
+        are missing
     wait : function that waits for the device before each call, so that times do not include earlier work; None to not
         wait
     """

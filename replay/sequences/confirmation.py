@@ -76,7 +76,7 @@ def confirm(workload: Workload, estimated: float | None, tell: Tell) -> Confirma
 
 
 def _share(step: SequenceResult, workload: Workload) -> float:
-    """Return the share of the calls' time in a step without candidates that the candidates' operators take."""
+    """Return the share that the candidates' operators take in the time of all calls of a step without candidates."""
     times = {item.signature: (item.median_us or 0.0) * item.count for item in step.signatures}
     judged = {item.number for item in workload.trace.signatures if workload.candidates.find(item.op) is not None}
     return fsum(us for number, us in times.items() if number in judged) / (fsum(times.values()) or 1.0)

@@ -171,7 +171,8 @@ def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettin
 
 
 def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
-    """Time passes with an accelerator's clock, which delays it, so these are separate passes; on the CPU, time none.
+    """Time passes with an accelerator's clock; on the CPU, time none. These are separate passes, because timing with
+    this clock delays the accelerator.
 
     passes : passes that the host's clock timed
     """
@@ -300,7 +301,7 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
 
 
 def _lacks_passes(timed: Passes, count: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if `timed` has fewer than `count` passes; contended ones count only if none may be repeated."""
+    """Return True if `timed` has fewer than `count` passes; contended passes count too if none may be repeated."""
     missing = count - len(timed.kept)
     return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 

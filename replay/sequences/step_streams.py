@@ -133,8 +133,8 @@ class _Order:
             over[other] = max(over.get(other, -1), place)
 
     def missing(self, call: FlowingCall, stream: int) -> Iterator[int]:
-        """Yield the other streams whose earlier calls used memory of this call, and for which its stream has not
-        waited.
+        """Yield the other streams whose earlier calls used memory of `call`, and for which the call's `stream` has not
+        waited yet.
         """
         over = self._over.setdefault(stream, {})
         changed = _changed(call)

@@ -5,10 +5,10 @@ glibc returns a freed block to the system or keeps it, depending on thresholds a
 returned block costs a page fault per 4 kB. This module prevents glibc from returning freed memory, unless a run is to
 use new pages.
 
-If the system provides huge pages on request, torch does not request them, but NumPy does for large arrays. A request
-for a part of the heap stays in effect, and a result there costs one fault per 2 MB, so such requests are disabled here.
-A thread that runs out of memory continues in a new arena, whose end is never returned, so all threads share one arena
-here.
+If the system provides huge pages on request, torch does not request them, but NumPy does for large arrays. Such a
+request stays in effect for its part of the heap, and a later result there would cost one fault per 2 MB, so this module
+disables huge pages. A thread that runs out of memory continues in a new arena, whose end is never returned, so all
+threads share one arena here.
 """
 
 from __future__ import annotations

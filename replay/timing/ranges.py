@@ -1,8 +1,8 @@
 """NVTX ranges around runs, which let Nsight's profilers show runs on a timeline and assign kernels to calls.
 
-The message of a range is the operator or phase, its category the mode, its payload the case number. Profilers keep each
-distinct message forever, so messages must not contain numbers. Start/end ranges also cover kernels that autograd's
-threads launch.
+The message of a range is the operator or a stage such as the warm-up, its category the mode, its payload the case
+number. Profilers keep each distinct message forever, so messages must not contain numbers. Start/end ranges also cover
+kernels that autograd's threads launch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DELAY_KERNEL = "spin_kernel"
 class Range:
     """An NVTX range that can be entered repeatedly.
 
-    message : operator, or phase around a timed run
+    message : operator, or name of a stage before or after a timed run
     category : mode and other words that distinguish the rows of a case
     case : case number
     profiled : name of the profiler that runs; if it shows only the message of a range, the message also contains case

@@ -53,13 +53,13 @@ def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> 
 
 
 class Pace:
-    """Checks whether the processor now runs as fast as the fastest that was observed since this object was created."""
+    """Compares the processor's speed with the highest speed since this object was created."""
 
     def __init__(self) -> None:
         self._best = min(_probe_ns() for _ in range(50))
 
     def is_slowed(self) -> bool:
-        """Return True if the processor takes over a third longer than at its fastest.
+        """Return True if the processor takes over a third longer for the same work than at its highest speed.
 
         The better of two measurements counts, because one of them may be interrupted.
         """

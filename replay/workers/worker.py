@@ -98,10 +98,11 @@ class Worker:
         return received
 
     def measure(self, cases: Sequence[Case], without: list[int], cached_rows: CachedRows) -> Lane:
-        """Yield the rows of cases that are measured in the same rounds, or None while no rows are ready; a case that
-        ends the process is left out.
+        """Yield the rows of cases that are measured in the same rounds, or None while no rows are ready. If a case ends
+        the process, its rows say why, and a new process runs the other cases.
 
-        without : numbers of cases that do not run as preceding calls; cases that end the process there are added
+        without : numbers of cases that do not run as preceding calls; a case that ends the process while it runs as one
+            is added
         cached_rows : rows that were compiled before, or whose compilation failed
         """
         workload = self._workload
@@ -143,8 +144,7 @@ class Worker:
         without: list[int],
         cached: dict[int, dict[int, Result]],
     ) -> bool:
-        """Record the reason why the process ended in the row or case that it was running; return False if it was
-        running none.
+        """Record why the process ended in the rows of the case that was running; return False if no case was running.
 
         remaining : unfinished cases by number
         without : numbers of cases that no longer run as preceding calls; the case is added if it ran as one
@@ -250,8 +250,8 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
 
 
 def _guarded(announce: Announce) -> Announce:
-    """Return a function that announces a row after it has undone side effects of earlier cases, whose code may have
-    changed the working directory or forked this process.
+    """Return a function that undoes side effects of earlier cases and then announces a row: it restores the working
+    directory, and ends this process if a case's code made it by a fork.
     """
     process = os.getpid()
     try:
@@ -270,7 +270,8 @@ def _guarded(announce: Announce) -> Announce:
 
 
 def _end_copy(process: int) -> None:
-    """End this process if code of a case forked it: it would send its rows a second time.
+    """End this process if it is a fork that a case's code made of the worker process, because it would send all rows a
+    second time.
 
     process : number of the original worker process
     """

@@ -54,7 +54,7 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """List the operators that take most time below the plots of a figure, numbered from 1. Return the number of each
+    """List the operators that take most time, numbered from 1, below the plots of a figure. Return the number of each
     listed operator, by name.
 
     total : time of all rows in us

@@ -49,8 +49,8 @@ class CaseSet:
 class Source(Protocol):
     """A source of cases: reads one kind of target that a user can name on the command line.
 
-    lacks : kinds of input that this source does not read, as in `Option.only`; options that are only for these kinds
-        raise an error with the hint `hint`
+    lacks : kinds of input, as in `Option.only`, that this source does not read
+    hint : hint of the error for an option that is only for kinds of input in `lacks`
     place : position in the order of sources; the first source whose `takes` returns True is used
     in_program : True if its cases come from a program and have preceding calls
     """

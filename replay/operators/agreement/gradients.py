@@ -229,8 +229,8 @@ def numbered(call: Call) -> Iterator[Sizes]:
 
 
 def observed(call: Call) -> Iterator[Sizes]:
-    """Yield the actual and the expected sizes of a fake quantization that observes value ranges: one scale per channel,
-    or one for all; the ranges may be empty.
+    """Yield the actual and the expected number of elements of scale, zero point, minimum and maximum of a fake
+    quantization that observes ranges: one per channel, or one in all. Minimum and maximum may be empty.
     """
     count = shape_of(call["self"])[call["ch_axis"]] if call["per_row_fake_quant"] else 1
     yield from elements(call, count, "scale", "zero_point")

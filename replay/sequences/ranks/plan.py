@@ -114,8 +114,8 @@ def wait_points(
 
     flow : calls of the program, with the storages that they take and return
     places : indices of the collectives
-    run_places : indices of the calls that run, which are renumbered from 0; a wait before another call moves to the
-        next one that runs. None if all calls run
+    run_places : indices of the calls that run, which get new indices from 0. A wait before a call that does not run
+        moves to the next call that runs. None if all calls run
     """
     new_places = {
         place: number for number, place in enumerate(range(len(flow.calls)) if run_places is None else run_places)

@@ -141,8 +141,8 @@ class _Call:
         return [parts[place] for place in self.members.present]
 
     def flat(self, whole: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the part of the flat tensor `whole` that the members that take part fill, and one member's `part` with
-        the same number of dimensions.
+        """Return the section of the tensor `whole` for the members that take part, and one member's tensor `part`; both
+        are flattened if members are missing.
         """
         if self.members.is_whole:
             return whole, part
@@ -150,7 +150,8 @@ class _Call:
 
 
 def _word_of(reduction: str, on_gloo: bool) -> str:
-    """Return the name of the reduction that replaces a recorded one that cannot be replayed, else the recorded name.
+    """Return the name of the reduction to run: the recorded one or, if this one cannot be replayed, the one that
+    replaces it.
 
     on_gloo : True if the group uses the backend gloo
     """
