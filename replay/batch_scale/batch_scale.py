@@ -65,14 +65,14 @@ def parameters(calls: list[Phased], signatures: Mapping[int, Signature]) -> tupl
     roles = {number: list(named_tensors(signature)) for number, signature in signatures.items()}
     for phased in calls:
         call, forward = phased.call, phased.phase == "forward"
-        outside.update(number for number in call.takes if number not in result_memory and number != NO_STORAGE)
-        result_memory.update(number for number in call.gives if number not in outside)
+        outside.update(number for number in call.inputs if number not in result_memory and number != NO_STORAGE)
+        result_memory.update(number for number in call.outputs if number not in outside)
         if phased.phase == "optimizer":
-            trained.update(call.takes)
+            trained.update(call.inputs)
             continue
         if forward and call.op in ANCHORS:
-            data.add(call.takes[ANCHORS[call.op]])
-        for number, (spec, name) in zip(call.takes, roles.get(call.signature, ()), strict=False):
+            data.add(call.inputs[ANCHORS[call.op]])
+        for number, (spec, name) in zip(call.inputs, roles.get(call.signature, ()), strict=False):
             if name in _PARAMETERS or (name == "mat2" and forward):
                 trained.add(number)
             elif spec.requires_grad:
@@ -145,7 +145,7 @@ class BatchScale:
         self._outside, self._parameters = parameters(self._calls, flow.signatures)
         self._shapes: dict[Any, int] = {}
         self._keys = {
-            number: [[self._shape(spec) for spec in specs] for specs in (interface.takes, interface.gives)]
+            number: [[self._shape(spec) for spec in specs] for specs in (interface.inputs, interface.outputs)]
             for number, interface in flow.interfaces.items()
         }
         self._first: dict[int, TensorSpec] = {}
@@ -184,8 +184,8 @@ class BatchScale:
         for phased in self._calls:
             call = phased.call
             place = ANCHORS.get(call.op)
-            specs = self._interfaces[call.signature].takes
-            if place is None or phased.phase != "forward" or call.takes[place] in self._parameters:
+            specs = self._interfaces[call.signature].inputs
+            if place is None or phased.phase != "forward" or call.inputs[place] in self._parameters:
                 continue
             if not specs[place].shape:
                 continue
@@ -200,8 +200,8 @@ class BatchScale:
     def _entered_before(self, until: FlowingCall) -> list[tuple[int, ...]]:
         shapes = []
         for phased in self._calls:
-            specs = self._interfaces[phased.call.signature].takes
-            for number, spec in zip(phased.call.takes, specs, strict=True):
+            specs = self._interfaces[phased.call.signature].inputs
+            for number, spec in zip(phased.call.inputs, specs, strict=True):
                 if number in self._outside and number not in self._parameters and len(spec.shape) > 1:
                     shapes.append(spec.shape)
             if phased.call is until:
@@ -223,11 +223,11 @@ class BatchScale:
         call, signature = phased.call, self._signatures.get(phased.call.signature)
         if signature is None or signature.raised is not None:
             return
-        takes, gives = self._keys[call.signature]
-        keys = list(zip(call.takes, takes, strict=True))
+        argument_keys, result_keys = self._keys[call.signature]
+        keys = list(zip(call.inputs, argument_keys, strict=True))
         growths = tuple(
             self._find_growth(going, key, spec)
-            for key, spec in zip(keys, self._interfaces[call.signature].takes, strict=True)
+            for key, spec in zip(keys, self._interfaces[call.signature].inputs, strict=True)
         )
         asks = self._anchored(going, phased, signature, keys, growths)
         verdict = self._judge.judge(signature, with_asked(growths, asks))
@@ -241,7 +241,7 @@ class BatchScale:
             verdict = self._judge.judge(signature, with_asked(growths, asks))
         going.verdicts.setdefault(call.signature, Counter())[verdict] += 1
         origins = self._origins(going, signature, keys, verdict)
-        for key, growth in zip(zip(call.gives, gives, strict=False), verdict.gives, strict=False):
+        for key, growth in zip(zip(call.outputs, result_keys, strict=False), verdict.outputs, strict=False):
             if key[0] != NO_STORAGE:
                 going.growths[key] = growth
                 going.origins[key] = origins
@@ -250,7 +250,7 @@ class BatchScale:
                     going.memory[key[0]] = growth
         if signature.kind == EXTENSION and verdict.lost is not None:
             # it may write its results into any of its arguments
-            going.growths.update((key, verdict.gives[0]) for key in keys if not going.growths.get(key, PLAIN).any)
+            going.growths.update((key, verdict.outputs[0]) for key in keys if not going.growths.get(key, PLAIN).any)
 
     def _is_parameter(self, going: _Pass, key: Key) -> bool:
         """Return True if a tensor is in a parameter's storage, unless the current traversal (`going`) knows where the
@@ -293,7 +293,7 @@ class BatchScale:
             return ()
         if not going.origins.get(keys[place]):
             return ()
-        spec = self._interfaces[signature.number].takes[place]
+        spec = self._interfaces[signature.number].inputs[place]
         if signature.op not in IMAGES and going.begun:
             return ()
         batch_dimensions = [at for at, size in enumerate(spec.shape) if size == self.batch]
@@ -316,7 +316,7 @@ class BatchScale:
         if origins and not going.requested_origins.isdisjoint(origins):
             return
         going.requested_origins.update(origins or ((OUTSIDE, key[0]),))
-        spec = self._interfaces[signature.number].takes[place]
+        spec = self._interfaces[signature.number].inputs[place]
         # try sizes that give exactly the requested growth first, then any
         if not any(self._answer(origin, growth, spec, fits) for fits in (True, False) for origin in origins):
             self._forced[key] = growth
@@ -353,7 +353,7 @@ class BatchScale:
         self, going: _Pass, signature: Signature, keys: Sequence[Key], verdict: ScaledCall
     ) -> tuple[Origin, ...]:
         origins = dict.fromkeys(origin for key in keys for origin in going.origins.get(key, ()))
-        own = verdict.choice == NOTHING and not any(growth.any for growth in verdict.gives)
+        own = verdict.choice == NOTHING and not any(growth.any for growth in verdict.outputs)
         if own and self._judge.own(signature):
             return (CALL, signature.number), *list(origins)[:1]
         return tuple(origins)[:2]
@@ -375,12 +375,12 @@ def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
     Raises `Unsupported` if it is unknown which sizes contain the batch.
     """
     verdict = batches.verdict(case.trace_number)
-    signature = with_growth(case.signature, verdict.takes, verdict.choice, factor)
-    of_result = iter(verdict.gives)
+    signature = with_growth(case.signature, verdict.inputs, verdict.choice, factor)
+    of_result = iter(verdict.outputs)
     outputs = map_leaves(
         lambda leaf: grown(leaf, next(of_result), factor) if isinstance(leaf, TensorSpec) else leaf, signature.outputs
     )
-    listed = isinstance(outputs, list) and [growth.item for growth in verdict.gives] == list(range(batches.batch))
+    listed = isinstance(outputs, list) and [growth.item for growth in verdict.outputs] == list(range(batches.batch))
     outputs = outputs * factor if listed else outputs
     changed = signature != case.signature or outputs != signature.outputs
     return replace(case, signature=replace(signature, outputs=outputs), input_sets=()) if changed else case

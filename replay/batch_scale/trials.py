@@ -244,20 +244,20 @@ and maximum number of candidates that are tried alone
 class ScaledCall:
     """How a call changes with a larger batch.
 
-    takes : growth of each tensor argument
+    inputs : growth of each tensor argument
     choice : other arguments that grow
-    gives : growth of each result
+    outputs : growth of each result
     asks : (argument index, growth) of tensor arguments that would have to grow for the call to be possible
     """
 
-    takes: tuple[Growth, ...]
+    inputs: tuple[Growth, ...]
     choice: ArgumentChoice
-    gives: tuple[Growth, ...]
+    outputs: tuple[Growth, ...]
     asks: tuple[tuple[int, Growth], ...] = ()
 
     @property
     def lost(self) -> str | None:
-        return next((growth.lost for growth in (*self.takes, *self.gives) if growth.lost is not None), None)
+        return next((growth.lost for growth in (*self.inputs, *self.outputs) if growth.lost is not None), None)
 
 
 class Judge:

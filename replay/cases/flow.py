@@ -33,7 +33,7 @@ class FlowingCall:
     captured_ns : device time in the program if the call ran on a device, else host time; times that the capture
         perturbed are corrected
     captured_host_ns : host time in the program, corrected likewise
-    takes, gives : storage number of each tensor argument, and of each tensor result; `NO_STORAGE` if unknown
+    inputs, outputs : storage number of each tensor argument, and of each tensor result; `NO_STORAGE` if unknown
     over : numbers of the storages that this call is the last to use
     settings : torch settings of the call; calls with equal settings share one object
     """
@@ -42,8 +42,8 @@ class FlowingCall:
     op: str
     captured_ns: float
     captured_host_ns: float
-    takes: tuple[int, ...]
-    gives: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
     over: tuple[int, ...]
     settings: Mapping[str, Any]
 
@@ -165,27 +165,29 @@ def _calls(
         signature, op, scope, time, host, count, first = values
         interface = interfaces.get(signature, nothing)
         storages = tuple(trace.storages[first : first + count].tolist())
-        takes, gives = own_interfaces.get(signature, interface).memory_of(storages)
+        inputs, outputs = own_interfaces.get(signature, interface).memory_of(storages)
         if signature in equivalents:
-            takes, gives = equivalents[signature].memory_of(takes, gives)
-        _note(needs, interface, takes, gives)
+            inputs, outputs = equivalents[signature].memory_of(inputs, outputs)
+        _note(needs, interface, inputs, outputs)
         yield FlowingCall(
             signature,
             str(op),
             captured_ns=time,
             captured_host_ns=host,
-            takes=takes,
-            gives=gives,
+            inputs=inputs,
+            outputs=outputs,
             over=tuple(over.get(row, ())),
             settings=settings.get(context_of.get(scope), settings[None]),
         )
 
 
-def _note(needs: dict[int, StorageNeed], interface: Interface, takes: tuple[int, ...], gives: tuple[int, ...]) -> None:
-    for number, spec in zip(takes, interface.takes, strict=True):
+def _note(
+    needs: dict[int, StorageNeed], interface: Interface, inputs: tuple[int, ...], outputs: tuple[int, ...]
+) -> None:
+    for number, spec in zip(inputs, interface.inputs, strict=True):
         if number != NO_STORAGE and can_flow(spec):
             needs.setdefault(number, StorageNeed(spec.device)).take(spec)
-    for number, spec in zip(gives, interface.gives, strict=False):
+    for number, spec in zip(outputs, interface.outputs, strict=False):
         if number != NO_STORAGE and can_flow(spec):
             needs.setdefault(number, StorageNeed(spec.device)).give(spec)
 
@@ -235,11 +237,11 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
     unwritten: dict[int, tuple[int, int]] = {}
     earlier_storages = {NO_STORAGE, *flow.outside}
     for place, (call, fresh) in enumerate(zip(flow.calls, fresh_bytes, strict=True)):
-        numbers = [number for number in dict.fromkeys(call.gives) if number not in earlier_storages]
+        numbers = [number for number in dict.fromkeys(call.outputs) if number not in earlier_storages]
         earlier_storages.update(numbers)
         sizes = {number: flow.needs[number].bytes for number in numbers if _is_large(flow, number)}
-        result_storages = {*call.gives}
-        for number in {*call.takes} & unwritten.keys():
+        result_storages = {*call.outputs}
+        for number in {*call.inputs} & unwritten.keys():
             # a call that only makes a view of it touches no page
             if fresh or number not in result_storages:
                 maker, size = unwritten.pop(number)

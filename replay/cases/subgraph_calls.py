@@ -27,8 +27,8 @@ class SubgraphCall:
     """One call in a subgraph, with the storages of its arguments and results, numbered by first use."""
 
     signature: int
-    takes: tuple[int, ...]
-    gives: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class _Row:
     raw_ns: float
     perturbed: bool
     context: int | None
-    takes: tuple[int, ...]
-    gives: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 def make_runs(
@@ -112,9 +112,12 @@ def _rows(
         if signature_facts is None:
             # the trace is damaged
             continue
-        takes, gives = signature_facts.interface.memory_of(tuple(memory[first : first + count]))
+        inputs, outputs = signature_facts.interface.memory_of(tuple(memory[first : first + count]))
         place = places.get(scope) if number in selected else None
-        yield thread, _Row(number, place, signature, scope, time, raw, perturbed, context_of.get(scope), takes, gives)
+        yield (
+            thread,
+            _Row(number, place, signature, scope, time, raw, perturbed, context_of.get(scope), inputs, outputs),
+        )
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> tuple[dict[_Result, int], set[int]]:
@@ -124,20 +127,22 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> tuple[dict[_
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
     argument_shapes = {
-        item: [number(spec) for spec in signature_facts.takes] for item, signature_facts in facts.items()
+        item: [number(spec) for spec in signature_facts.inputs] for item, signature_facts in facts.items()
     }
-    result_shapes = {item: [number(spec) for spec in signature_facts.gives] for item, signature_facts in facts.items()}
+    result_shapes = {
+        item: [number(spec) for spec in signature_facts.outputs] for item, signature_facts in facts.items()
+    }
     giver: dict[tuple[int, int], _Result] = {}
     last_in: dict[int, _Result | None] = {}
     detaching = {item for item, signature_facts in facts.items() if signature_facts.signature.op == DETACH}
     uses: dict[_Result, int] = {}
     for row in rows:
-        for memory, shape in zip(row.takes, argument_shapes[row.signature], strict=False):
+        for memory, shape in zip(row.inputs, argument_shapes[row.signature], strict=False):
             # storages from before the first call have no last result
             result = giver.get((memory, shape)) or last_in.setdefault(memory, None)
             if result is not None:
                 uses[result] = row.number
-        for place, (memory, shape) in enumerate(zip(row.gives, result_shapes[row.signature], strict=False)):
+        for place, (memory, shape) in enumerate(zip(row.outputs, result_shapes[row.signature], strict=False)):
             if memory == NO_STORAGE or row.signature in detaching:
                 # a use of a detached tensor counts as a use of the result that was detached
                 continue
@@ -155,9 +160,9 @@ def _run(
     def counted(memory: tuple[int, ...]) -> tuple[int, ...]:
         return tuple([numbers.setdefault(item, len(numbers) - 1) for item in memory])
 
-    calls = tuple([SubgraphCall(row.signature, counted(row.takes), counted(row.gives)) for row in rows])
+    calls = tuple([SubgraphCall(row.signature, counted(row.inputs), counted(row.outputs)) for row in rows])
     stored = frozenset(number for memory, number in numbers.items() if memory in all_stored)
-    results = ((index, result) for index, row in enumerate(rows) for result in range(len(row.gives)))
+    results = ((index, result) for index, row in enumerate(rows) for result in range(len(row.outputs)))
     end = rows[-1].number
     escaping_results = frozenset(item for item in results if uses.get((rows[item[0]].number, item[1]), -1) > end)
     times = sum(row.time_ns for row in rows), sum(row.raw_ns for row in rows)
@@ -216,7 +221,7 @@ class Links:
 
     @property
     def results(self) -> tuple[TensorSpec, ...]:
-        return tuple(self.calls[output.call].gives[output.place] for output in self.outputs)
+        return tuple(self.calls[output.call].outputs[output.place] for output in self.outputs)
 
 
 def link(
@@ -246,9 +251,9 @@ def link(
 
 def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
     for index in reversed(range(len(calls))):
-        if gives := calls[index].gives:
+        if outputs := calls[index].outputs:
             only_for_backward = FOR_BACKWARD.get(packet_of(calls[index].signature), ())
-            return tuple(ResultOf(index, place) for place in range(len(gives)) if place not in only_for_backward)
+            return tuple(ResultOf(index, place) for place in range(len(outputs)) if place not in only_for_backward)
     return ()
 
 
@@ -276,12 +281,12 @@ class _Linker:
         return tuple(number in stored for number, _ in self._outside)
 
     def add(self, call: SubgraphCall, facts: Facts) -> tuple[Source, ...]:
-        sources = tuple(map(self._source, call.takes, facts.takes))
-        for memory, writes in zip(call.takes, facts.writes, strict=True):
+        sources = tuple(map(self._source, call.inputs, facts.inputs))
+        for memory, writes in zip(call.inputs, facts.writes, strict=True):
             self.mutates |= writes and memory not in self._base_of_memory
-        for place, memory in enumerate(call.gives):
-            if place < len(facts.gives):
-                self._give(memory, facts.gives[place], ResultOf(self._calls, place), facts)
+        for place, memory in enumerate(call.outputs):
+            if place < len(facts.outputs):
+                self._give(memory, facts.outputs[place], ResultOf(self._calls, place), facts)
             elif memory not in self._came:
                 # outputs of such a call are not recorded
                 self._base_of_memory.setdefault(memory, None)

@@ -34,12 +34,12 @@ class Facts:
     refusal: str | None
 
     @property
-    def takes(self) -> tuple[TensorSpec, ...]:
-        return self.interface.takes
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        return self.interface.inputs
 
     @property
-    def gives(self) -> tuple[TensorSpec, ...]:
-        return self.interface.gives
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        return self.interface.outputs
 
 
 def facts_of(signature: Signature) -> Facts:

@@ -267,7 +267,7 @@ def make_units(
     if calls.empty:
         raise no_calls(trace)
     facts = {signature.number: facts_of(signature) for signature in trace.signatures}
-    if not len(trace.storages) and any(item.takes for item in facts.values()):
+    if not len(trace.storages) and any(item.inputs for item in facts.values()):
         raise UserError("the trace lacks the dataflow between its calls", "capture it again")
     # autograd keeps results inside a module for the backward pass, which are not results of the module
     using = {scope.number for scope in trace.scopes if scope.phase == FORWARD} if selection.for_candidates else None

@@ -70,7 +70,7 @@ def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
     if first is None:
         return case, ""
     input_sets = tuple(other.signature for other in others if other is not None and other.note == first.note)
-    unused = frozenset(place for place in case.unused if place < first.gives) | first.unused
+    unused = frozenset(place for place in case.unused if place < first.result_count) | first.unused
     return replace(case, signature=first.signature, input_sets=input_sets, unused=unused), first.note
 
 
@@ -175,12 +175,12 @@ def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int,
 
     candidates : indices of the results to examine, by signature number
     """
-    takes = {item.number: len(interface_of(item).takes) for item in trace.signatures}
+    argument_counts = {item.number: len(interface_of(item).inputs) for item in trace.signatures}
     # storage, signature and index of each result, (N, 3)
-    results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, takes)])
+    results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, argument_counts)])
     used_storages = np.empty(0, dtype=np.int64)
     for calls, memory in trace.call_parts():
-        arguments = np.unique(memory[_places_of_arguments(calls, takes)])
+        arguments = np.unique(memory[_places_of_arguments(calls, argument_counts)])
         used_storages = np.union1d(used_storages, arguments[np.isin(arguments, results[:, 0])])
     unknown = {*results[results[:, 0] == NO_STORAGE, 1].tolist()}
     used: dict[int, set[int]] = {number: set() for number in {*results[:, 1].tolist()} - unknown}
@@ -190,7 +190,9 @@ def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int,
     return used
 
 
-def _results(trace: Trace, candidates: Mapping[int, set[int]], takes: Mapping[int, int]) -> Iterator[Integers]:
+def _results(
+    trace: Trace, candidates: Mapping[int, set[int]], argument_counts: Mapping[int, int]
+) -> Iterator[Integers]:
     signatures = (item for item in trace.signatures if item.number in candidates)
     places = {item.number: _places(item, candidates[item.number]) for item in signatures}
     for calls, memory in trace.call_parts():
@@ -198,7 +200,7 @@ def _results(trace: Trace, candidates: Mapping[int, set[int]], takes: Mapping[in
             own = calls[calls["signature"] == number]
             first, counts = own["first_storage"].to_numpy(np.int64), own["tensors"].to_numpy(np.int64)
             for tensor, place in places[number].items():
-                position = takes[number] + tensor
+                position = argument_counts[number] + tensor
                 has_result = counts > position
                 numbers = np.full(len(own), NO_STORAGE, dtype=np.int64)
                 numbers[has_result] = memory[first[has_result] + position]
@@ -210,9 +212,9 @@ def _places(signature: Signature, candidates: Collection[int]) -> dict[int, int]
     return {tensor: place for tensor, place in enumerate(places) if place in candidates}
 
 
-def _places_of_arguments(calls: pd.DataFrame, takes: Mapping[int, int]) -> Integers:
-    argument_counts = calls["signature"].map(takes).fillna(0).to_numpy(np.int64)
-    counts = np.minimum(calls["tensors"].to_numpy(np.int64), argument_counts)
+def _places_of_arguments(calls: pd.DataFrame, argument_counts: Mapping[int, int]) -> Integers:
+    counts = calls["signature"].map(argument_counts).fillna(0).to_numpy(np.int64)
+    counts = np.minimum(calls["tensors"].to_numpy(np.int64), counts)
     before = np.cumsum(counts) - counts
     within: Integers = np.arange(counts.sum()) - np.repeat(before, counts)
     return np.repeat(calls["first_storage"].to_numpy(np.int64), counts) + within

@@ -31,24 +31,26 @@ class Equivalent:
     """A call that replaces a recorded call and does the same work.
 
     signature : the call to make instead
-    takes : for each of its tensor arguments, the index of the recorded argument; None for a new tensor
-    gives : number of its first results that correspond to results of the recorded call
+    argument_indices : for each of its tensor arguments, the index of the recorded argument; None for a new tensor
+    result_count : number of its first results that correspond to results of the recorded call
     unused : indices of its other results
     note : text for the result row that names the operator that runs
     """
 
     signature: Signature
-    takes: tuple[int | None, ...]
-    gives: int
+    argument_indices: tuple[int | None, ...]
+    result_count: int
     unused: frozenset[int]
     note: str
 
-    def memory_of(self, takes: tuple[int, ...], gives: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def memory_of(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the numbers of the storages that this call's arguments and results use.
 
-        takes, gives : numbers of the storages of the recorded call's argument tensors and results
+        inputs, outputs : numbers of the storages of the recorded call's argument tensors and results
         """
-        return tuple(NO_STORAGE if place is None else takes[place] for place in self.takes), gives[: self.gives]
+        return tuple(NO_STORAGE if place is None else inputs[place] for place in self.argument_indices), outputs[
+            : self.result_count
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +283,7 @@ def _equivalent(signature: Signature, recorded: Call, conversion: _Conversion) -
         return None
     places = {name: place for place, name in enumerate(_tensor_names(recorded))}
     call = {**recorded, **conversion.changes}
-    args, kwargs, takes = [], {}, []
+    args, kwargs, indices = [], {}, []
     for argument in schema.arguments:
         name = _COMMON.get(argument.name, argument.name)
         value = argument.default_value if name not in call and argument.has_default_value() else call[name]
@@ -290,12 +292,12 @@ def _equivalent(signature: Signature, recorded: Call, conversion: _Conversion) -
         else:
             args.append(value)
         if isinstance(value, TensorSpec):
-            takes.append(places.get(name))
+            indices.append(places.get(name))
     count, results = len(schema.returns), conversion.outputs
     outputs: Any = results[0] if results and count == 1 else (*results, *[None] * (count - len(results)))
     return Equivalent(
         replace(own, args=tuple(args), kwargs=kwargs, outputs=outputs if results else signature.outputs),
-        tuple(takes),
+        tuple(indices),
         len(results),
         frozenset(range(len(results), count)) if results else frozenset(),
         ", ".join(filter(None, (f"as {own.op}" if own.op != signature.op else "", conversion.remark))),

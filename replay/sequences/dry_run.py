@@ -176,9 +176,9 @@ class DryRun:
 
     def redraw(self, call: FlowingCall, plan: CallPlan) -> None:
         """Overwrite those arguments of a call that are in the plan's `redrawn` with drawn values."""
-        specs = self._interface(call).takes
+        specs = self._interface(call).inputs
         for index in plan.redrawn:
-            self._drawn.write(call.takes[index], specs[index])
+            self._drawn.write(call.inputs[index], specs[index])
 
     def hand_on(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
         """Store the result of a call for later calls; if its plan is not `replayed`, store drawn values instead.
@@ -187,11 +187,11 @@ class DryRun:
         """
         live = self.memory.live
         if plan.status == REPLAYED:
-            for number, tensor in zip(call.gives, tensors_of(result), strict=False):
+            for number, tensor in zip(call.outputs, tensors_of(result), strict=False):
                 if number not in live and number != NO_STORAGE:
                     self.memory.give(number, tensor.untyped_storage())
             return
-        for number in call.gives:
+        for number in call.outputs:
             need = self.flow.needs.get(number)
             if number not in live and number not in self.memory.unmade and need is not None and need.views:
                 try:
@@ -211,7 +211,7 @@ class DryRun:
                 raise Unsupported(reason)
             # release the arguments of the plan that failed before preparing others
             plan.status, plan.prepared, plan.reason = SUBSTITUTED, None, reason
-            plan.prepared = self._prepare(call.signature, frozenset(range(len(self._interface(call).takes))))
+            plan.prepared = self._prepare(call.signature, frozenset(range(len(self._interface(call).inputs))))
             self._run(call, plan.prepared)
         except Exception as error:
             check_use(self._device, error)
@@ -225,7 +225,7 @@ class DryRun:
         try:
             if plan.status == REPLAYED:
                 plan.prepared = self._arrange(call, plan)
-                self.memory.check_room(sum(spec.extent for spec in self._interface(call).gives))
+                self.memory.check_room(sum(spec.extent for spec in self._interface(call).outputs))
                 result = self._run_with_recorded_shapes(call, plan, plan.prepared)
             elif plan.prepared is not None:
                 self._run(call, plan.prepared)
@@ -248,8 +248,8 @@ class DryRun:
 
         Masks are drawn first, then all integers, because these can determine shapes; the plan's `redrawn` grows.
         """
-        flowing = [index for index, number in enumerate(call.takes) if number != NO_STORAGE]
-        specs = self._interface(call).takes
+        flowing = [index for index, number in enumerate(call.inputs) if number != NO_STORAGE]
+        specs = self._interface(call).inputs
         masks = {index for index in flowing if specs[index].dtype is torch.bool}
         integers = {index for index in flowing if not specs[index].dtype.is_floating_point}
         for deciding in (masks, integers, None):
@@ -266,7 +266,7 @@ class DryRun:
         raise AssertionError("the last attempt returns or raises")
 
     def _run(self, call: FlowingCall, prepared: PreparedCall) -> Any:
-        args, kwargs = prepared.arguments(self.memory, call.takes)
+        args, kwargs = prepared.arguments(self.memory, call.inputs)
         self.announce(call.signature, NO_ROW)
         with checking_parts(prepared.function):
             result = prepared.function(*args, **kwargs)
@@ -277,10 +277,10 @@ class DryRun:
     def _arrange(self, call: FlowingCall, plan: CallPlan) -> PreparedCall:
         """Prepare a call on the results of earlier calls; add tensors whose values it cannot use to `plan.redrawn`."""
         memory, interface = self.memory, self._interface(call)
-        tensors = list(enumerate(zip(call.takes, interface.takes, strict=True)))
+        tensors = list(enumerate(zip(call.inputs, interface.inputs, strict=True)))
         own = frozenset(index for index, (number, spec) in tensors if number == NO_STORAGE or not can_flow(spec))
         prepared = self._prepare(call.signature, own)
-        never = never_flowing(self.flow.signatures[call.signature], interface.takes, self._values)
+        never = never_flowing(self.flow.signatures[call.signature], interface.inputs, self._values)
         any_integers = takes_any_numbers(prepared.function, self._device)
         for index, (number, spec) in tensors:
             if index in own or index in plan.redrawn:
@@ -307,7 +307,7 @@ class DryRun:
         if prepared is not None:
             return prepared
         operator = self._operator(signature)
-        specs = self.flow.interfaces[signature].takes
+        specs = self.flow.interfaces[signature].inputs
         size = sum(specs[index].extent for index in own) * (2 if operator.mutates else 1)
         self.memory.charge(size)
         record = self.flow.signatures[signature]
@@ -352,13 +352,13 @@ class DryRun:
     def _has_recorded_shapes(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
         """Return True if the shapes and dtypes of a call's results are as recorded, or as the next call needs them."""
         result_tensors = tensors_of(result)
-        if not call.gives:
+        if not call.outputs:
             return True
-        if len(result_tensors) != len(call.gives):
+        if len(result_tensors) != len(call.outputs):
             return False
-        recorded = self._interface(call).gives
+        recorded = self._interface(call).outputs
         varies = sizes_vary(prepared.function)
-        for index, (number, tensor) in enumerate(zip(call.gives, result_tensors, strict=True)):
+        for index, (number, tensor) in enumerate(zip(call.outputs, result_tensors, strict=True)):
             specs = [recorded[index]] if len(recorded) == len(result_tensors) else []
             need = self.flow.needs.get(number)
             if number not in self.memory.live and need is not None and need.views:

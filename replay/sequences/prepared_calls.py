@@ -97,19 +97,19 @@ class PreparedCall:
         if self._changes:
             self._inputs.restore()
 
-    def arguments(self, memory: StepMemory, takes: tuple[int, ...]) -> Arguments:
+    def arguments(self, memory: StepMemory, storages: tuple[int, ...]) -> Arguments:
         """Return positional and keyword arguments; indices that the operator does not check are clamped to valid ones.
 
         memory : storages of the step, which contain the argument tensors
-        takes : for each argument tensor, the number of the storage that it uses
+        storages : for each argument tensor, the number of the storage that it uses
         Raises `Unsupported` if indices cannot be clamped.
         """
         if self._positional is None:
             own_arguments = self._inputs.make()
-            args, kwargs = _filled(own_arguments[0], memory, takes), _filled(own_arguments[1], memory, takes)
+            args, kwargs = _filled(own_arguments[0], memory, storages), _filled(own_arguments[1], memory, storages)
         else:
-            args = tuple(fill(memory, takes) for fill in self._positional)
-            kwargs = {name: fill(memory, takes) for name, fill in self._named.items()}
+            args = tuple(fill(memory, storages) for fill in self._positional)
+            kwargs = {name: fill(memory, storages) for name, fill in self._named.items()}
         return bounded_arguments(self.function, args, kwargs)
 
 
@@ -118,17 +118,17 @@ def _filling(value: Any, is_reused: bool) -> Filling:
     is created only once.
     """
     if type(value) is _Flowing:
-        return lambda memory, takes: as_argument(memory.view(takes[value.index], value.spec), value.spec)
+        return lambda memory, storages: as_argument(memory.view(storages[value.index], value.spec), value.spec)
     if children(value) is None or (is_reused and not any(type(leaf) is _Flowing for leaf in leaves(value))):
-        return lambda memory, takes: value
-    return lambda memory, takes: _filled(value, memory, takes)
+        return lambda memory, storages: value
+    return lambda memory, storages: _filled(value, memory, storages)
 
 
-def _filled(tree: Any, memory: StepMemory, takes: tuple[int, ...]) -> Any:
+def _filled(tree: Any, memory: StepMemory, storages: tuple[int, ...]) -> Any:
     def fill(leaf: Any) -> Any:
         if type(leaf) is not _Flowing:
             return leaf
-        return as_argument(memory.view(takes[leaf.index], leaf.spec), leaf.spec)
+        return as_argument(memory.view(storages[leaf.index], leaf.spec), leaf.spec)
 
     return map_leaves(fill, tree)
 
@@ -219,7 +219,7 @@ class DrawnValues:
         return self._tensors[spec]
 
 
-def never_flowing(signature: Signature, takes: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
+def never_flowing(signature: Signature, specs: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
     """Return the indices of the argument tensors that are never taken from earlier calls, only drawn.
 
     These are arguments of extension functions, which read memory at unchecked indices. Such indices can be integers or
@@ -227,7 +227,7 @@ def never_flowing(signature: Signature, takes: tuple[TensorSpec, ...], values: M
     """
     if signature.kind != EXTENSION:
         return set()
-    return {index for index, spec in enumerate(takes) if not (can_flow(spec) and _are_plain_floats(spec, values))}
+    return {index for index, spec in enumerate(specs) if not (can_flow(spec) and _are_plain_floats(spec, values))}
 
 
 def _are_plain_floats(spec: TensorSpec, values: Mapping[int, ValueModel]) -> bool:

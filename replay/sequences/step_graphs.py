@@ -206,7 +206,7 @@ class StepGraphs:
             dry_run.hand_on(call, plan, None)
             return
         function = plan.prepared.function
-        args, kwargs = plan.prepared.arguments(dry_run.memory, call.takes)
+        args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
         result = function(*args, **kwargs)
         dry_run.hand_on(call, plan, result)
         self.parts.append(Between(function, args, kwargs, tensors_of(result) if plan.status == REPLAYED else []))
@@ -234,7 +234,7 @@ class StepGraphs:
                         self.breaks.add(place)
                         self.run_call(dry_run, call, plan, watch)
                 live = dry_run.memory.live
-                if any(number in live and live[number].device.type != kind for number in call.gives):
+                if any(number in live and live[number].device.type != kind for number in call.outputs):
                     self.breaks.add(place)
                 dry_run.memory.drop(call.over)
 
@@ -248,7 +248,7 @@ def _uses_host(dry_run: DryRun, call: FlowingCall, plan: CallPlan, kind: str) ->
     """
     assert plan.prepared is not None
     function = plan.prepared.function
-    args, kwargs = plan.prepared.arguments(dry_run.memory, call.takes)
+    args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
     tensors = tensors_in([list(args), kwargs])
     if isinstance(function, torch._ops.OpOverload) and not WAITING_TAGS.isdisjoint(function.tags):
         # an index has the tag, but its results vary only with masks

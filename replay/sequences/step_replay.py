@@ -278,7 +278,7 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
     if plan.redrawn:
         dry_run.redraw(call, plan)
     own = dry_run.programs.get(call.signature)
-    args, kwargs = plan.prepared.arguments(dry_run.memory, call.takes)
+    args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
     dry_run.announce(call.signature, NO_ROW)
     if own is None or own.program is None:
         result = watch.run(plan.prepared.function, args, kwargs)

@@ -61,7 +61,7 @@ def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | N
     before = _actions(trace, flow, of_call, numbers)
     users: dict[int, set[int]] = {}
     for call, stream in zip(flow.calls, of_call, strict=True):
-        for number in (*call.takes, *call.gives):
+        for number in (*call.inputs, *call.outputs):
             users.setdefault(number, set()).add(stream)
     crossing = {number: frozenset(streams) for number, streams in users.items() if len(streams) > 1}
     return StreamPlan(len(numbers), of_call, before, crossing)
@@ -138,7 +138,7 @@ class _Order:
         """
         over = self._over.setdefault(stream, {})
         changed = _changed(call)
-        for number in {*call.takes, *changed}:
+        for number in {*call.inputs, *changed}:
             for users in (self._writers, self._readers) if number in changed else (self._writers,):
                 for other, place in users.get(number, {}).items():
                     if other != stream and over.get(other, -1) < place:
@@ -147,8 +147,8 @@ class _Order:
     def run(self, place: int, call: FlowingCall, stream: int) -> None:
         self._over.setdefault(stream, {})[stream] = place
         changed = _changed(call)
-        for number in {*call.takes, *call.gives}:
-            users = self._writers if number in changed or number not in call.takes else self._readers
+        for number in {*call.inputs, *call.outputs}:
+            users = self._writers if number in changed or number not in call.inputs else self._readers
             users.setdefault(number, {})[stream] = place
 
 
@@ -157,7 +157,7 @@ def _changed(call: FlowingCall) -> set[int]:
     _, name, overload = (*call.op.split("."), "", "")[:3]
     if not (name.endswith("_") or "out" in overload):
         return set()
-    return {*call.takes} & {*call.gives} or {*call.takes}
+    return {*call.inputs} & {*call.outputs} or {*call.inputs}
 
 
 class Lanes:

@@ -92,7 +92,7 @@ class DataflowStep:
     device_ns : time in which the call kept an accelerator busy; None for a call on the host only
     time_ns : time on the device if the call ran on one, else `host_ns`
     after : numbers of the earlier calls that created or last wrote the memory of its arguments
-    takes, gives : numbers of the storages of its arguments and of its results
+    inputs, outputs : numbers of the storages of its arguments and of its results
     writes : numbers of the storages of arguments that it writes into
     """
 
@@ -106,8 +106,8 @@ class DataflowStep:
     device_ns: int | None
     time_ns: int
     host_ns: int
-    takes: list[int]
-    gives: list[int]
+    inputs: list[int]
+    outputs: list[int]
     writes: list[int]
     after: list[int] = field(default_factory=list)
 
@@ -158,9 +158,9 @@ class Dataflow:
         self.writers = writers
         last_of_alive: dict[int, int] = {}
         for step in self._steps():
-            step.after = sorted({writers[number] for number in step.takes if number in writers})
+            step.after = sorted({writers[number] for number in step.inputs if number in writers})
             new: list[Storage] = []
-            mentioned, argument_storages = dict.fromkeys((*step.takes, *step.gives)), {*step.takes}
+            mentioned, argument_storages = dict.fromkeys((*step.inputs, *step.outputs)), {*step.inputs}
             for number in mentioned:
                 if number in last_of_alive:
                     continue
@@ -198,7 +198,7 @@ class Dataflow:
             for number, *values in zip(own.index.tolist(), *(own[name].tolist() for name in COLUMNS), strict=True):
                 signature, op, module, phase, thread, start, duration, device, time, host, count, first = values
                 shape = self._shapes.of(signature, count)
-                takes = numbers[first : first + shape.argument_count]
+                inputs = numbers[first : first + shape.argument_count]
                 yield DataflowStep(
                     number,
                     str(op),
@@ -210,9 +210,9 @@ class Dataflow:
                     device_ns=None if device != device else round(device),
                     time_ns=round(time),
                     host_ns=round(host),
-                    takes=_distinct_storages(takes),
-                    gives=_distinct_storages(numbers[first + shape.argument_count : first + count]),
-                    writes=_distinct_storages([takes[place] for place in shape.written]),
+                    inputs=_distinct_storages(inputs),
+                    outputs=_distinct_storages(numbers[first + shape.argument_count : first + count]),
+                    writes=_distinct_storages([inputs[place] for place in shape.written]),
                 )
 
 

@@ -299,11 +299,11 @@ class KeptFlow:
             mentioned = storages[begin : begin + counts[index]]
             signature = outline.signatures.get(signatures[index])
             flags = signature.written if signature is not None else ()
-            takes = mentioned[: len(flags)]
-            before = {writer[storage] for storage in takes if storage in writer} - {index}
+            inputs = mentioned[: len(flags)]
+            before = {writer[storage] for storage in inputs if storage in writer} - {index}
             producers.extend(sorted(before))
             readers.extend([index] * len(before))
-            arguments = {*takes}
+            arguments = {*inputs}
             for place, storage in enumerate(mentioned):
                 # a result in the memory of an argument is a view and creates nothing
                 makes = flags[place] if place < len(flags) else storage not in arguments and storage not in writer

@@ -64,13 +64,13 @@ def is_launch(signature: Signature) -> bool:
 class Interface:
     """The tensors in the arguments and results of a signature.
 
-    takes : tensors in the arguments, in order
-    gives : tensors in the results of the first call
+    inputs : tensors in the arguments, in order
+    outputs : tensors in the results of the first call
     opaque : True if some arguments are of a kind that a trace cannot hold
     """
 
-    takes: tuple[TensorSpec, ...]
-    gives: tuple[TensorSpec, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
     opaque: bool = False
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -78,13 +78,13 @@ class Interface:
 
         mentioned : storages of all tensors of a call, arguments first
         """
-        argument_count = len(self.takes)
-        takes = mentioned[:argument_count] + (NO_STORAGE,) * (argument_count - len(mentioned))
-        gives = mentioned[argument_count:]
+        argument_count = len(self.inputs)
+        inputs = mentioned[:argument_count] + (NO_STORAGE,) * (argument_count - len(mentioned))
+        outputs = mentioned[argument_count:]
         if self.opaque:
             # arguments that a trace cannot hold have storages, too
-            gives = gives[max(0, len(gives) - len(self.gives)) :]
-        return takes, gives
+            outputs = outputs[max(0, len(outputs) - len(self.outputs)) :]
+        return inputs, outputs
 
 
 def interface_of(signature: Signature) -> Interface:

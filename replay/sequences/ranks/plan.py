@@ -124,7 +124,7 @@ def wait_points(
     pending: dict[int, set[int]] = {}
     before: dict[int, list[int]] = {}
     for place, call in enumerate(flow.calls):
-        touched = {number for number in (*call.takes, *call.gives) if number != NO_STORAGE}
+        touched = {number for number in (*call.inputs, *call.outputs) if number != NO_STORAGE}
         awaited = set[int]().union(*(pending.get(number, ()) for number in touched))
         if awaited:
             due += sorted(awaited)

@@ -318,7 +318,7 @@ class RankDryRun(DryRun):
         backend cannot run it.
         """
         assert plan.prepared is not None, "prepared in the dry run"
-        args, _ = plan.prepared.arguments(self.memory, call.takes)
+        args, _ = plan.prepared.arguments(self.memory, call.inputs)
         self.announce(call.signature, NO_ROW)
         is_async = self._collectives[call.signature].is_async
         return self.exchange.start(self.place_of(call), self._starters[call.signature], args, is_async)
@@ -352,14 +352,14 @@ class RankDryRun(DryRun):
             try:
                 plan.prepared = self._arrange(call, plan)
                 self.redraw(call, plan)
-                plan.prepared.arguments(self.memory, call.takes)
+                plan.prepared.arguments(self.memory, call.inputs)
                 return
             except Exception as error:
                 check_use(self._device, error)
                 reason = reason_of(error)
         try:
             plan.status, plan.reason, plan.redrawn = SUBSTITUTED, reason, set()
-            plan.prepared = self._prepare(call.signature, frozenset(range(len(call.takes))))
+            plan.prepared = self._prepare(call.signature, frozenset(range(len(call.inputs))))
         except Exception as error:
             check_use(self._device, error)
             self.control.refuse(f"{call.op} cannot be run, for which the other ranks wait: {reason_of(error)}")

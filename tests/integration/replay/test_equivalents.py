@@ -108,7 +108,7 @@ def test_cpu_equivalent_of_attention_computes_the_same() -> None:
 
 def run(equivalent: Equivalent, recorded: Sequence[Tensor]) -> Any:
     """Run an equivalent on the tensors of the recorded call."""
-    places = iter(equivalent.takes)
+    places = iter(equivalent.argument_indices)
 
     def tensor(leaf: Any) -> Any:
         if not isinstance(leaf, TensorSpec):
@@ -195,7 +195,7 @@ def test_cudnn_batch_norm_runs_as_native_batch_norm() -> None:
         *({}, (image, channel, channel)),
     )
     first, second = (expect(equivalent_on(signature, "cpu")) for signature in (forward, backward))
-    assert (first.takes, second.takes) == ((0, 1, 2, 3, 4), (1, 0, 2, 3, 4, 5, 6))
+    assert (first.argument_indices, second.argument_indices) == ((0, 1, 2, 3, 4), (1, 0, 2, 3, 4, 5, 6))
     assert first.memory_of((10, 11, 12, 13, 14), (15, 16, 17, 18)) == ((10, 11, 12, 13, 14), (15, 16, 17))
     for equivalent in (first, second):
         inputs = Inputs(equivalent.signature.args, {}, {}, device_map("cuda:0", "cpu"), 0)
@@ -218,7 +218,7 @@ def test_norms_of_16_bits_have_the_statistics_dtype_of_the_device() -> None:
         ((_, result, _),) = prepare(case, workload_for(request_with("none.jsonl", device="cpu")))
         assert (result.status, result.faithful, result.note) == (OK, True, "statistics in bfloat16"), result.error
         own = expect(equivalent_on(signature, "cpu"))
-        assert own.takes == tuple(range(len(own.takes)))
+        assert own.argument_indices == tuple(range(len(own.argument_indices)))
         back = expect(equivalent_on(own.signature, "cuda:0"))
         assert (back.signature, back.note) == (signature, "statistics in float32")
 

@@ -223,15 +223,15 @@ class Traffic:
         """Add all calls of a trace, in start order."""
         for call in calls:
             function = self._number_of(call)
-            for storage, writes in zip(call.takes, call.operation.writes, strict=False):
+            for storage, writes in zip(call.inputs, call.operation.writes, strict=False):
                 entry = self._memory.get(storage)
                 if entry != UNKNOWN:
                     uses = IS_USED_ELSEWHERE if entry // USES != function else 0
                     uses |= IS_READ if call.operation.moves and not writes else 0
                     if entry | uses != entry:
                         self._memory.set(storage, entry | uses)
-            argument_storages = {NO_STORAGE, *call.takes}
-            for storage in call.gives:
+            argument_storages = {NO_STORAGE, *call.inputs}
+            for storage in call.outputs:
                 is_new = storage not in argument_storages
                 if is_new and self._memory.get(storage) == UNKNOWN:
                     self._memory.set(storage, USES * function)
@@ -254,7 +254,7 @@ class Traffic:
         if not operation.moves:
             return
         function = self._number_of(call)
-        for place, storage in enumerate(call.takes):
+        for place, storage in enumerate(call.inputs):
             if storage == NO_STORAGE or self._memory.get(storage) // USES == function:
                 continue
             if operation.writes[place]:
@@ -263,7 +263,7 @@ class Traffic:
                 borders.read(
                     storage, operation.shapes[place], operation.argument_bytes[place], operation.extents[place]
                 )
-        for storage, size in zip(call.gives, operation.result_bytes, strict=False):
+        for storage, size in zip(call.outputs, operation.result_bytes, strict=False):
             entry = self._memory.get(storage)
             if entry // USES == function and (entry & IS_USED_ELSEWHERE or not entry & IS_READ):
                 borders.write(storage, size)
@@ -292,7 +292,7 @@ class Borders:
 
     def pass_by(self, call: MadeCall) -> None:
         """Update `has_dataflow`, `first` and `last` with the next call of the function."""
-        if any(storage != NO_STORAGE for storage in (*call.takes, *call.gives)):
+        if any(storage != NO_STORAGE for storage in (*call.inputs, *call.outputs)):
             self.has_dataflow = True
         if call.operation.moves:
             if self.first is None:

@@ -59,15 +59,15 @@ class Operation:
 
 def operation_of(signature: Signature) -> Operation:
     interface = interface_of(signature)
-    takes = interface.takes
+    inputs = interface.inputs
     return Operation(
         signature.op,
         interface,
-        tuple(map(bytes_of, takes)),
-        tuple(map(bytes_of, interface.gives)),
+        tuple(map(bytes_of, inputs)),
+        tuple(map(bytes_of, interface.outputs)),
         tuple(written(signature)),
-        tuple((spec.shape, spec.stride, spec.offset, spec.dtype) for spec in takes),
-        tuple(spec.extent for spec in takes),
+        tuple((spec.shape, spec.stride, spec.offset, spec.dtype) for spec in inputs),
+        tuple(spec.extent for spec in inputs),
         not _is_view(signature),
         is_dense(signature),
         namespace_of(signature) is not None,
@@ -134,7 +134,7 @@ class MadeCall:
     host_ns : `duration_ns`, or for a perturbed call the median of the signature's other calls if there are any
     perturbed : True if the capture's own work ran right before or during the call
     device_ns : time that the call kept an accelerator busy; None for a call on the host only
-    takes, gives : numbers of the storages of its arguments and of its results
+    inputs, outputs : numbers of the storages of its arguments and of its results
     """
 
     number: int
@@ -149,8 +149,8 @@ class MadeCall:
     host_ns: float
     perturbed: bool
     device_ns: float | None
-    takes: tuple[int, ...]
-    gives: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
 
 
 class MadeCalls:
@@ -213,7 +213,7 @@ class MadeCalls:
             if operation is None:
                 # the trace is damaged
                 continue
-            takes, gives = operation.interface.memory_of(tuple(memory[first : first + count]))
+            inputs, outputs = operation.interface.memory_of(tuple(memory[first : first + count]))
             device_ns = None if isnan(device) else device
             place = None if operation.exchanges else self._places.get(scope)
             yield (
@@ -231,8 +231,8 @@ class MadeCalls:
                     host_ns=host,
                     perturbed=perturbed,
                     device_ns=device_ns,
-                    takes=takes,
-                    gives=gives,
+                    inputs=inputs,
+                    outputs=outputs,
                 ),
             )
 

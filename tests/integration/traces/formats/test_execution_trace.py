@@ -130,8 +130,8 @@ def test_real_files_load_completely_and_survive_a_round_trip(path: Path, tmp_pat
     assert [call for call in calls_of(again) if "c10d" not in call[0]] == [
         call for call in calls_of(trace) if "c10d" not in call[0]
     ]
-    assert [(s.after, s.takes, s.gives) for s in make_graph(again).steps.values() if s.op[:4] == "aten"] == [
-        (s.after, s.takes, s.gives) for s in make_graph(trace).steps.values() if s.op[:4] == "aten"
+    assert [(s.after, s.inputs, s.outputs) for s in make_graph(again).steps.values() if s.op[:4] == "aten"] == [
+        (s.after, s.inputs, s.outputs) for s in make_graph(trace).steps.values() if s.op[:4] == "aten"
     ]
 
 
