@@ -192,9 +192,9 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_made_of_others(event: Any) -> bool:
-    """Return True if the operators that an operator calls are counted instead of it.
+    """Return True if an operator itself is not counted, but the operators that it calls are.
 
-    They are if the operator only calls other operators, or if autocast calls the same operator again inside it with
+    This is so if an operator only calls other operators, or if autocast calls the same operator again inside it with
     cast arguments.
     """
     below = {child.name for child in event.cpu_children}

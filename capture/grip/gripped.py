@@ -36,9 +36,9 @@ class GrippedCall:
     ----------
     args, kwargs : copies made before the call, with the tensors' strides and requires_grad
     results : copy of the returned value
-    after : copy of the arguments after the call, if it wrote into them, else None
+    after : copy of the arguments after the call if the call wrote into them, else None
     random_state : state of torch's CPU generator before the call, if the call drew random numbers, else None
-    operators, operator_ns : number and total time of the operators that it ran
+    operators, operator_ns : number and total time of the operators that the function ran
     duration_ns : time of the call
     settings : torch settings by name, such as `grad` and `default_dtype`, and autocast in the form `cpu:bfloat16`
     """
@@ -149,7 +149,7 @@ class Keeper:
 
         Parameters
         ----------
-        arguments : the arguments as `take` of `objects.py` returns them
+        arguments : the arguments as nested specs, from `take` in `objects.py`
         args, kwargs : the live arguments
         call : function that runs the call
         """

@@ -115,7 +115,7 @@ class Grips:
         rebind({watched.wrapper: watched.function for watched in self.watched})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
-        """Return a wrapper of a function, static method or class method that records its calls.
+        """Return a wrapper that records the calls of a function, static method or class method.
 
         `value` is returned unchanged if its calls cannot be recorded; `refused` then has the reason.
 
@@ -192,7 +192,9 @@ class Grips:
         rebind(replacements, modules if len(modules) == 1 else None)
 
     def _lend(self, target: GripTarget) -> None:
-        """Define an inherited method, wrapped, in the class that inherits it; its base class keeps the original."""
+        """Add a wrapper of an inherited method to the class that inherits the method; the base class keeps the
+        original.
+        """
         name = target.qualname.rpartition(".")[2]
         if (target.owner, name) not in self._lent:
             assert target.owner is not None
@@ -263,7 +265,7 @@ class Grips:
 
 
 class WatchedFunction:
-    """Wrapper of a function that records its calls for a sample, in a trace, or both.
+    """Wrapper that records the calls of a function, for a sample, in a trace, or both.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class SpecTree:
 
 
 def take(value: Any) -> SpecTree:
-    """Return a value as nested specs; raise `CannotHold` if it is too large."""
+    """Return a value as nested specs; raise `CannotHold` if the value is too large."""
     taker = _Taker()
     taker.count(value)
     return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))

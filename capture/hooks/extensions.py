@@ -111,7 +111,8 @@ class ExtensionWatch(ModuleWatch):
             self.recorder.lost.drop(f"extension {module.__name__}", error)
 
     def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
-        """Record calls of a ctypes library's functions: those already accessed now, others from their first access on.
+        """Record calls of a ctypes library's functions; a function that was not accessed before is wrapped at its first
+        access.
 
         name : name of the module that uses the library
         """
@@ -144,9 +145,7 @@ class ExtensionWatch(ModuleWatch):
 
 
 class _Pointer:
-    """A wrapper of a ctypes function that records its calls; `argtypes` and `restype` can be used as on the
-    original.
-    """
+    """A wrapper that records the calls of a ctypes function; `argtypes` and `restype` work as on the original."""
 
     def __init__(self, function: Any, recorded: Callable[..., Any]) -> None:
         self.__dict__.update(_function=function, _recorded=recorded)
@@ -369,7 +368,8 @@ _HANDLER = RecordingMode.__torch_dispatch__.__code__
 def _running_operator() -> str | None:
     """Return the name of the operator that this thread is running, found in its stack frames.
 
-    Return None outside all operators, and inside a higher-order operator, because its calls are recorded separately.
+    Return None outside all operators. Also return None inside a higher-order operator, because the calls that it makes
+    are recorded separately.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -31,8 +31,8 @@ numbers of the launch's signature and of its (signature, scope) pair, and the fu
 class GraphWatch:
     """A context in which the calls in each capture of a CUDA graph are recorded once, and each launch as one call.
 
-    If neither this recording nor a `GraphKeeper` has seen the capture of a graph, the trace has its launches, but not
-    the calls in it.
+    If the capture of a graph was seen neither by this recording nor by a `GraphKeeper`, the trace has the graph's
+    launches, but not the calls in the graph.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -58,9 +58,9 @@ class StreamWatch:
         self._patches.undo()
 
     def _noting(self, note: Note, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of a torch function that calls `note` after each call by the program.
+        """Return a wrapper of a torch function; the wrapper calls `note` after each call by the program.
 
-        Calls that the function itself makes of other wrapped functions are not noted.
+        Calls that one wrapped function makes of another are not noted.
         """
 
         @functools.wraps(original)

@@ -36,7 +36,7 @@ def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> d
 
     Parameters
     ----------
-    model : model that gets the inputs; a segmentor in training is set to pad to their size
+    model : model that gets the inputs; in training, a segmentor is set to pad its inputs to their size
     config : config of the model
     scope : package of the model, such as `mmdet`
     options : options `batch_size` (default: 1) and `input_size` (default: size of the config's test pipeline)

@@ -137,7 +137,7 @@ class _Round:
     def run(self) -> list[dict[str, Any]]:
         """Return the result of each recording, as `Agent.finish` returns it, or an empty list if the attempt failed.
 
-        It fails if a rank has passed the first step before the request reaches it.
+        The attempt fails if a rank has already passed the first step when the request reaches it.
         """
         for item in self._chosen:
             threading.Thread(target=self._ask, args=(item,), daemon=True).start()

@@ -231,7 +231,9 @@ class Recorder:
             self.fitter.spared = self.observations.suspended = self.thinning >= Thinning.VALUES
 
     def leave_out(self, what: Thinning) -> bool:
-        """Return True, and count it, if the recording now leaves out the data `what` to stay within its budget."""
+        """If the recording now leaves out data of the kind `what` to stay within its time budget, count that and return
+        True.
+        """
         if self.thinning < what or self.budget is None:
             return False
         self.budget.leave_out(what)

@@ -201,7 +201,8 @@ class SignatureTable:
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read values that could not be read at a signature's first call from a later call, before it runs.
+        """Read the values of a later call, before it runs, in place of values that could not be read at the signature's
+        first call.
 
         Return a function to call with the result of the later call.
         """

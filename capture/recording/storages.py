@@ -51,7 +51,7 @@ class StorageNumbers:
         self._sweeping = threading.Lock()
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage, which is a new one if it has none; `NO_STORAGE` for a tensor
+        """Return the number of a tensor's storage, a new number if the storage is new, or `NO_STORAGE` for a tensor
         without storage.
         """
         try:

@@ -275,7 +275,7 @@ class Capture(CaptureReport):
         self.close()
 
     def __call__(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        """Return a wrapper of a function that records the calls of operators in it."""
+        """Return a wrapper of a function; the wrapper records the operator calls that the function makes."""
 
         @functools.wraps(function)
         def captured(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

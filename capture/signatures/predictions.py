@@ -109,7 +109,9 @@ class Recognizer:
         self.sharing = sharing
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the compiled test recognizes a call as one of this signature; False leaves that unknown."""
+        """Return True if the compiled test shows that a call has this signature; if it returns False, the call may
+        still have it.
+        """
         try:
             return self.check_both(args, kwargs) if kwargs else self.check(args)
         except RuntimeError as error:

@@ -44,7 +44,7 @@ class DeviceTimer:
     def timed(
         self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
     ) -> Callable[..., Any]:
-        """Return a wrapper of an operator that records an event before and after it.
+        """Return a wrapper that runs an operator, and records an event before and after it.
 
         device : device that the operator uses; without an index, the thread's current device at each call
         started : function that returns the start of the running call on the host in ns, which identifies the call
@@ -65,7 +65,8 @@ class DeviceTimer:
     def with_stream(
         self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
     ) -> Callable[..., Any]:
-        """Return a wrapper of an operator that notes its device's current stream before each call.
+        """Return a wrapper that runs an operator, and before each call notes the current stream of the operator's
+        device.
 
         device, started : as for `timed`
         """
@@ -115,7 +116,7 @@ class DeviceTimer:
     def _begin(self, device: torch.device, queries: DeviceQueries) -> tuple[torch.device, Any, bool] | None:
         """Record an event before a call, in this thread's current stream of a device.
 
-        Return the device, the event, and True if it is the current device; None if recording is impossible.
+        Return the device, the event, and True if the device is the current one; None if recording is impossible.
         """
         try:
             # events in a graph cannot be read, and recording the graph has no device times

@@ -157,9 +157,10 @@ class KernelTimes:
         return prepare
 
     def _abandon(self) -> None:
-        """Drop the records since the window began; for use in another thread than the one that began it.
+        """Drop the records of the current window; for use in a thread other than the one that began the window.
 
-        A profile ends only in its own thread, and ending it after another one began crashes the process.
+        A profile can only end in the thread that began it, and ending it after another profile has begun crashes the
+        process.
         """
         self._patches.undo()
         self._profile, self._ended_ns = None, perf_counter_ns()

@@ -78,7 +78,7 @@ class FaultCounter:
         self._counted: dict[int, tuple[resource.struct_rusage, resource.struct_rusage, int, int]] = {}
 
     def counted(self, operator: Callable[..., Any], started: Callable[[], int]) -> Callable[..., Any]:
-        """Return a wrapper of an operator that counts the page faults of each call.
+        """Return a wrapper that runs an operator, and counts the page faults of each call.
 
         started : returns the start of the running call in ns, which identifies the call
         """

@@ -86,10 +86,10 @@ os.register_at_fork(after_in_child=_renew_flags)
 class OrderlyMode(TorchDispatchMode):
     """A dispatch mode that can be left in any order, and by several threads at once.
 
-    torch keeps flags, shared by all threads, that show whether a mode is on. Each mode resets them to the values from
-    when it was entered. If the mode that was entered first is also left first, the other mode leaves the flags set for
-    ever, and torch.compile stops compiling. This class restores the flags from before the first mode when the last mode
-    is left.
+    torch keeps flags, shared by all threads, that show whether a mode is on. A mode that is left resets the flags to
+    the values from when it was entered. If the first of two modes is left first, the second one therefore leaves the
+    flags set for ever, and torch.compile stops compiling. This class restores the flags from before the first mode when
+    the last mode is left.
     """
 
     _entered = 0
@@ -251,7 +251,7 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
 def _under_modes(code: FunctionType) -> Callable[..., Any]:
     """Return code that can run while the capture's mode is on.
 
-    If the code begins by asserting that no mode is on, this is a copy that does not see the mode.
+    If the code begins by asserting that no mode is on, the result is a copy that does not see the mode.
     """
     if _MODE_HERE not in code.__code__.co_names:
         return code

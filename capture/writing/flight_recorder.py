@@ -1,9 +1,8 @@
 """A flight recorder: it keeps the latest calls in memory and in a ring file, and writes them as a trace on some events.
 
-The latest calls can be read however the process ends. While Python runs, they are written as a trace. If the
-process dies (`kill -9`, a segmentation fault, `os._exit`), its ring file remains and can be read like a trace. It
-contains the calls that ended up to half a second before, or with `write_ahead` up to the last call. The file is removed
-when the recording ends.
+The latest calls can be read however the process ends. While Python runs, they are written as a trace. If the process
+dies (`kill -9`, a segmentation fault, `os._exit`), its ring file remains and can be read like a trace. The ring file
+may lack the calls of the last half second; with `write_ahead` it has all calls. It is removed when the recording ends.
 
 A call only costs the copying of its integers, because records are created when a trace is written.
 """

@@ -76,8 +76,7 @@ class Usage:
 class Contention:
     """Detects that the threads of this process had to wait for processors.
 
-    It reads the waits that the kernel counts for each thread; if the kernel does not count them, it counts involuntary
-    context switches.
+    The kernel counts the waits of each thread; if it does not, involuntary context switches are counted instead.
 
     Parameters
     ----------
@@ -119,7 +118,7 @@ class Contention:
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
         """Return True if this process's threads waited too long for a processor in a period that ends now.
 
-        since : waits read at the start of the period; None for the previous call of this method
+        since : waits read at the start of the period; None if the period began with the previous call of this method
         run_ns : duration of the measured run within the period; None for the whole period
         """
         waits = self.read()

@@ -60,7 +60,7 @@ class PrivatePlaces:
         ----------
         name : dotted name of the interface
         is_usable : returns True if this version of torch has the interface in the form that is expected
-        otherwise : what happens if it has not, as a short text
+        otherwise : what happens in other versions of torch, as a short text
         """
         if not otherwise.strip() or name in self._places:
             raise ValueError(f"{name} is declared twice, or without a text on what happens if torch lacks it")

@@ -144,7 +144,7 @@ class Child:
                 text = text[os.write(self._to, text) :]
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return the messages that the child sends within `wait_s` seconds, or how it ended.
+        """Return the messages that the child sends within `wait_s` seconds, or an `Ended` if the child has ended.
 
         A child whose step takes longer than the time limit is killed.
         """
@@ -162,7 +162,8 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
-        """Wait for the result that the child sends by `answer`, and return it, or how the child ended without one.
+        """Wait for the result that the child sends by `answer`, and return it; return an `Ended` if the child ends
+        without a result.
 
         A `UserError` that the child sent is raised. `report` is called with each progress report of the child.
         """
@@ -244,8 +245,8 @@ class Child:
 
 
 def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
-    """Return, in a module that a `Child` runs, its request, heartbeat, and the descriptor on which it sends messages;
-    it reads further messages from descriptor 0.
+    """Return the request of a module that a `Child` runs, its heartbeat, and the descriptor on which the module sends
+    messages; further messages to the module arrive on descriptor 0.
     """
     # output of extensions must not come between messages
     output = os.dup(1)

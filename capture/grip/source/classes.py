@@ -179,8 +179,8 @@ class ClassParts:
     def _pieces(
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
     ) -> Iterator[Piece]:
-        """Yield the statements in a class's body that define an attribute; none if it was assigned after the class was
-        created.
+        """Yield the statements in a class's body that define an attribute; none if the attribute was assigned after the
+        class was created.
 
         statements : statements that assign the name of the attribute
         value : the attribute

@@ -54,7 +54,7 @@ _USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 
 
 class Collector(ItemTable):
-    """Collects the items of one sample: everything whose source or import it must contain.
+    """Collects the items of one sample: everything that the sample must contain or import.
 
     Parameters
     ----------
@@ -62,8 +62,10 @@ class Collector(ItemTable):
 
     Attributes
     ----------
-    mentions : attributes read from objects of unknown class, with the piece that reads them and its item
-    class_reads : attributes read from a class, with the item that reads them, and True if the read is in its definition
+    mentions : attributes read from objects of unknown class, each with the piece that reads it and the item of the
+        piece
+    class_reads : attributes read from a class, each with the item that reads it, and True if the item's definition
+        reads it
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:

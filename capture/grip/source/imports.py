@@ -110,7 +110,8 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for a live object, in the form in which the file imports it if that is known.
+    """Return an import statement for a live object, in the same form as in the file that uses the object if that is
+    known.
 
     The result is None if no statement can import the object.
 
@@ -120,7 +121,7 @@ def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile
     attributes : attributes read from the name, which determine the submodules to import
     thing : the object
     file : file that uses the name, or None
-    package : package of relative imports in the file
+    package : package to which relative imports in the file refer
     """
     plain: Import | None = None
     for statement in _bindings(file).get(name, ()) if file is not None else ():
@@ -146,7 +147,7 @@ def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
 
 
 def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
-    """Return the imports in a statement that bind `name`; `package` is that of relative imports."""
+    """Return the imports in a statement that bind `name`; `package` is the package to which relative imports refer."""
     imports = []
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
@@ -160,8 +161,8 @@ def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> li
 
 
 def source_module(statement: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module that a `from` statement imports from; `package` is that of relative
-    imports.
+    """Return the full name of the module that a `from` statement imports from; `package` is the package to which
+    relative imports refer.
     """
     if not statement.level:
         return statement.module or ""

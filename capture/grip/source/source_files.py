@@ -140,7 +140,9 @@ def docstring_of(node: ast.AST) -> ast.Constant | None:
 
 
 def first_line(node: Definition) -> int:
-    """Return the line at which a definition begins, which is that of its first decorator if it has one."""
+    """Return the line at which a definition begins: the line of its first decorator, or of the definition itself
+    without one.
+    """
     decorators = getattr(node, "decorator_list", None)
     line: int = decorators[0].lineno if decorators else node.lineno
     return line

@@ -1,5 +1,5 @@
-"""Runs of sample calls of operators: a sample is resized if requested, tried first, and kept only if it adds a
-new call.
+"""Runs of sample calls of operators: a sample is resized if requested, tried without the capture, and run under the
+capture only if it adds a new call.
 """
 
 from __future__ import annotations
