@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,17 +36,22 @@ def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Seque
         return lambda *args, **kwargs: found(*args[: len(tensors)])
     module = deepcopy(found) if isinstance(found, nn.Module) else _made(found)
     module.train(operator.is_training).to(tensors[0].device if tensors else None)
-    slots = list(_assigned(module, tensors, operator.links.stored))
-    taken = {slot.place for slot in slots}
-    inputs = [place for place in range(len(tensors)) if place not in taken]
+    slots = list(_slots(module, tensors, operator.links.stored))
+    inputs = sorted(set(range(len(tensors))) - {place for _, _, place in slots})
     try:
         inspect.signature(module.forward).bind(*inputs)
     except TypeError as error:
         raise Unsupported(
-            f"{_name(module)}.forward{inspect.signature(module.forward)} does not fit the tensors that are not its "
-            f"parameters: {_listed([tensors[place] for place in inputs]) or 'none'}"
+            f"{type(module).__name__}.forward{inspect.signature(module.forward)} does not fit the tensors that are not "
+            f"its parameters: {_listed(tensors[place] for place in inputs)}"
         ) from error
-    return _ModuleCall(module, slots, inputs)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for owner, name, place in slots:
+            owner[name] = args[place]
+        return module(*[args[place] for place in inputs])
+
+    return call
 
 
 def _made(found: type[nn.Module]) -> nn.Module:
@@ -59,33 +63,11 @@ def _made(found: type[nn.Module]) -> nn.Module:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """A parameter or buffer of a module, and the place of the recorded tensor that replaces it.
-
-    owner : parameters or buffers of the submodule, by name
-    """
-
-    owner: dict[str, Any]
-    name: str
-    place: int
-
-
-class _ModuleCall:
-    """A module as a function of its tensors, some of which replace its parameters and buffers in each call."""
-
-    def __init__(self, module: nn.Module, slots: Sequence[_Slot], inputs: Sequence[int]) -> None:
-        self._module, self._inputs = module, inputs
-        self._slots = [(slot.owner, slot.name, slot.place) for slot in slots]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for owner, name, place in self._slots:
-            owner[name] = args[place]
-        return self._module(*[args[place] for place in self._inputs])
-
-
-def _assigned(module: nn.Module, tensors: Sequence[Tensor], stored: Sequence[bool]) -> Iterator[_Slot]:
-    """Yield the parameters and buffers of a module, each with the first unused tensor of its shape.
+def _slots(
+    module: nn.Module, tensors: Sequence[Tensor], stored: Sequence[bool]
+) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Yield, for each parameter and buffer of a module, the dictionary that holds it, its name there, and the place of
+    the first unused tensor of its shape, which replaces it.
 
     stored : for each tensor, True if it existed before the first recorded call; these are tried first
     """
@@ -94,25 +76,21 @@ def _assigned(module: nn.Module, tensors: Sequence[Tensor], stored: Sequence[boo
     for path, part in module.named_modules():
         if isinstance(part, nn.RNNBase):
             raise Unsupported(f"{type(part).__name__} keeps its parameters in a list: call the operator in a function")
-        for owner, is_parameter in ((part._parameters, True), (part._buffers, False)):
-            for name, own in owner.items():
-                if own is None:
-                    continue
-                place = places.get(id(own))
-                if place is None:
-                    place = next((place for place in free if _fits(own, tensors[place])), None)
-                if place is None and is_parameter:
-                    full = f"{path}.{name}" if path else name
-                    rest = _listed([tensors[place] for place in free])
-                    raise Unsupported(
-                        f"{_name(module)}.{full} is {_outline(own)}, which fits no tensor of the recorded module that "
-                        f"is left: {rest or 'none'}"
-                    )
-                if place is not None:
-                    if place in free:
-                        free.remove(place)
-                    places[id(own)] = place
-                    yield _Slot(owner, name, place)
+        for name, own in [*part._parameters.items(), *part._buffers.items()]:
+            if own is None:
+                continue
+            # parameters that are used twice have one tensor
+            place = places.get(id(own), next((place for place in free if _fits(own, tensors[place])), None))
+            owner = part._parameters if name in part._parameters else part._buffers
+            if place is not None:
+                places[id(own)] = place
+                free = [other for other in free if other != place]
+                yield owner, name, place
+            elif owner is part._parameters:
+                raise Unsupported(
+                    f"{type(module).__name__}.{f'{path}.' if path else ''}{name} is {_listed([own])}, which fits no "
+                    f"tensor of the recorded module that is left: {_listed(tensors[place] for place in sorted(free))}"
+                )
 
 
 def _fits(own: Tensor, tensor: Tensor) -> bool:
@@ -121,14 +99,7 @@ def _fits(own: Tensor, tensor: Tensor) -> bool:
     return own.shape == tensor.shape and (are_floating or own.dtype == tensor.dtype)
 
 
-def _name(module: nn.Module) -> str:
-    return type(module).__name__
-
-
-def _outline(tensor: Tensor) -> str:
-    return tensor_outline(tensor.dtype, tensor.shape)
-
-
-def _listed(tensors: Sequence[Tensor]) -> str:
-    more = f" and {len(tensors) - MOST_TENSORS} more" if len(tensors) > MOST_TENSORS else ""
-    return ", ".join(map(_outline, tensors[:MOST_TENSORS])) + more
+def _listed(tensors: Iterable[Tensor]) -> str:
+    outlines = [tensor_outline(tensor.dtype, tensor.shape) for tensor in tensors]
+    more = f" and {len(outlines) - MOST_TENSORS} more" if len(outlines) > MOST_TENSORS else ""
+    return f"{', '.join(outlines[:MOST_TENSORS])}{more}" or "none"
