@@ -11,8 +11,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
@@ -83,14 +83,21 @@ def column(
     )
 
 
-def columns_in(declared: type) -> Iterator[Column]:
-    """Yield the declaration of each column in a class of columns."""
+def columns_in(declared: type) -> tuple[Column, ...]:
+    """Return the declaration of each column in a class of columns."""
+    return _columns_in(declared)
+
+
+@cache
+def _columns_in(declared: type) -> tuple[Column, ...]:
     types = get_type_hints(declared)
+    columns = []
     for item in fields(declared):
         about = item.metadata.get(COLUMN)
         if about is not None:
             kind, may_lack = _kind(types[item.name])
-            yield replace(about, name=item.name, whole=kind is int, kind=kind, may_lack=may_lack)
+            columns.append(replace(about, name=item.name, whole=kind is int, kind=kind, may_lack=may_lack))
+    return tuple(columns)
 
 
 def _kind(declared: Any) -> tuple[type, bool]:
