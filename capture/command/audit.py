@@ -174,7 +174,7 @@ def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
 
 @contextmanager
 def _printing_marked() -> Iterator[None]:
-    """Mark operators that run because a tensor is printed, so that a profile taken in the block shows them as such."""
+    """Mark the operators that run in the block because a tensor is printed, so that they can be found in a profile."""
     patches = Patches()
     patches.replace(torch.Tensor, "__repr__", _marked)
     try:

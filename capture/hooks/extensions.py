@@ -347,7 +347,8 @@ def _constant(value: Any) -> Any:
 
 @contextmanager
 def _inside(recorder: Recorder, mode: ThreadMode, function: str | None) -> Iterator[None]:
-    """Record the calls of the block as calls inside a function or operator, or as usual if `function` is None.
+    """Record the calls of the block as calls inside `function`, the name of a function or operator; change nothing if
+    it is None.
 
     mode : dispatch mode of the thread
     """

@@ -48,7 +48,7 @@ def measured(
     func : operator, or None for other functions
     values : arguments of the call
     started : returns the start of the running call in ns, which identifies the measurement
-    on_device : True if device time should be measured for the call itself
+    on_device : False if the call gets no device time, because the calls inside it get theirs
     """
     tensors = tensors_in(values)
     device = accelerator_of(tensors, values) if on_device else None

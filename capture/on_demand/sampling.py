@@ -70,7 +70,8 @@ class Sampler:
 
 
 def make_room(pattern: str, most_bytes: int) -> list[Path]:
-    """Remove the oldest periodic recordings until the others take at most `most_bytes`, and return the removed files.
+    """Remove the oldest periodic recordings until the remaining ones take at most `most_bytes`, and return the removed
+    files.
 
     The newest recording stays. `pattern` is the pattern of the recordings' paths.
     """

@@ -245,8 +245,8 @@ class ModuleSteps(StepSource):
 class StepSources:
     """All ways in which the steps of a recording are detected.
 
-    These are the program's calls of `opgrip.capture.step`, else calls of modules and optimizers; or only calls of
-    modules that match `step_module`.
+    With `step_module`, only calls of matching modules are steps. Otherwise the program's calls of `opgrip.capture.step`
+    separate the steps; if it makes none, calls of modules and steps of optimizers are detected.
     """
 
     def __init__(self, recording: StepRecording, step_module: str | None) -> None:

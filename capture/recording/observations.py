@@ -151,9 +151,9 @@ class _CallSites:
         return self._by_memory.add(place, duration_ns, call) or has_changed
 
     def different(self) -> Iterator[PlaceKey]:
-        """Yield call sites whose calls take distinctly different times, one for each such time.
+        """Yield call sites whose calls take distinctly different times: one call site for each of these times.
 
-        Call sites that were yielded before are left out.
+        Call sites that an earlier call of this method has yielded are left out.
         """
         by_scope, by_memory = self._by_scope.recurring_ns(), self._by_memory.recurring_ns()
         # a quick check, which most signatures fail
@@ -332,7 +332,7 @@ class Observations:
     def want_at(self, number: int, place: PlaceKey, modes: Sequence[ThreadMode]) -> None:
         """Request that the next recorded call of a signature at a call site is observed.
 
-        modes : dispatch modes of all threads
+        modes : dispatch modes of all threads, one of which makes the observation
         """
         self._places.setdefault(number, set()).add(place)
         for mode in modes:
@@ -390,7 +390,7 @@ class Observations:
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
         """Count calls by signature, and schedule observations for signatures whose next observation is due.
 
-        modes : dispatch modes of all threads
+        modes : dispatch modes of all threads, which make the observations
         """
         counts = Counter(filter(self._next.__contains__, signatures))
         for number, count in counts.items():

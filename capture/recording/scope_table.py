@@ -140,7 +140,7 @@ class ScopeTable:
         return number
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a scope for backward calls that refers to the scope of the forward call.
+        """Return the number of a scope that equals `scope` and also refers to `forward`, the scope of a forward call.
 
         If the scope `forward` was removed, return `scope` itself.
         """

@@ -37,7 +37,7 @@ class ThreadMode(OrderlyMode):
     place : current location of the thread; hooks change it with `enter` and `leave`
     last : `CallPoint` of the last operator call; after the thread has moved to another location, the one that predicts
         the first call there
-    started : start of that call in ns
+    started : start of the last operator call in ns
     launched : start of the last launch of a CUDA graph in ns
     rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
         scope) pair, start and end in ns, autograd sequence number (negative in a backward pass), and storages of input
@@ -164,7 +164,9 @@ class ThreadMode(OrderlyMode):
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        """Leave the location of a backward pass that has ended, or of a step that has failed."""
+        """Leave the location of a backward pass that has ended, and locations whose frame has ended without a call of
+        `leave`, for example in a step that failed.
+        """
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):
@@ -250,7 +252,7 @@ class ThreadModes:
         return None if mode is None or mode.idle else mode
 
     def of_engine(self) -> ThreadMode:
-        """Return the mode of this thread, which belongs to autograd and runs the backward pass of a recorded thread."""
+        """Return the mode of this thread of autograd, which runs the backward pass of a recorded thread."""
         mode = self.here()
         mode.idle = self.idle
         return mode

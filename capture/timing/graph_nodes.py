@@ -77,7 +77,7 @@ class GraphNodes:
         signatures.
 
         The kernels of a launch are in the order in which the nodes were added. If there are more or fewer kernels than
-        nodes, they count for the signature of the launch.
+        nodes, the kernels count for the signature of the launch.
 
         of_launches : kernels of each launch
         """

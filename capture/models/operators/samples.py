@@ -67,9 +67,10 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a sample enlarged to about a million elements per tensor: by all sizes, then by the batch size only.
+    """Yield larger versions of a sample, with about a million elements per tensor: one with all sizes enlarged, and one
+    with only the batch size enlarged.
 
-    entry : operator; for some categories only the batch size is enlarged
+    entry : operator; for some categories the first version is left out
     """
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
@@ -84,9 +85,10 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield a sample with random sizes, in which equal sizes stay equal; then the sample with a random batch size.
+    """Yield versions of a sample with random sizes: one in which equal sizes stay equal, and one with only a random
+    batch size.
 
-    entry : operator; for some categories only the batch size is drawn
+    entry : operator; for some categories the first version is left out
     """
     drawn: dict[int, int] = {}
 
