@@ -84,8 +84,8 @@ def without_impossible(rows: Sequence[Result], ceilings: Ceilings, workload: Wor
 
 
 def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:
-    """Return, by case and label of `record_function`, the number of the case's calls within the label, and their share
-    of the captured time of all calls within it.
+    """Return, by case and label of `record_function`, the number of the case's calls within the label, and the share of
+    the label's captured time that they take.
 
     cases : all cases of the trace
     """

@@ -360,8 +360,8 @@ class BatchScale:
 
 
 def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
-    """Return the most frequent way in which a signature's calls scale; a way of which all growths are known is
-    preferred to any other, however frequent that is.
+    """Return the most frequent way in which a signature's calls scale; ways of which all growths are known come before
+    the others.
 
     counts : number of calls by way
     """

@@ -68,7 +68,8 @@ def with_growth(signature: Signature, growths: Sequence[Growth], choice: Argumen
 
 
 def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentChoice, batch: int) -> tuple[Growth, ...]:
-    """Return how each result of a call grows if its tensor arguments grow by `growths`, and others by `choice`.
+    """Return how each result of a call grows if the call's tensor arguments grow by `growths`, and its other arguments
+    by `choice`.
 
     The call runs with a larger batch on the meta device. Raises `Contradiction` if the call fails, or if the shapes of
     its results do not show how they grow.

@@ -101,7 +101,7 @@ def _strides(tensor: Tensor) -> list[int]:
 
 
 def _shared(output: Tensor, others: Sequence[Tensor]) -> dict[int, int]:
-    """Return, for each tensor in `others` with which a result shares memory, its index and the result's offset in that
+    """Return {index: offset} for the tensors in `others` with which a result shares memory: the result's offset in this
     memory.
     """
     memory = _memory(output)

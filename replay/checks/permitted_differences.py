@@ -258,8 +258,8 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return why `actual`, the results of a dropout, are not its input with some elements dropped, or None if they are:
-    each element is then 0 or input / (1 - p), within tolerance.
+    """Return what is wrong with `actual`, the results of a dropout; None if each element is 0 or input / (1 - p),
+    within tolerance.
     """
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
@@ -299,7 +299,8 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
     - the rank of each element among the runs' elements at its position is uniform (one-sample Kolmogorov-Smirnov),
       which detects scales, biases and zeros that vary by position, as with dropout.
     The bounds are valid for independent elements. If one random number determines many elements, the reference's runs
-    exceed the bounds too; a result may then be `DEPENDENT` times as far from the runs as any of them is from the rest.
+    exceed the bounds too; a result may then be `DEPENDENT` times as far from the runs as the farthest run is from the
+    other runs.
     """
     ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
     for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):

@@ -27,8 +27,8 @@ CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
     """Return a function that converts one argument of a call to another floating-point dtype.
 
-    A dtype argument changes if tensors of the call have that dtype, or if the call has no such tensors. Numbers too
-    large for the new dtype become its maximum.
+    A floating-point dtype among the arguments changes if a tensor has this dtype, or if the call has no floating-point
+    tensor. Numbers too large for the new dtype become its maximum.
 
     tree : all arguments of the call
     dtype : dtype to which floating-point tensors are converted

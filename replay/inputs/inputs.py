@@ -139,8 +139,8 @@ class Inputs:
         return self._storages
 
     def copy(self) -> Inputs:
-        """Return a copy in separate memory. The copy's `restore` restores the values that this object keeps or, if it
-        keeps none, its current ones.
+        """Return a copy in separate memory. The copy's `restore` restores the values that `keep` has stored here or, if
+        it has stored none, the current values.
         """
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]

@@ -79,8 +79,8 @@ def _call_of(task: Task, arguments: Arguments) -> TensorCall:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return a key of some tensors: their addresses, shapes, strides and dtypes. A graph can run on all tensors with
-    the key of those with which it was captured.
+    """Return a key of some tensors: their addresses, shapes, strides and dtypes. A graph can run on all tensors that
+    have the same key as the tensors of its capture.
     """
     return tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 

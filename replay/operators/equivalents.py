@@ -60,7 +60,7 @@ class _Conversion:
     op : name of the other operator
     changes : arguments, by name, that differ from the recorded ones or are added
     outputs : results that correspond to results of the recorded call
-    remark : how its work differs, for the result row
+    remark : how the other operator's work differs, for the result row
     """
 
     op: str

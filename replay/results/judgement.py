@@ -154,7 +154,7 @@ def judge_rows(
     step_us : captured time of all calls of the step in us; None if the rows belong to no step
     export : start of the command that exports a case, to which the number of the case is added; empty for none
     labels : by number of the case and label of `record_function`: the number of the case's calls within the label, and
-        their share of the captured time of all calls within it
+        the share of the label's captured time that they take
     """
     from opgrip.replay.results.ratios import base_place
 

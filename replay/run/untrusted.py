@@ -258,7 +258,9 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def process_of(candidate: Candidate | None, workload: Workload) -> UntrustedProcess:
-    """Return the process of a candidate, or of operators, and start it if it does not run."""
+    """Return the process of a candidate, or the one that runs operators if `candidate` is None; start it if it does not
+    run.
+    """
     if candidate in _processes:
         # the last one ran last
         _processes[candidate] = _processes.pop(candidate)

@@ -174,7 +174,7 @@ class Slowdown:
 
     def check(self) -> None:
         """Count a call. If the last full check was `CHECK_NS` ago, check whether the processor was slowed down and
-        whether other processes used the cores; for a while after others used them, check for them at every call.
+        whether other processes used the cores; for a while after such use, check for it at every call.
 
         The properties return what the checks found.
         """
@@ -235,7 +235,7 @@ class Slowdown:
 class CallProgram:
     """The program that runs the calls of a signature in a mode.
 
-    program : None if the mode cannot run them; they then run in eager, so that later calls get their results
+    program : None if the mode cannot run the calls, which then run in eager so that later calls get their results
     mutates : True if the calls write into their arguments
     status, reason : status and reason of the result row
     first_ms : time in ms to prepare the program and run it once

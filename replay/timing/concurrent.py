@@ -56,7 +56,7 @@ class ThreadGroup:
     def at_once(self, functions: Sequence[Work[T]]) -> list[T]:
         """Run the functions concurrently, each on a separate thread, and return their results.
 
-        functions : each is called with a function that waits for the work of its thread on the device
+        functions : each is called with a function that waits for the device work of the thread in which it runs
         """
         # a thread that waits here takes no other function, so each function gets a separate thread
         barrier = Barrier(len(functions))
@@ -97,8 +97,8 @@ class ConcurrentRun:
 
     subject : its `failure` is set if a run raised an exception; the times may then be empty
     loaded : mean time of a run in ns in each repeat; a repeat lasts until all subjects have run once
-    ratio : 10th, 50th and 90th percentile, over the repeats, of these times divided by the time of a run without
-        others; None if no ratio is known
+    ratio : 10th, 50th and 90th percentile, over the repeats, of `loaded` divided by the time of a run without others;
+        None if no ratio is known
     overlap : time of all subjects when run one after the other, divided by their time when run concurrently (median
         over the repeats): 1 if running concurrently saves no time, `together` if the runs do not slow each other down
     together : number of concurrent runs

@@ -58,7 +58,7 @@ def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool
     """Open the file of finished batches.
 
     path : path of the file; None to keep batches only in memory
-    run_options : options of this run; batches of an earlier run are used only if its options were equal
+    run_options : options of this run; batches of an earlier run are used only if that run had the same options
     resume : True to use the finished batches in the file
     """
     return Journal(path, run_options, Codec(_encoded, _decoded), resume, replace=True)
@@ -209,7 +209,7 @@ def _batch_with_existing_metrics(
     timeout_s : time limit of a case without ncu, in s
     everything : rows of all batches
     say : function that prints a line for the user
-    Raises `UserError` if the user named the missing metric itself and not a set that contains it.
+    Raises `UserError` if the user named the missing metric, instead of a set of metrics that contains it.
     """
     try:
         return _batch(request, rows, ncu, number, timeout_s, everything), ncu

@@ -106,8 +106,8 @@ def with_limits(
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
-    """Return a function that returns the name of the dtype of a row's arithmetic, such as `float32`; `tf32` if the
-    torch settings with which its case was recorded allow that for float32.
+    """Return a function that returns the name of the dtype of a row's arithmetic, such as `float32`; `tf32` for float32
+    if the torch settings with which its case was recorded allow TF32.
     """
     context_of_case = {case.number: case.context for case in workload.cases}
     return lambda row: arithmetic_dtype(row, context_of_case.get(row.case, {}))

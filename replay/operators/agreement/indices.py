@@ -133,10 +133,10 @@ _SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
 
 
 def _longest_target(call: Call) -> int:
-    """Return the largest valid target length for a CTC loss: the row length of the targets, or an equal share of a flat
-    batch.
+    """Return the largest valid target length for a CTC loss: the length of a row of targets or, if all targets are in
+    one row, an equal part of it for each batch element.
 
-    A backward call also limits it to the number of states that its forward saved.
+    In a backward call, the number of states that the forward call saved limits the length too.
     """
     targets, states = call["targets"], call.get("log_alpha")
     longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
