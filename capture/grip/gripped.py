@@ -157,7 +157,7 @@ class Keeper:
             before = self._begin(arguments)
         except Exception as error:
             raise_if_from_program(error)
-            self._lose(one_line(error))
+            self._count_loss(one_line(error))
             before = None
         if before is None:
             return call()
@@ -205,7 +205,7 @@ class Keeper:
         except BaseException as error:
             self._going -= 1
             if isinstance(error, CannotHold):
-                self._lose(str(error))
+                self._count_loss(str(error))
                 return None
             raise
 
@@ -242,11 +242,11 @@ class Keeper:
         with self._lock:
             self._going -= 1
         if reason is not None:
-            self._lose(reason)
+            self._count_loss(reason)
         elif len(self.calls) == self.keep.calls:
             self.filled(self)
 
-    def _lose(self, reason: str) -> None:
+    def _count_loss(self, reason: str) -> None:
         self.lost[reason] += 1
 
 

@@ -300,7 +300,7 @@ class WatchedFunction:
             with own_work(), isolate_from_program():
                 arguments: SpecTree | None = take((args, kwargs))
         except Exception as error:
-            self._lose(error)
+            self._record_loss(error)
             arguments = None
         if arguments is None:
             return function(*args, **kwargs)
@@ -314,7 +314,7 @@ class WatchedFunction:
         positional, named = arguments.tree
         return recorder.threads.here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
 
-    def _lose(self, error: Exception) -> None:
+    def _record_loss(self, error: Exception) -> None:
         raise_if_from_program(error)
         if self.keeper is not None:
             self.keeper.lost[one_line(error)] += 1

@@ -142,7 +142,7 @@ class _Round:
         for item in self._chosen:
             threading.Thread(target=self._ask, args=(item,), daemon=True).start()
         try:
-            self._hear_all()
+            self._handle_answers()
         except KeyboardInterrupt:
             self._end_all()
             raise
@@ -153,7 +153,7 @@ class _Round:
         self._compare(list(self._results.values()))
         return [self._results[item.pid] for item in self._chosen]
 
-    def _hear_all(self, until_s: float = inf) -> None:
+    def _handle_answers(self, until_s: float = inf) -> None:
         """Handle the answers of all processes until each is done, or until the time `until_s` by `monotonic`."""
         while len(self._results) + len(self._errors) < len(self._chosen) and (left_s := until_s - monotonic()) > 0:
             try:
@@ -177,7 +177,7 @@ class _Round:
         """Make each process end its recording, and handle its answer."""
         for item in self._chosen:
             _stop(item, discard=False)
-        self._hear_all(monotonic() + END_S)
+        self._handle_answers(monotonic() + END_S)
 
     def _ask(self, item: RecordableProcess) -> None:
         answer: Any = {}

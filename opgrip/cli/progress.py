@@ -61,11 +61,11 @@ class Advance(Protocol):
         """Count one more finished step; `now` is a text on the current state for the progress display."""
 
 
-Tell: TypeAlias = Callable[[str, int, int], None]
+ProgressCallback: TypeAlias = Callable[[str, int, int], None]
 """callback with the name of a part of a task, its finished steps, and its total steps"""
 
 
-def tell_nobody(part: str, done: int, total: int) -> None:
+def ignore_progress(part: str, done: int, total: int) -> None:
     """Do nothing; used in place of a progress callback if no progress is displayed."""
 
 
@@ -134,32 +134,32 @@ class Reporter:
             yield advance
 
     @contextmanager
-    def following(self, text: str) -> Iterator[Tell]:
+    def following(self, text: str) -> Iterator[ProgressCallback]:
         """Display the progress of a task with several parts, whose numbers of steps are not known in advance.
 
         The block gets a function to call with the name of the current part, its finished steps and its number of steps.
         """
         if not self._can_redraw:
             self.begin(text)
-            yield tell_nobody
+            yield ignore_progress
             return
         from rich.progress import Progress, TimeElapsedColumn
 
         elapsed = TimeElapsedColumn()
-        columns, first = self._fitting(text, MOST_STEPS, elapsed, tells_left=False)
+        columns, first = self._fitting(text, MOST_STEPS, elapsed, shows_remaining=False)
         with Progress(*columns, console=self.console, transient=True, auto_refresh=False) as progress:
             task = progress.add_task(first, total=None)
             progress.refresh()
 
-            def tell(part: str, done: int, total: int) -> None:
-                shown = self._fitting(f"{text}: {part}", MOST_STEPS, elapsed, tells_left=False)[1]
+            def on_progress(part: str, done: int, total: int) -> None:
+                shown = self._fitting(f"{text}: {part}", MOST_STEPS, elapsed, shows_remaining=False)[1]
                 progress.update(task, description=shown, completed=done, total=total)
                 progress.refresh()
 
-            yield tell
+            yield on_progress
 
     def _fitting(
-        self, text: str, total: int | None, elapsed: ProgressColumn | None, tells_left: bool = True
+        self, text: str, total: int | None, elapsed: ProgressColumn | None, shows_remaining: bool = True
     ) -> tuple[list[ProgressColumn], str]:
         """Return the columns of a progress display and the beginning of the text that fit into the width of the
         terminal.
@@ -171,7 +171,7 @@ class Reporter:
         text : description of the task
         total : number of steps; None if unknown
         elapsed : column with the elapsed time; None to leave it out
-        tells_left : True to show the estimated remaining time
+        shows_remaining : True to show the estimated remaining time
         """
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
@@ -180,7 +180,7 @@ class Reporter:
             numbers.append((2 * len(str(total)) + 2, [MofNCompleteColumn()]))
         if elapsed is not None:
             numbers.append((TIME_WIDTH, [elapsed]))
-        if total is not None and tells_left:
+        if total is not None and shows_remaining:
             numbers.append((TIME_WIDTH + len(" left"), [TextColumn("left"), TimeRemainingColumn()]))
         room = self.console.width
         shown: list[ProgressColumn] = []

@@ -117,29 +117,40 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
     judged = [row for row in rows if CandidateColumns.of(row).verdict is not None]
     if not judged:
         return
-    judged.sort(key=lambda row: (VERDICTS.index(_of(row).verdict or ""), -(_of(row).step_share or 0.0)))
+    judged.sort(
+        key=lambda row: (
+            VERDICTS.index(_candidate_columns(row).verdict or ""),
+            -(_candidate_columns(row).step_share or 0.0),
+        )
+    )
     bases = {_key(row): row.median_us for row in rows if row.mode == rows[0].mode}
     what = "module" if is_of_module(judged[0]) else "operator"
     columns = [
-        TableColumn("verdict", lambda row: _of(row).verdict),
+        TableColumn("verdict", lambda row: _candidate_columns(row).verdict),
         TableColumn("trace", "trace", least=12, when=lambda row: row.trace),
         TableColumn(what, _operator, least=20),
         TableColumn("case", "case", "d", rank=3),
         TableColumn("shapes", "shapes", below=True),
         TableColumn("count", "count", ",d", rank=3),
-        TableColumn("of step", lambda row: _of(row).step_share, ".2%", rank=2, when=lambda row: _of(row).step_share),
+        TableColumn(
+            "of step",
+            lambda row: _candidate_columns(row).step_share,
+            ".2%",
+            rank=2,
+            when=lambda row: _candidate_columns(row).step_share,
+        ),
         TableColumn(f"{what} us", lambda row: bases.get(_key(row)), ",.2f", rank=1),
         TableColumn("candidate us", "median_us", ",.2f", rank=1),
         TableColumn("ratio", "ratio", ".3f"),
         TableColumn("95% interval", _interval, ">", rank=1),
     ]
-    print_table(columns, judged[:MOST_ROWS], file, style=lambda row: STYLES.get(_of(row).verdict or ""))
+    print_table(columns, judged[:MOST_ROWS], file, style=lambda row: STYLES.get(_candidate_columns(row).verdict or ""))
     if len(judged) > MOST_ROWS:
         print_line(f"and {len(judged) - MOST_ROWS:,} more signatures: -o FILE writes all", file)
     for row in judged:
         if row.error is not None:
             print_line(f"{_operator(row)} {row.shapes}, case {row.case}: {row.status}: {row.error}", file)
-        if (command := _of(row).export) is not None and row.status == WRONG:
+        if (command := _candidate_columns(row).export) is not None and row.status == WRONG:
             print_line(f"  {command}", file)
     _print_without_gradients(rows, file)
     _print_steps(judged_steps(rows), file)
@@ -178,7 +189,7 @@ def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:
         print_line(line, file)
 
 
-def _of(row: Result) -> CandidateColumns:
+def _candidate_columns(row: Result) -> CandidateColumns:
     return CandidateColumns.of(row)
 
 
@@ -187,7 +198,7 @@ def _operator(row: Result) -> str:
 
 
 def _interval(row: Result) -> str | None:
-    low, high = _of(row).ratio_low, _of(row).ratio_high
+    low, high = _candidate_columns(row).ratio_low, _candidate_columns(row).ratio_high
     return None if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 

@@ -43,19 +43,19 @@ def refused_argument(error: BaseException) -> str | None:
     return None if match is None else match[1] or match[2]
 
 
-def with_gradients(case: Case, is_unsaid: bool, refused: Collection[str]) -> Case:
+def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[str]) -> Case:
     """Return a copy of a case in which the arguments require gradients, except those for which the operator has no
     gradient.
 
-    is_unsaid : True if the source of the case does not record which tensors require gradients; all floating-point and
-        complex tensors then do
+    lacks_gradient_flags : True if the source of the case does not record which tensors require gradients; all
+        floating-point and complex tensors then do
     refused : names of arguments for which the operator has no gradient
     """
-    if not is_unsaid and not refused:
+    if not lacks_gradient_flags and not refused:
         return case
 
     def changed(signature: Signature) -> Signature:
-        return _without(require_gradients(signature) if is_unsaid else signature, refused)
+        return _without(require_gradients(signature) if lacks_gradient_flags else signature, refused)
 
     return replace(case, signature=changed(case.signature), input_sets=[changed(item) for item in case.input_sets])
 

@@ -217,7 +217,7 @@ def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any)
             if item.note:
                 row = replace(row, note=", ".join(filter(None, (row.note, item.note))))
             is_candidate = item.case.number != item.reference
-            compared.append(_over(row, base.get(_variant_key(row))) if is_candidate else row)
+            compared.append(_with_ratio(row, base.get(_variant_key(row))) if is_candidate else row)
     return compared
 
 
@@ -225,7 +225,7 @@ def _variant_key(row: Result) -> tuple[object, ...]:
     return tuple(getattr(row, name) for name in VARIANT_COLUMNS if name not in MODE_COLUMNS)
 
 
-def _over(row: Result, base: Result | None) -> Result:
+def _with_ratio(row: Result, base: Result | None) -> Result:
     """Return a function's row with `ratio`, its median time divided by that of the reference's row `base`."""
     ratio = None if base is None else ratio_over(row, base)
     return replace(row, ratio=ratio, ratio_p10=None, ratio_p50=None, ratio_p90=None)

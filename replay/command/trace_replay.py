@@ -212,8 +212,8 @@ class TraceReplay:
         from opgrip.replay.sequences.confirmation import confirm
 
         estimated = next((step.saving for step in judged_steps(rows) if step.share is not None), None)
-        with self._reporter.following("replaying the whole step four times") as tell:
-            confirmation = confirm(self.workload, estimated, tell)
+        with self._reporter.following("replaying the whole step four times") as on_progress:
+            confirmation = confirm(self.workload, estimated, on_progress)
         name = "" if self._origin is None else f"{self._origin.trace}: "
         # Python programs read it from the header
         self._reporter.begin(f"{name}{confirmation.line}")
@@ -226,8 +226,8 @@ class TraceReplay:
 
         workload = self.workload
         doing = f"replaying {counted(len(workload.trace.own_calls), 'call')} in their order on {workload.device}"
-        with self._reporter.following(doing) as tell:
-            step = replay_apart(workload, tell, self._may_fork)
+        with self._reporter.following(doing) as on_progress:
+            step = replay_apart(workload, on_progress, self._may_fork)
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
@@ -237,8 +237,8 @@ class TraceReplay:
         workload = self.workload
         calls = counted(int(workload.trace.own_distinct_calls[COUNT].sum()), "call")
         doing = f"replaying {calls} of {counted(control.launch.world_size, 'rank')} on {workload.device}"
-        with self._reporter.following(doing) as tell:
-            step = replay_ranks(workload, options, control, tell)
+        with self._reporter.following(doing) as on_progress:
+            step = replay_ranks(workload, options, control, on_progress)
         return None if step is None else self._written(step.rows, {"ranks": step.plain()}, step)
 
     def _written(

@@ -94,7 +94,7 @@ class _Preparation:
         self._references: dict[object, Reference] = {}
         self._works: dict[object, Work] = {}
         self._refused: set[str] = set()
-        self._besides_ns: dict[object, list[int]] = {}
+        self._overhead_ns: dict[object, list[int]] = {}
 
     def row(self, variant: Variant, cached_row: Result | None) -> RowToTime:
         """Return a variant's row and its subject; `cached_row` is the row that an earlier compilation left, if any."""
@@ -143,9 +143,11 @@ class _Preparation:
         """
         workload = self._workload
         make = self._backward if variant.direction == BACKWARD else self._forward
-        is_unsaid = workload.adds_gradients and workload.wants_grad(case, variant.direction) and not operator.mutates
+        lacks_gradient_flags = (
+            workload.adds_gradients and workload.wants_grad(case, variant.direction) and not operator.mutates
+        )
         try:
-            return make(with_gradients(case, is_unsaid, self._refused), operator, variant, result)
+            return make(with_gradients(case, lacks_gradient_flags, self._refused), operator, variant, result)
         except Exception as error:
             name = refused_argument(error)
             if name is None or name in self._refused:
@@ -191,9 +193,9 @@ class _Preparation:
             return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
         if call is not None:
-            besides_ns = self._besides_ns.setdefault(replace(variant, number=0, mode=EAGER), [])
+            overhead_ns = self._overhead_ns.setdefault(replace(variant, number=0, mode=EAGER), [])
             draw = partial(self._inputs, case, operator, kind=variant.values)
-            return result, untrusted_subject(case, operator, variant, inputs, call, draw, besides_ns)
+            return result, untrusted_subject(case, operator, variant, inputs, call, draw, overhead_ns)
         in_torch = find_mode(variant.mode)[0].in_torch
         has_pages = in_torch and workload.device == "cpu" and workload.cache_of(variant) == PROGRAM
         return result, self._subject(

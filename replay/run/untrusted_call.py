@@ -31,13 +31,13 @@ class UntrustedRun:
     """One run of a call in another process.
 
     run_ns : time of the call as the process reported it
-    besides_ns : time in ns that the request took in addition, by this process's clock
+    overhead_ns : time in ns that the request took in addition, by this process's clock
     results : address and size of each result or, if a result is no plain tensor, its value or type; the process
         reported them together with the time
     """
 
     run_ns: int
-    besides_ns: int
+    overhead_ns: int
     results: Sequence[Any]
 
 

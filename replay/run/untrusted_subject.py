@@ -50,14 +50,14 @@ class UntrustedSubject(Subject):
 
     draw : returns new inputs of an input set, by index and seed
     check : compares the results of a run with the operator's; None for the operator itself
-    besides_ns : times in ns that requests to run the operator took outside its call; the operator's subject adds to
+    overhead_ns : times in ns that requests to run the operator took outside its call; the operator's subject adds to
         them
     """
 
     call: UntrustedCall
     draw: Callable[[int, int], Inputs]
     check: Check | None
-    besides_ns: list[int]
+    overhead_ns: list[int]
     _took_ns: list[int] = field(default_factory=list)
     _checks: int = 0
 
@@ -86,12 +86,12 @@ class UntrustedSubject(Subject):
         args, kwargs = inputs.make()
         run = self.call.run(args, kwargs)
         if self.check is None:
-            self.besides_ns.append(run.besides_ns)
+            self.overhead_ns.append(run.overhead_ns)
         elif self._checks < CERTAIN or not secrets.randbelow(CHECKED):
             self._checks += 1
             self._compare(inputs, run)
-        self._took_ns.append(run.run_ns + run.besides_ns)
-        took_ns, usual_ns = (np.quantile(own[-KEPT:] or [0], 0.25) for own in (self._took_ns, self.besides_ns))
+        self._took_ns.append(run.run_ns + run.overhead_ns)
+        took_ns, usual_ns = (np.quantile(own[-KEPT:] or [0], 0.25) for own in (self._took_ns, self.overhead_ns))
         # work outside the reported time is the candidate's, except what the operator's process does too; a time of zero
         # would not be compared with the machine's limit
         return float(max(run.run_ns, took_ns - (1 + MARGIN) * usual_ns, 1))
@@ -144,7 +144,7 @@ def untrusted_subject(
     inputs: Sequence[Inputs],
     call: UntrustedCall,
     draw: Callable[..., Inputs],
-    besides_ns: list[int],
+    overhead_ns: list[int],
 ) -> Subject:
     """Return the subject that times a call in another process.
 
@@ -152,7 +152,7 @@ def untrusted_subject(
     variant : mode and settings of the row; only the results of a candidate are checked
     inputs : arguments of each input set
     draw : function that returns inputs for a signature, with values drawn for a seed
-    besides_ns : times in ns that requests to run the operator took outside its call; both subjects share this list
+    overhead_ns : times in ns that requests to run the operator took outside its call; both subjects share this list
     """
     signatures: Sequence[Signature] = (case.signature, *case.input_sets)
     tolerance = call.workload.request.tolerance
@@ -175,5 +175,5 @@ def untrusted_subject(
         call=call,
         draw=lambda place, seed: draw(signatures[place], seed=seed),
         check=check if variant.mode == CANDIDATE else None,
-        besides_ns=besides_ns,
+        overhead_ns=overhead_ns,
     )

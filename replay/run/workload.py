@@ -233,7 +233,7 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
         batches = BatchScale(trace)
     return Workload(
         request,
-        place=device_map(recorded, requested or _unsaid_device(trace, recorded)),
+        place=device_map(recorded, requested or _default_device(trace, recorded)),
         device=device,
         timing=timing,
         adds_gradients=timing.backward and not says_gradients(trace.header),
@@ -245,7 +245,7 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
     )
 
 
-def _unsaid_device(trace: Trace, recorded: str) -> str | None:
+def _default_device(trace: Trace, recorded: str) -> str | None:
     """Return `cpu` if the trace is converted from another tool's file whose tensors have no recorded device, else None.
 
     Other arguments may still name a device: a TritonBench file has `device='cuda'` in calls whose tensors have none.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import fsum, hypot, sqrt
 from statistics import fmean, median, pstdev
 
-from opgrip.cli.progress import Tell
+from opgrip.cli.progress import ProgressCallback
 from opgrip.replay.modes import ModeOptions
 from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.results.judgement import WITHIN_95
@@ -50,16 +50,16 @@ class Confirmation:
         )
 
 
-def confirm(workload: Workload, estimated: float | None, tell: Tell) -> Confirmation:
+def confirm(workload: Workload, estimated: float | None, on_progress: ProgressCallback) -> Confirmation:
     """Replay the whole step without, with, with, and without the candidates; return what they save.
 
     estimated : saving that is estimated from single calls
-    tell : function called with the progress
+    on_progress : function called with the progress
     Raises the same errors as `replay_apart`.
     """
     plain = workload.with_request(modes=ModeOptions(), candidates=CandidateOptions())
     first, second, third, fourth = (
-        replay_apart(item, tell, may_fork=False) for item in (plain, workload, workload, plain)
+        replay_apart(item, on_progress, may_fork=False) for item in (plain, workload, workload, plain)
     )
     savings = [
         1 - median(ours.replayed_ms) / median(theirs.replayed_ms) for theirs, ours in ((first, second), (fourth, third))

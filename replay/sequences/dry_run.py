@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary, finalize
 
 import torch
 
-from opgrip.cli.progress import REDRAW_S, Tell, tell_nobody
+from opgrip.cli.progress import REDRAW_S, ProgressCallback, ignore_progress
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow, can_flow
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.agreement import checking_parts
@@ -113,11 +113,11 @@ class DryRun:
         self._operators: dict[int, Operator | str] = {}
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
-    def settle(self, begin: Callable[[], None], tell: Tell = tell_nobody) -> None:
+    def settle(self, begin: Callable[[], None], on_progress: ProgressCallback = ignore_progress) -> None:
         """Run all calls repeatedly until no plan changes.
 
         begin : restores the state before the first call
-        tell : function called with the progress
+        on_progress : function called with the progress
         """
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
@@ -126,7 +126,7 @@ class DryRun:
                 changed = False
                 for place, (call, plan) in enumerate(zip(self.flow.calls, self.plans, strict=True)):
                     if monotonic() - reported > REDRAW_S:
-                        tell(f"dry run {number}", place, count)
+                        on_progress(f"dry run {number}", place, count)
                         reported = monotonic()
                     use(call.settings)
                     changed |= self._try(call, plan)
@@ -139,12 +139,12 @@ class DryRun:
                 break
         self.memory.forget_constants()
 
-    def make_programs(self, tell: Tell = tell_nobody) -> None:
+    def make_programs(self, on_progress: ProgressCallback = ignore_progress) -> None:
         """Make the program of each signature for a mode other than eager."""
         first = {call.signature: call for call, plan in zip(self.flow.calls, self.plans, strict=True) if plan.prepared}
         remaining = [call for number, call in first.items() if number not in self.programs]
         for number, call in enumerate(remaining):
-            tell("compiling", number, len(remaining))
+            on_progress("compiling", number, len(remaining))
             self.announce(call.signature, NO_ROW)
             record = self.flow.signatures[call.signature]
             inputs = Inputs(record.args, record.kwargs, self._values, self._settings.place, self._settings.seed)
@@ -180,7 +180,7 @@ class DryRun:
         for index in plan.redrawn:
             self._drawn.write(call.inputs[index], specs[index])
 
-    def hand_on(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
+    def pass_on_results(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
         """Store the result of a call for later calls; if its plan is not `replayed`, store drawn values instead.
 
         Results for which no memory can be allocated raise no error, but are added to `memory.unmade`.
@@ -201,7 +201,7 @@ class DryRun:
                     # later calls that take this result report this reason
                     self.memory.unmade[number] = reason_of(error)
 
-    def give_up(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
+    def mark_not_replayed(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
         """Change a plan that failed for this reason: to `substituted` if the operator runs on drawn arguments, else to
         `unsupported`.
         """
@@ -231,14 +231,14 @@ class DryRun:
                 self._run(call, plan.prepared)
         except Exception as error:
             check_use(self._device, error)
-            self.give_up(call, plan, reason_of(error))
+            self.mark_not_replayed(call, plan, reason_of(error))
         try:
-            self.hand_on(call, plan, result)
+            self.pass_on_results(call, plan, result)
         except Exception as error:
             check_use(self._device, error)
             # results without a storage, such as sparse ones, cannot be passed on
-            self.give_up(call, plan, reason_of(error))
-            self.hand_on(call, plan, None)
+            self.mark_not_replayed(call, plan, reason_of(error))
+            self.pass_on_results(call, plan, None)
         self.memory.drop(call.over)
         return before != (plan.status, len(plan.redrawn))
 

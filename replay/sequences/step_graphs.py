@@ -203,12 +203,12 @@ class StepGraphs:
 
     def _run_between(self, dry_run: DryRun, call: FlowingCall, plan: CallPlan) -> None:
         if plan.prepared is None:
-            dry_run.hand_on(call, plan, None)
+            dry_run.pass_on_results(call, plan, None)
             return
         function = plan.prepared.function
         args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
         result = function(*args, **kwargs)
-        dry_run.hand_on(call, plan, result)
+        dry_run.pass_on_results(call, plan, result)
         self.parts.append(Between(function, args, kwargs, tensors_of(result) if plan.status == REPLAYED else []))
 
     def _find_breaks(self, dry_run: DryRun, device: str) -> None:

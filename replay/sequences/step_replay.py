@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
-from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.cli.progress import ProgressCallback, ignore_progress
 from opgrip.errors import UserError
 from opgrip.platform.heartbeat import IDLE, Heartbeat
 from opgrip.platform.sandbox import Ended, answer, receive_request
@@ -78,7 +78,7 @@ RunPass: TypeAlias = Callable[[Any, str, HostTimer, Slowdown], tuple[Pass, str]]
 def replay_sequence(
     trace: Trace,
     settings: SequenceSettings,
-    tell: Tell = tell_nobody,
+    on_progress: ProgressCallback = ignore_progress,
     excluded: Excluded = NOTHING_EXCLUDED,
     announce: Announce = lambda number, row: None,
 ) -> SequenceResult:
@@ -99,13 +99,13 @@ def replay_sequence(
         dry_run = DryRun(flow, memory, trace.values, settings, excluded, announce)
         if settings.in_graphs:
             graphs = StepGraphs(_beginning(dry_run, settings), run_call)
-            passes = measure_passes(dry_run, {}, settings, tell, graphs.run)
+            passes = measure_passes(dry_run, {}, settings, on_progress, graphs.run)
             result = make_result(trace, flow, dry_run.plans, passes, Passes(), settings.device)
             return graphs.described(dry_run, result)
         dry_run.streams = plan_streams(trace, flow, settings.device)
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
-        on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, tell, run_timed)
-        on_device = _measure_on_device(dry_run, settings, on_host.kept, tell)
+        on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, on_progress, run_timed)
+        on_device = _measure_on_device(dry_run, settings, on_host.kept, on_progress)
     result = make_result(trace, flow, dry_run.plans, on_host, on_device, settings.device)
     if dry_run.streams is not None:
         # the sum of the calls' times is not the time of the step, because calls on different streams overlap
@@ -115,7 +115,11 @@ def replay_sequence(
 
 
 def measure_passes(
-    dry_run: DryRun, memory: Mapping[int, NewMemory], settings: SequenceSettings, tell: Tell, run_pass: RunPass
+    dry_run: DryRun,
+    memory: Mapping[int, NewMemory],
+    settings: SequenceSettings,
+    on_progress: ProgressCallback,
+    run_pass: RunPass,
 ) -> Passes:
     """Complete the dry run, and time passes with the host's clock until the times are precise enough.
 
@@ -125,7 +129,7 @@ def measure_passes(
     if memory:
         pages.keep_freed_memory()
     begin = _beginning(dry_run, settings)
-    _settle(dry_run, begin, settings, tell)
+    _settle(dry_run, begin, settings, on_progress)
     timed = Passes()
     most_failures = MOST_CAPTURES if settings.in_graphs else MOST_FAILURES
     with no_garbage_collection(), closing(Slowdown(dry_run.processes)) as slowdown:
@@ -134,7 +138,7 @@ def measure_passes(
             more = _wants_more(timed, perf_counter_ns() - started, settings) and timed.failures < most_failures
             if more and slowdown.is_contended:
                 _wait_until_quiet(dry_run, slowdown, timed, started, settings)
-            tell("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
+            on_progress("timed runs", len(timed.kept), settings.repeats or max(FEWEST, len(timed.kept) + 1))
             if not dry_run.begins_pass(more, begin):
                 break
             one, failure = run_pass(dry_run, settings.device, HostTimer(memory), slowdown)
@@ -143,7 +147,7 @@ def measure_passes(
             if failed:
                 # values differ between passes: find out again which calls can run
                 timed.fail(failure or "a call of another rank")
-                _settle(dry_run, begin, settings, tell)
+                _settle(dry_run, begin, settings, on_progress)
             else:
                 timed.add(replace(one, slowed=bool(slowed), is_contended=bool(contended)), bool(drops))
     timed.settle()
@@ -164,13 +168,17 @@ def _wait_until_quiet(
         timed.waited_ns += perf_counter_ns() - started_ns - spent_ns
 
 
-def _settle(dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettings, tell: Tell) -> None:
-    dry_run.settle(begin, tell)
+def _settle(
+    dry_run: DryRun, begin: Callable[[], None], settings: SequenceSettings, on_progress: ProgressCallback
+) -> None:
+    dry_run.settle(begin, on_progress)
     if settings.mode != EAGER:
-        dry_run.make_programs(tell)
+        dry_run.make_programs(on_progress)
 
 
-def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], tell: Tell) -> Passes:
+def _measure_on_device(
+    dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], on_progress: ProgressCallback
+) -> Passes:
     """Time passes with an accelerator's clock; on the CPU, time none. These are separate passes, because timing with
     this clock delays the accelerator.
 
@@ -186,7 +194,7 @@ def _measure_on_device(dry_run: DryRun, settings: SequenceSettings, passes: Sequ
     with no_garbage_collection(), closing(Slowdown()) as slowdown:
         started = perf_counter_ns()
         while _lacks_passes(timed, count - timed.failures, perf_counter_ns() - started, settings):
-            tell("runs timed by the device", len(timed.kept), count)
+            on_progress("runs timed by the device", len(timed.kept), count)
             begin()
             # in the other passes, a call that waits for the device waits for all calls before it
             watch: CallTimer = HostTimer({}, synchronizer(device))
@@ -242,11 +250,11 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
                 except Exception as error:
                     check_use(device, error)
                     failure = f"{call.op}: {reason_of(error)}"
-                    dry_run.give_up(call, plan, reason_of(error))
+                    dry_run.mark_not_replayed(call, plan, reason_of(error))
                     if not dry_run.has_others:
                         break
                     # the other ranks wait for this rank's collectives
-                    dry_run.hand_on(call, plan, None)
+                    dry_run.pass_on_results(call, plan, None)
             if lanes is not None:
                 lanes.drop(call.over, dry_run.memory)
             dry_run.memory.drop(call.over)
@@ -272,7 +280,7 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
 def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
     """Run a call as planned, if it can run, timed by `watch`, and store its results for later calls."""
     if plan.prepared is None:
-        dry_run.hand_on(call, plan, None)
+        dry_run.pass_on_results(call, plan, None)
         watch.skip()
         return
     if plan.redrawn:
@@ -284,7 +292,7 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
         result = watch.run(plan.prepared.function, args, kwargs)
     else:
         result = own.run((args, kwargs), watch)
-    dry_run.hand_on(call, plan, result)
+    dry_run.pass_on_results(call, plan, result)
 
 
 def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
@@ -350,7 +358,9 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
     )
 
 
-def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = True) -> SequenceResult:
+def replay_apart(
+    workload: Workload, on_progress: ProgressCallback = ignore_progress, may_fork: bool = True
+) -> SequenceResult:
     """Replay a step in a separate process. If a call ends the process, replay again without this call.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
@@ -363,7 +373,7 @@ def replay_apart(workload: Workload, tell: Tell = tell_nobody, may_fork: bool = 
 
     while True:
         with start_child(workload, may_fork, run, MODULE, {"excluded": list(excluded.items())}) as child:
-            result = child.result(tell)
+            result = child.result(on_progress)
         if not isinstance(result, Ended):
             return msgspec.convert(result, SequenceResult)
         if result.item == IDLE or result.item in excluded or len(excluded) == MOST_FAILURES:
@@ -376,7 +386,10 @@ def _answer(workload: Workload, excluded: Excluded, heartbeat: Heartbeat, output
     settings = sequence_settings(workload)
     if not is_accelerator(settings.device):
         limit_memory(settings.room_bytes, settings.device)
-    answer(lambda tell: asdict(replay_sequence(workload.trace, settings, tell, excluded, heartbeat.enter)), output)
+    answer(
+        lambda on_progress: asdict(replay_sequence(workload.trace, settings, on_progress, excluded, heartbeat.enter)),
+        output,
+    )
 
 
 def main() -> int:

@@ -176,9 +176,9 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
     # results of older versions contain ratios of paired runs
     rows = [(name, row) for name, run in runs.items() for row in with_ratios_by_case(run, reference_of(run.rows))]
     timed = [(name, row) for name, row in rows if row.median_us and row.status == OK]
-    eager = {(name, _way(row)): row.median_us for name, row in timed if row.mode == "eager"}
+    eager = {(name, _key_without_mode(row)): row.median_us for name, row in timed if row.mode == "eager"}
     ways: dict[tuple[str, str, str], object] = {}
-    cells = [_cells(name, row, eager.get((name, _way(row))), ways) for name, row in rows]
+    cells = [_cells(name, row, eager.get((name, _key_without_mode(row))), ways) for name, row in rows]
     filled = [about for about in columns if any(cell.get(about.name) not in (None, "") for cell in cells)]
     return {
         "columns": [{"name": about.name, "unit": about.unit, "meaning": about.meaning} for about in filled],
@@ -242,7 +242,7 @@ def _sites(rows: Sequence[Result]) -> Plain:
     return {"names": list(names), "lists": list(lists), "of_row": of_row}
 
 
-def _way(row: Result) -> object:
+def _key_without_mode(row: Result) -> object:
     """Return a key that is equal for rows of a case that differ only in mode."""
     return (row.case, *row.identity_without("mode"))
 

@@ -45,8 +45,8 @@ def run(args: argparse.Namespace) -> int:
     reporter = Reporter("opgrip machine")
     ceilings = None if args.again else read_cached_ceilings(device)
     if ceilings is None:
-        with reporter.following(f"measuring the peaks of {device}") as tell:
-            ceilings = measure(device, tell)
+        with reporter.following(f"measuring the peaks of {device}") as on_progress:
+            ceilings = measure(device, on_progress)
         reporter.say(f"saved the peaks of {device} in {keep(ceilings, device)}")
     _print(ceilings, sys.stdout)
     if args.output is not None:

@@ -75,7 +75,7 @@ def run_convert(args: argparse.Namespace) -> int:
     losses = _write_own(reader, args) if target == OWN else _write_foreign(reader, target, args)
     if args.report is not None:
         write_json(losses.as_json(), args.report, args.force)
-    _tell(args, losses)
+    _print_losses(args, losses)
     return 0
 
 
@@ -191,7 +191,7 @@ class _ListFormats(argparse.Action):
         parser.exit()
 
 
-def _tell(args: argparse.Namespace, losses: Losses) -> None:
+def _print_losses(args: argparse.Namespace, losses: Losses) -> None:
     """Print which file was written, and which content could not be converted (`losses`)."""
     print(f"{args.prog}: wrote {args.output}", file=sys.stderr)
     for default in (*losses.doubts, *losses.defaults):

@@ -195,7 +195,7 @@ def run_redact(args: argparse.Namespace) -> int:
     reporter = Reporter(args.prog)
     with reporter.reading(args.trace):
         redacted = redact(original, args.output, policy, args.force, args.partial, args.unbounded)
-    _tell(redacted, args, reporter)
+    _print_report(redacted, args, reporter)
     if args.report is not None:
         write_json(redacted.as_json(), args.report, args.force)
     return _check(original, args.output, reporter) if args.check else 0
@@ -222,7 +222,7 @@ def _policy(args: argparse.Namespace) -> Policy:
     return Policy(salt_of(args.salt_file), unchanged, args.hide_operators)
 
 
-def _tell(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) -> None:
+def _print_report(redacted: RedactedFile, args: argparse.Namespace, reporter: Reporter) -> None:
     from opgrip.display.tables import TableColumn, print_table
     from opgrip.traces.analysis.redaction.names import FORMAT
 

@@ -283,10 +283,12 @@ class TimeCheck:
             if open_calls and open_calls[-1][1] > start:
                 crossing.append(index)
             open_calls.append((start, end))
-        self._tell(place, record, crossing, "begins before, and ends after, the end of another that began before it")
-        self._tell(place, record, disordered, "ends before the previous call in the file")
+        self._add_time_finding(
+            place, record, crossing, "begins before, and ends after, the end of another that began before it"
+        )
+        self._add_time_finding(place, record, disordered, "ends before the previous call in the file")
 
-    def _tell(self, place: int, record: Calls, indices: list[int], what: str) -> None:
+    def _add_time_finding(self, place: int, record: Calls, indices: list[int], what: str) -> None:
         if indices:
             first = indices[0]
             others = f", and {len(indices) - 1:,} others of the block" if len(indices) > 1 else ""

@@ -185,7 +185,7 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
     context : torch's settings during the call, of which only `OF_CONTEXT` matter
     """
     arguments = (signature.args, signature.kwargs)
-    args, kwargs = map_leaves(_told, with_numbers(arguments, [None] * len(numbers_of(arguments))))
+    args, kwargs = map_leaves(_as_recordable, with_numbers(arguments, [None] * len(numbers_of(arguments))))
     signature = replace(signature, number=0, args=args, kwargs=kwargs, outputs=None, raised=None, registered_by=None)
     call = to_json(signature)
     identity = {"call": call, "context": {name: context.get(name) for name in OF_CONTEXT}}
@@ -201,7 +201,7 @@ def key_of_part(key: str, *places: str) -> str:
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
 
 
-def _told(leaf: Any) -> Any:
+def _as_recordable(leaf: Any) -> Any:
     """Return an argument as a trace can hold it: unchanged, or replaced by the name of its type."""
     try:
         encode(leaf)

@@ -143,11 +143,11 @@ def describe_accelerators(devices: Sequence[str]) -> Facts:
     with ExitStack() as stack:
         for device in devices:
             facts_by_device[device] = _properties(device)
-            gpu = _tell(partial(find_gpu, device))
+            gpu = _result_or_none(partial(find_gpu, device))
             if gpu is not None:
-                stack.callback(_tell, gpu.close)
-                facts_by_device[device] |= _tell(gpu.limits) or {}
-                versions |= _tell(gpu.versions) or {}
+                stack.callback(_result_or_none, gpu.close)
+                facts_by_device[device] |= _result_or_none(gpu.limits) or {}
+                versions |= _result_or_none(gpu.versions) or {}
     parts = {"devices": facts_by_device, "libraries": versions | _libraries(kinds), "settings": _settings(kinds)}
     return {name: facts for name, facts in parts.items() if facts}
 
@@ -213,14 +213,14 @@ def _size(count: int) -> str:
 
 def _properties(device: str) -> Facts:
     module = getattr(torch, torch.device(device).type)
-    properties = _tell(lambda: module.get_device_properties(device))
+    properties = _result_or_none(lambda: module.get_device_properties(device))
     facts: Facts = {}
     for name, attributes in PROPERTIES.items():
         value = next((value for item in attributes if (value := getattr(properties, item, None)) is not None), None)
         # in CUDA builds of torch, the attribute of the architecture holds the device's name
         if isinstance(value, str | int) and not (name == "architecture" and torch.version.hip is None):
             facts[name] = value
-    capability = _tell(lambda: module.get_device_capability(device))
+    capability = _result_or_none(lambda: module.get_device_capability(device))
     # some accelerators return a dictionary of their capabilities
     if isinstance(capability, tuple):
         facts["capability"] = ".".join(map(str, capability))
@@ -237,7 +237,7 @@ def _libraries(kinds: Collection[str]) -> dict[str, str]:
     }
     if "cuda" in kinds:
         readers |= {"cudnn": _cudnn_version, "nccl": lambda: ".".join(map(str, torch.cuda.nccl.version()))}
-    return {name: value for name, read in readers.items() if isinstance(value := _tell(read), str)}
+    return {name: value for name, read in readers.items() if isinstance(value := _result_or_none(read), str)}
 
 
 def _driver() -> str | None:
@@ -260,13 +260,15 @@ def _cudnn_version() -> str | None:
 def _settings(kinds: Collection[str]) -> Facts:
     """Return the process-wide settings that change how operators run; `kinds` are the types of the devices in use."""
     matmul = torch.backends.cuda.matmul
-    products = {name: _tell(partial(getattr, matmul, name)) for name in PRODUCTS}
+    products = {name: _result_or_none(partial(getattr, matmul, name)) for name in PRODUCTS}
     facts: Facts = {
-        "attention": [name for name, asks in ATTENTION.items() if _tell(getattr(torch.backends.cuda, asks, None))],
+        "attention": [
+            name for name, asks in ATTENTION.items() if _result_or_none(getattr(torch.backends.cuda, asks, None))
+        ],
         **{name: bool(value) for name, value in products.items() if value is not None},
         "fp32_precision": dict(_precisions()),
     }
-    allocator = _tell(torch.cuda.get_allocator_backend) if "cuda" in kinds else None
+    allocator = _result_or_none(torch.cuda.get_allocator_backend) if "cuda" in kinds else None
     if isinstance(allocator, str):
         facts["allocator"] = allocator
     environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
@@ -280,7 +282,7 @@ def _precisions() -> Iterator[tuple[str, str]]:
             yield place, read_precision(place) or ("tf32" if allows_tf32(place) else "ieee")
 
 
-def _tell(read: Callable[[], Any] | None) -> Any:
+def _result_or_none(read: Callable[[], Any] | None) -> Any:
     """Return the result of `read()`, or None if `read` is None or raises an error."""
     with suppress(Exception):
         return None if read is None else read()

@@ -45,7 +45,7 @@ class Progression:
         narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
         if tensor.dtype == torch.bool or tensor.dtype.is_complex or narrow:
             return None
-        if not _may_be(tensor):
+        if not _may_be_progression(tensor):
             return None
         if tensor.dtype in WIDE_UNSIGNED:
             # torch lacks most operations for these
@@ -83,7 +83,7 @@ class Progression:
         return ((places if whole else places.double()) * self.step + self.start).to(dtype).reshape(shape)
 
 
-def _may_be(tensor: torch.Tensor) -> bool:
+def _may_be_progression(tensor: torch.Tensor) -> bool:
     """Return True if a tensor's first elements do not rule out a progression."""
     for count in HEADS:
         head = leading(tensor, count).reshape(-1)
@@ -92,11 +92,11 @@ def _may_be(tensor: torch.Tensor) -> bool:
         repeats = int(differs.argmax())
         if differs[repeats]:
             # nan is not even equal to itself
-            return bool(repeats) and _goes_on(values[::repeats])
+            return bool(repeats) and _is_progression(values[::repeats])
     return True
 
 
-def _goes_on(blocks: NDArray[Any]) -> bool:
+def _is_progression(blocks: NDArray[Any]) -> bool:
     """Return True if numbers form an arithmetic progression, which may restart periodically.
 
     blocks : first element of each block of equal elements

@@ -269,18 +269,18 @@ def _run(ncu: Ncu, request: RunRequest, report: Path, command: Sequence[str]) ->
         raise UserError(
             f"{started[0]} cannot be run: {error.strerror}", "correct the command given by --batch-command"
         ) from error
-    said = f"{done.stdout}\n{done.stderr}"
-    if FORBIDDEN in said:
+    printed = f"{done.stdout}\n{done.stderr}"
+    if FORBIDDEN in printed:
         raise UserError(
             "this user may not read the GPU's counters",
             "run as root or with CAP_SYS_ADMIN, or set NVreg_RestrictProfilingToAdminUsers=0 for the kernel module "
             "nvidia and reload it",
         )
-    unknown = NO_METRIC.search(said)
+    unknown = NO_METRIC.search(printed)
     if unknown is not None:
         raise _NoMetric(unknown[1].rstrip(","))
     if not report.exists():
-        raise _Died(_reason(said, done.returncode))
+        raise _Died(_reason(printed, done.returncode))
 
 
 def in_template(template: str, command: Sequence[str]) -> list[str]:
@@ -291,13 +291,13 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
     return words
 
 
-def _reason(said: str, status: int) -> str:
+def _reason(printed: str, status: int) -> str:
     """Return why an ncu process wrote no report: the errors in its output, the last lines of other output, or its exit
     status.
 
-    said : all that the process printed
+    printed : all that the process printed
     """
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):
         return "its cases launched no kernels"
     errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]

@@ -288,8 +288,8 @@ def ceilings_of(session: AnalysisSession) -> Ceilings:
 
     ceilings = read_cached_ceilings(session.device)
     if ceilings is None:
-        with session.reporter.following("measuring the peaks of this machine") as tell:
-            ceilings = measure(session.device, tell)
+        with session.reporter.following("measuring the peaks of this machine") as on_progress:
+            ceilings = measure(session.device, on_progress)
         path = keep(ceilings, session.device)
         session.reporter.say(f"the measured peaks of {session.device} are stored in {path}; opgrip machine shows them")
     return ceilings

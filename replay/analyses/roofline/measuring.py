@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.cli.progress import ProgressCallback, ignore_progress
 from opgrip.errors import UserError, cause_of
 from opgrip.platform.machine import processor
 from opgrip.replay.operators.contexts import KINDS, restored
@@ -74,16 +74,16 @@ NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
 """errors that torch and its backends raise for features that a device lacks"""
 
 
-def measure(device: str, tell: Tell = tell_nobody) -> Ceilings:
+def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Ceilings:
     """Measure the peak rates and bandwidths of a device, which takes about 20 seconds.
 
     On the CPU, they are measured for one thread and for one thread per processor.
 
-    tell : function that receives progress
+    on_progress : function that receives progress
     Raises `UserError` if the device lacks a required feature, or if a rate is implausible.
     """
     try:
-        ceilings = _measure(device, tell)
+        ceilings = _measure(device, on_progress)
     except NOT_THERE as error:
         problem = f"the peaks of {device} cannot be measured: {cause_of(error)}"
         raise UserError(problem, "leave --roofline out, or measure another device") from error
@@ -101,7 +101,7 @@ def products_of(kind: str) -> dict[str, MatrixProduct]:
     return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS
 
 
-def _measure(device: str, tell: Tell) -> Ceilings:
+def _measure(device: str, on_progress: ProgressCallback) -> Ceilings:
     kind = torch.device(device).type
     threads = sorted({1, len(os.sched_getaffinity(0))}) if kind == "cpu" else [1]
     rates: dict[str, dict[int, float]] = {}
@@ -110,11 +110,11 @@ def _measure(device: str, tell: Tell) -> Ceilings:
     for place, count in enumerate(threads):
         with _threads(count):
             for number, (name, product) in enumerate(products.items(), place * len(products)):
-                tell(f"products of {name}", number, parts)
+                on_progress(f"products of {name}", number, parts)
                 rate = _matrix_rate(product, device)
                 if rate is not None:
                     rates.setdefault(name, {})[count] = rate
-    tell("copies", parts - 1, parts)
+    on_progress("copies", parts - 1, parts)
     one = torch.zeros(1, device=device)
     return Ceilings(
         machine=tuple(processor(device)),

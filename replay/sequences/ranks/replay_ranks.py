@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.cli.progress import ProgressCallback, ignore_progress
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.modes import EAGER
@@ -73,7 +73,7 @@ class StepOutcome:
 
 
 def replay_ranks(
-    workload: Workload, options: RankOptions, control: Control, tell: Tell = tell_nobody
+    workload: Workload, options: RankOptions, control: Control, on_progress: ProgressCallback = ignore_progress
 ) -> StepOutcome | None:
     """Replay this rank's part of a trace together with the other ranks, which `control` connects; rank 0 returns the
     results of all, other ranks None.
@@ -87,7 +87,7 @@ def replay_ranks(
     # checked here so that only one rank reports it; checked again when groups are created
     control.together(lambda: backend_for(settings.device))
     part = control.together(lambda: part_of(workload.trace, rank, world_size))
-    step = replay_step(part, settings, options, control, tell)
+    step = replay_step(part, settings, options, control, on_progress)
     cases = make_cases(part)
     rows = rows_of(step.result, cases, workload)
     offsets = clock_offsets_ns(control)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from opgrip.cli.progress import Tell, tell_nobody
+from opgrip.cli.progress import ProgressCallback, ignore_progress
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow, make_flow, new_memory
 from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.operators.devices import check_use, is_accelerator, synchronizer
@@ -90,7 +90,11 @@ class RankStep:
 
 
 def replay_step(
-    part: Trace, settings: SequenceSettings, options: RankOptions, control: Control, tell: Tell = tell_nobody
+    part: Trace,
+    settings: SequenceSettings,
+    options: RankOptions,
+    control: Control,
+    on_progress: ProgressCallback = ignore_progress,
 ) -> RankStep:
     """Run the calls of this rank together with the other ranks, and return its results. Report the progress outside
     timed regions.
@@ -136,7 +140,7 @@ def replay_step(
                 one.times_ns[place] = done - dry_run.exchange.arrived_ns[place]
             return replace(one, stamps=_stamps(dry_run, places)), failure
 
-        passes = measure_passes(dry_run, new, settings, tell, run_pass)
+        passes = measure_passes(dry_run, new, settings, on_progress, run_pass)
     result = make_result(part, flow, dry_run.plans, passes, Passes(), settings.device)
     signatures = [flow.calls[place].signature for place in places]
     return RankStep(result, plan, signatures, Counter(dry_run.left_out.values()), [one.stamps for one in passes.kept])
@@ -230,7 +234,7 @@ def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
     )
 
 
-def _hand_on(tensor: torch.Tensor) -> torch.Tensor:
+def _identity(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
@@ -296,7 +300,7 @@ class RankDryRun(DryRun):
         try:
             if plan.redrawn:
                 self.redraw(call, plan)
-            self.hand_on(call, plan, self.meet(call, plan))
+            self.pass_on_results(call, plan, self.meet(call, plan))
         except Unsupported as error:
             self.control.refuse(f"{call.op} ran before, but fails now: {error}")
         return True
@@ -339,7 +343,7 @@ class RankDryRun(DryRun):
             reason = self.left_out.get(self.place_of(call), "it is left out")
             plan.status, plan.prepared, plan.reason = UNSUPPORTED, None, reason
             plan.row_status = NOT_SUPPORTED
-        self.hand_on(call, plan, result)
+        self.pass_on_results(call, plan, result)
         self.memory.drop(call.over)
         return before != (plan.status, len(plan.redrawn))
 
@@ -371,5 +375,5 @@ class RankDryRun(DryRun):
                 raise Unsupported("the step leaves out this collective")
             return Operator(self._starters[signature], mutates=True)
         if record is not None and record.op in LOCAL:
-            return Operator(_hand_on, mutates=False)
+            return Operator(_identity, mutates=False)
         return super()._find(signature)

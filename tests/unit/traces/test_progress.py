@@ -46,8 +46,8 @@ def test_narrow_terminal_shows_no_bar_and_whole_numbers(width: int) -> None:
     with reporter.doing("replaying 1234 cases on cuda:0", 1234) as advance:
         for _ in range(1234):
             advance()
-    with reporter.following("replaying 5678 calls in their order") as tell:
-        tell("timed runs", 123, 456)
+    with reporter.following("replaying 5678 calls in their order") as on_progress:
+        on_progress("timed runs", 123, 456)
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue()).replace("\r", "\n").splitlines()
     assert max(map(len, lines)) <= width
     assert any("1234/1234" in line for line in lines)
@@ -68,6 +68,6 @@ def test_jupyter_without_widgets_shows_nothing_and_does_not_warn(
         warnings.simplefilter("error")
         with reporter.doing("replaying", 3) as advance:
             advance()
-        with reporter.following("replaying") as tell:
-            tell("timed runs", 1, 2)
+        with reporter.following("replaying") as on_progress:
+            on_progress("timed runs", 1, 2)
     assert written.getvalue() == ""

@@ -240,7 +240,7 @@ class _Watch(TorchDispatchMode):
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         counts = Counter(tensor.untyped_storage()._cdata for tensor in tensors)
         shared = [storage for storage, count in counts.items() if count > 1]
-        args, kwargs = map_leaves(lambda leaf: self._told(leaf, shared), tree)
+        args, kwargs = map_leaves(lambda leaf: self._recordable(leaf, shared), tree)
         self.calls.append(Recorded(op, tuple(args), kwargs, *self._stack[-1]))
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
@@ -260,7 +260,7 @@ class _Watch(TorchDispatchMode):
     def _leave(self) -> None:
         self._stack.pop()
 
-    def _told(self, leaf: Any, shared: list[int]) -> Any:
+    def _recordable(self, leaf: Any, shared: list[int]) -> Any:
         if not isinstance(leaf, torch.Tensor):
             leaf = torch.device(self._device) if leaf == torch.device("meta") else leaf
             try:
