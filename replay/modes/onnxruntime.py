@@ -32,8 +32,8 @@ def with_onnxruntime(task: Task) -> Program:
     """Return the call as an ONNX model that ONNX Runtime runs on the task's device; the model is kept in the task's
     store.
 
-    Inputs and results are bound before each run, because a binding keeps its results. So the time includes the
-    allocation of results, as in eager mode.
+    Inputs and results are bound before each run, because a binding keeps the memory of its results, and each run is to
+    allocate its results as in eager mode.
     """
     import torch
 

@@ -183,7 +183,8 @@ def join_repeats(rows: Sequence[Result]) -> Result:
     """Return one row that combines the repeats of a case in one mode.
 
     Each repeat has the same weight, regardless of its number of runs. Repeats that other processes disturbed count only
-    if all were disturbed. If a repeat failed, its row is returned. `ratio` stays empty until `with_ratios` fills it in.
+    if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned. `ratio` stays empty
+    until `with_ratios` fills it in.
     """
     bad = max((row for row in rows if row.status not in RAN), key=_severity, default=None)
     if bad is not None or len(rows) == 1:

@@ -147,7 +147,7 @@ class RunRequest:
     timelines : folder for the timelines of torch's profiler
     count_work : True to run each subgraph case and sample once more to count operations and bytes
     sandbox : True to run workers in bubblewrap
-    The other fields are the options of one group each.
+    Each other field contains the options of one group.
     """
 
     trace: str = ""

@@ -91,7 +91,7 @@ class HostTimer:
 
 
 class DeviceClockTimer:
-    """Times calls that run on an accelerator with its clock, and all other calls with the host's clock.
+    """Times calls that run on an accelerator with the accelerator's clock, and all other calls with the host's clock.
 
     It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long
     as its launch.

@@ -2,8 +2,8 @@
 
 Consecutive calls become one graph if a graph can contain them. Calls that wait for the device or use memory of the
 host, and calls that do not run on the results of earlier calls, run between two graphs. A graph reads and writes the
-memory addresses of its capture. Therefore the results of a call between graphs are copied to the addresses of its first
-results.
+memory addresses of its capture. Therefore the results of a call between graphs are copied to the addresses of the
+results that the call returned during the capture.
 """
 
 from __future__ import annotations

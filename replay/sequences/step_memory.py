@@ -1,9 +1,9 @@
 """Memory of step replay: the storages that calls of a trace produce and later calls use, by their recorded numbers.
 
 `StepMemory` draws the values that exist before the first call, restores them before each pass (`begin`), stores the
-results of calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). Its memory
-and that of registered arguments stays below a limit; a request beyond the limit raises `Unsupported`. The values from
-which an accelerator's memory is restored are kept in host memory if there is enough.
+results of calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). The memory
+of the storages, and of arguments that `charge` counts, stays below a limit; a request beyond the limit raises
+`Unsupported`. The values from which an accelerator's memory is restored are kept in host memory if there is enough.
 """
 
 from __future__ import annotations

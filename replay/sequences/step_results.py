@@ -87,14 +87,15 @@ class SequenceResult:
     unsupported_ms, unsupported_host_ms : parts of `captured_ms` and `captured_host_ms` due to calls that did not run
     replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock; with several streams the time
     from the first to the last call over all of them
-    replayed_host_ms, replayed_wall_ms : the same two times, in each pass that the host's clock timed
+    replayed_host_ms, replayed_wall_ms : as `captured_host_ms` and `captured_wall_ms`, in each pass that the host's
+        clock timed
     outside_bytes : memory that exists before the first call
     captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
     workspaces
     critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
     of the previous one
     captured_critical_ms, replayed_critical_ms : sum of the captured times, and of the median replayed times, of the
-    calls on that path that ran
+    calls on the critical path that ran
     signatures : times of each signature, in the order of their first calls
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
     failure : reason why nothing was measured; empty if something was measured

@@ -1,8 +1,8 @@
 """Streams of step replay: each call runs on the stream on which it was recorded, with the recorded waits between
 streams.
 
-If a call takes what another stream wrote, and no recorded wait orders the two, its stream waits for the other one as
-well: the program may have waited on the host, or in a way that captures do not see.
+If a call takes what another stream wrote, and no recorded wait orders the two streams, the call's stream waits for the
+other stream as well: the program may have waited on the host, or in a way that captures do not see.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | N
 def _actions(
     trace: Trace, flow: ProgramFlow, of_call: list[int], numbers: Mapping[tuple[str, int], int]
 ) -> dict[int, list[Action]]:
-    """Return, by index of the call that follows, the recorded waits between streams, and waits that the dataflow needs
-    in addition.
+    """Return, by index of a call, the actions before the call: the recorded waits between streams, and waits that the
+    dataflow needs in addition.
 
     of_call : stream of each call
     numbers : stream number by recorded (device, stream)
@@ -101,8 +101,8 @@ def _actions(
 
 
 def _recorded(trace: Trace, numbers: Mapping[tuple[str, int], int]) -> list[tuple[int, Action]]:
-    """Return (time in ns, action) of the recorded waits of one stream for another, and of the marks, the points in the
-    other stream for which they wait, in order of time.
+    """Return (time in ns, action), in order of time, for each recorded wait of one stream for another, and for each
+    mark: the point in the other stream for which the wait waits.
 
     numbers : number of each stream in the replay, by (device, stream in the trace); waits of other streams are left out
     """

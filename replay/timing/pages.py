@@ -69,8 +69,8 @@ def keep_freed_memory() -> None:
 def keeping_freed_memory() -> Iterator[None]:
     """Let this process keep freed memory during the block instead of returning it to the system.
 
-    glibc cannot report its previous thresholds. After the block, they have the values that glibc itself chooses when
-    large blocks are freed, and threads may continue to share one arena.
+    glibc cannot report its previous thresholds. After the block, the thresholds have the values that glibc itself
+    chooses when large blocks are freed, and threads may continue to share one arena.
     """
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
