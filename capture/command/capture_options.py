@@ -257,7 +257,7 @@ def check_grips(args: argparse.Namespace) -> None:
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:
-    """Raise `UserError` if options that only apply to models are set in a capture of a script."""
+    """Raise `UserError` if a capture of a script has options that only apply to models."""
     refuse_options(args, OPTIONS, ("models",), "a script after -- has its own options")
 
 

@@ -113,7 +113,7 @@ class _Taker:
     _in_field: bool = False
 
     def count(self, value: Any) -> None:
-        """Count how often each object occurs in a nested value; raise `CannotHold` if there are too many."""
+        """Count how often each object occurs in a nested value; raise `CannotHold` if it has too many objects."""
         stack = [value]
         while stack:
             item = stack.pop()

@@ -229,7 +229,7 @@ class TritonWatch(ModuleWatch):
         return recorded
 
     def _describe(self, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch | None:
-        """Return the description of a kernel launch, or None if it is not recorded; such launches are counted."""
+        """Return the description of a kernel launch, or None if the launch is only counted and not recorded."""
         name = "a Triton kernel"
         try:
             name = name_of(kernel)

@@ -115,8 +115,8 @@ class GraphWatch:
         return replay
 
     def _forget(self, graph: int) -> None:
-        """Forget the launches of a graph that is captured again or no longer exists, because another graph may
-        get its id.
+        """Forget the launches of the graph with this id, which is captured again or no longer exists, so that another
+        graph may have the id.
         """
         for key in [key for key in self._launches if key[0] == graph]:
             del self._launches[key]

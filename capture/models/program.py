@@ -239,7 +239,7 @@ class ModelSource:
 
     Attributes
     ----------
-    form : form of its model names, for the help text
+    form : form of the source's model names, for the help text
     matches : function that returns True for a `--model` of this source
     load : function that builds the program, or raises `UserError`
     lacks : options that the source does not support, by their groups in `Option.only`, such as `operators`

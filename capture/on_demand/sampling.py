@@ -55,8 +55,8 @@ class Sampler:
             self._last_problem = problem or ""
 
     def _keep_what_is_new(self, recording: Path) -> None:
-        """Add a recording's calls to the counts of the service, and remove the file if all of its signatures
-        were seen before.
+        """Add a recording's calls to the counts of its service (see `seen.py`), and remove the file if the service has
+        called all of its signatures before.
         """
         from opgrip.capture.on_demand.seen import SeenSignatures
         from opgrip.traces.io.tensor_file import values_path

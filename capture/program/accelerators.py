@@ -62,8 +62,8 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return a device with its index; a device without index gets that of this thread's current device of the
-    same kind.
+    """Return a device with its index; a device without index gets the index of this thread's current device of the same
+    kind.
     """
     index: int | None = device.index
     if index is not None:

@@ -311,8 +311,8 @@ class Observations:
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return after how many lookups by their key the calls of a signature may be predicted (see
-        `capture/signatures/predictions.py`), which ends the lookups.
+        """Return the number of lookups by key after which the calls of a signature may be predicted and need no lookup
+        (see `capture/signatures/predictions.py`).
         """
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER

@@ -19,7 +19,7 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 class OwnCalls(threading.local):
     """Marks a thread while it runs operators for the capture itself, which are not recorded.
 
-    Without the mark, a recorded function that is needed to describe a call would wait for itself.
+    Without the mark, the capture would record its own operators, which run while it describes a call of the program.
 
     Attributes
     ----------

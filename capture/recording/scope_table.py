@@ -153,7 +153,7 @@ class ScopeTable:
         return number
 
     def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
-        """Return the number of a scope that equals one of another recording; it is added if it is new.
+        """Return the number of the scope that equals `scope`, a scope of another recording; add one if there is none.
 
         records : records of that recording by type and number
         """

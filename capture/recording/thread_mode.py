@@ -46,7 +46,8 @@ class ThreadMode(OrderlyMode):
     idle : True if calls are not recorded
     epochs : first and last epoch (period between two clearings of the recorder's tables) whose numbers this thread may
         use; the last is None while the thread looks up a call
-    device, faults, own_work : device times, page faults and the capture's own work between the calls of this thread
+    device, faults, own_work : device times and page faults of the calls of this thread, and times of the capture's own
+        work between them
     ended : True if the thread is known to have ended
     """
 
@@ -116,7 +117,9 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def forget_calls(self) -> None:
-        """Look up the signature and scope of each call again, because more is recorded about calls from now on."""
+        """Forget which calls are known, so that each is looked up again, because more is recorded about calls from now
+        on.
+        """
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None:
@@ -270,5 +273,5 @@ class ThreadModes:
 
     @property
     def waiting(self) -> int:
-        """Number of integers in `rows` of all threads: calls that are not written yet."""
+        """Number of integers in `rows` of all threads, which belong to calls that are not written yet."""
         return sum(len(mode.rows) for mode in tuple(self.all))

@@ -113,7 +113,9 @@ def _small_model() -> nn.Module:
 
 
 def _usual_ns(step: Callable[[], object]) -> float:
-    """Return the median time in ns of the function `step`, after calls in which the recorder learns its signatures."""
+    """Return the median time in ns of the function `step`, without the first calls, in which its signatures are new to
+    the recorder.
+    """
     for _ in range(LEARNT):
         step()
     times = []

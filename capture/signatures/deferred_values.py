@@ -49,7 +49,7 @@ class Waiting:
     op, argument : operator that takes the tensor, and name of the argument
     copy : the copy on the device; empty once its values have arrived
     event : event recorded in the copy's stream
-    outputs : results of the tensor's call, once known
+    outputs : results of the call that takes the tensor, once known
     """
 
     number: int

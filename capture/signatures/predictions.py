@@ -310,7 +310,7 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Add tests that pass for these arguments to a recognizer, and set where its tensors are."""
+    """Add tests that pass for these arguments to a recognizer, and set its `layout`, `places` and `alias`."""
     check = arguments_check(args, _has_typed_lists(entry.func))
     if check is None:
         return

@@ -110,7 +110,8 @@ class KernelTimes:
             self._refuse(one_line(error))
 
     def _launch_first(self) -> bool:
-        """Launch kernels before the program's calls, because torch's profiler may lose the first records of a window.
+        """Launch kernels of the capture before the program launches any, because torch's profiler may lose the first
+        records.
 
         Return True if they were launched.
         """
@@ -296,7 +297,9 @@ class KernelTimes:
 
 
 def check_kernels(device: str | None = None) -> None:
-    """Raise `UserError` if the given device, or every device of this machine, keeps no records of its kernels."""
+    """Raise `UserError` if the given device keeps no records of its kernels, or without one if no device of this
+    machine does.
+    """
     kinds = recorded_activities()
     if device is None and kinds:
         return

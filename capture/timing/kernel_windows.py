@@ -97,7 +97,7 @@ class Window:
 
     Attributes
     ----------
-    profile : owner of the events' memory
+    profile : profile that owns the memory of `events`, kept so that they stay valid
     events : events of torch's profiler
     distance_ns : time by the events' clock minus time by `perf_counter_ns`
     started_ns, ended_ns : times at which the profiler's collection of records began and ended

@@ -94,7 +94,7 @@ class FaultCounter:
         return run
 
     def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
-        """Remove and return the counts of the calls with these starts, by index of the call."""
+        """Remove and return the counts of the calls with these starts, by index of the call among `starts`."""
         counted = self._counted
         if not counted:
             return {}
@@ -140,8 +140,8 @@ class SlowMemory:
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the index of each call of a block whose page faults were slow, and an estimate of its
-        additional time in ns.
+        """Return the index of each call of a block whose page faults were slow, and the estimated additional time of
+        the call in ns.
 
         counted : measured page faults by index of the call
         signatures : signature of each call of the block

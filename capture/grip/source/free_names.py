@@ -24,8 +24,8 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` are their syntax nodes, empty if
-    they are inside a string.
+    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` are the syntax nodes of both, empty
+    for a name inside a string.
     """
 
     name: str
