@@ -74,7 +74,7 @@ def test_opgrip_help_lists_verbs_with_descriptions() -> None:
     lines = run_command("opgrip", "--help").stdout.splitlines()
     assert len(lines) <= 24
     assert "  report     show results and traces in one HTML file that opens offline" in lines
-    assert any(line.startswith("  trace      convert, diff, ") for line in lines)
+    assert any(line.startswith("  trace      one trace or several: convert, diff, ") for line in lines)
 
 
 @pytest.mark.slow
