@@ -55,7 +55,7 @@ def facts_of(signature: Signature) -> Facts:
 
 
 def is_setting(leaf: object) -> bool:
-    """Return True if an argument (a leaf of nested ones) depends on the device or dtype of the replay."""
+    """Return True if an argument, or a value in a nested argument, depends on the device or dtype of the replay."""
     return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
 
 

@@ -171,7 +171,7 @@ def _used_in_training(case: Case, places: set[int]) -> set[int]:
 
 
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """Return, by signature number, the indices of those candidates that a later call takes.
+    """Return, by signature number, the indices of those of the given results that a later call takes.
 
     candidates : indices of the results to examine, by signature number
     """

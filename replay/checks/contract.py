@@ -121,7 +121,7 @@ def _memory(tensor: Any) -> int | None:
 
 
 def _is_repeatable(operator: Function, first: _Run, inputs: Inputs) -> bool:
-    """Return True if the operator returns the same results with another random seed as in the run `first`.
+    """Return True if the operator, run with another random seed, returns the same results as in the run `first`.
 
     inputs : arguments of both runs
     """

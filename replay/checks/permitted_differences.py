@@ -156,7 +156,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices `ours` of cummax or cummin, or None; none may exceed its own position."""
+    """Return what is wrong with the indices `ours` of cummax or cummin, or None; no index may exceed its position."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):

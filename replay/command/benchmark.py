@@ -257,7 +257,7 @@ def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple
 
 def _other_names(function: Callable[..., Any]) -> dict[str, str]:
     """Return the names of those arguments of a built-in function of torch that have another name in the operator's
-    schema, by that name; empty for other functions.
+    schema, by the name in the schema; empty for other functions.
     """
     return {"self": "input"} if isinstance(function, BuiltinFunctionType) else {}
 

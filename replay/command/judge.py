@@ -125,7 +125,7 @@ def judge(
 
 
 class _ThisProcess(LocalExecutor):
-    """Executor that runs cases in this process, which candidates that are functions of this process need."""
+    """Executor that runs cases in this process, for candidates that are functions of this process."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
         return {}

@@ -265,7 +265,7 @@ class SeveralReplays:
         check_kinds(part, rows, header)
 
     def _args_of(self, place: int, target: TraceTarget) -> argparse.Namespace:
-        """Return the command line that replays a single one of the traces, which has the index `place`."""
+        """Return the command line that replays only the trace `target`, which has the index `place`."""
         args = args_of_one(self._args, target)
         args.store, args.append, args.force, args.resume = None, False, False, False
         if args.shard is not None:

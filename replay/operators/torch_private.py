@@ -16,8 +16,8 @@ _places = PrivatePlaces()
 
 
 def private_places() -> dict[str, str]:
-    """Return, by name of each private function of torch, `found`, or the text that says what the replay lacks without
-    it.
+    """Return, for each private function of torch by name, `found` or a text that says what the replay lacks without the
+    function.
     """
     return _places.report()
 

@@ -286,7 +286,9 @@ def _varied(rows: list[Result]) -> str:
 
 
 def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], column: str) -> list[int]:
-    """Draw series number `place`: cases timed at all values of `column`; return these values (none if no case was)."""
+    """Draw series number `place` from the cases timed at all values of `column`; return these values, or none without
+    such a case.
+    """
     import numpy as np
 
     by_case: dict[Any, dict[int, float]] = {}

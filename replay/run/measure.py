@@ -71,8 +71,8 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
 
 
 def with_energy(row: Result, energy: Energy | None) -> Result:
-    """Return a row with the columns of energy and with the clock during that measurement; the row itself if `energy` is
-    None.
+    """Return a row with the columns of energy, and with the GPU's clock while the energy was measured; the row itself
+    if `energy` is None.
     """
     if energy is None:
         return row

@@ -86,8 +86,8 @@ class Shard:
         return self.offset_us < end and self.offset_us + cost_us > begin
 
     def select(self, costs_us: Sequence[int]) -> list[int]:
-        """Return the indices of the shard's cases, given the cost of each case in us: if the costs are added up in
-        order, the middle of such a case's cost lies in the shard's part of the total.
+        """Return the indices of the shard's cases, given the cost of each case in us. If the costs are added up in
+        order, the middle of the cost of each of these cases lies in the shard's part of the total.
         """
         begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
         places, start = [], self.offset_us

@@ -244,7 +244,7 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _read(path: str) -> str:
-    """Return the text of a file of the system; empty if its process has ended."""
+    """Return the text of a file in `/proc`; empty if the process that the file describes has ended."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read().decode(errors="replace")

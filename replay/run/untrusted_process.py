@@ -175,7 +175,9 @@ class CallProcess:
 
 
 def _memory(leaf: Any) -> torch.UntypedStorage | None:
-    """Return the memory of a plain tensor, on a device that of a copy on the host; None for other results."""
+    """Return the memory of a plain tensor or, if the tensor is on a device, of its copy on the host; None for other
+    results.
+    """
     if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.layout is not torch.strided or leaf.is_nested:
         return None
     storage: torch.UntypedStorage = leaf.untyped_storage()

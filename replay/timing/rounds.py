@@ -336,7 +336,8 @@ class Measurer:
     def _check(self, all_of_them: bool = True) -> None:
         """Keep the times of the runs since the last check, except those on a slowed core or while other processes ran.
 
-        all_of_them : False to check only if enough runs have ended since the last check
+        all_of_them : True to check the runs now; False to check them only if enough runs have ended since the last
+            check
         """
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):

@@ -136,7 +136,7 @@ class Samples:
 
     @property
     def effective_runs(self) -> int:
-        """Number of equally weighted runs that would be as precise; smaller than the number of runs if
+        """Number of equally weighted runs that would be as precise as these runs; smaller than the number of runs if
         weights differ.
         """
         return effective_runs(self.weights or [1.0] * len(self))

@@ -313,7 +313,9 @@ class Pool:
         self._starting[slot.actor.describe.remote(self.device, versions)] = slot
 
     def _missing(self, node: Mapping[str, Any]) -> int:
-        """Return how many more workers can be started on a node; its devices of another kind are not counted."""
+        """Return how many more workers can be started on a node, minus the workers that were ended there because of the
+        kind of their machine.
+        """
         name = node["NodeID"]
         if name in self._problems:
             return 0

@@ -141,8 +141,8 @@ class Control:
         )
 
     def lost(self, error: Exception) -> NoReturn:
-        """End this rank because another rank ended. It raises `UserError` if no other rank has reported this yet;
-        otherwise it exits.
+        """End this rank because another rank ended. This rank raises `UserError` if no other rank has reported the end
+        yet; otherwise it exits.
         """
         self._is_ending = True
         silent = self._life.silent_ranks(SILENT_S)
