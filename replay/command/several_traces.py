@@ -318,7 +318,7 @@ class SeveralReplays:
         workload = replay.workload
         if repeated_rows(own, expected_rows(workload.cases, workload), workload.timing.caches):
             raise UserError(
-                f"{output} already has rows of {name} with the same options",
+                f"{output} already has rows of the trace {name} with the same options",
                 "leave the trace out, or write to another file",
             )
 
