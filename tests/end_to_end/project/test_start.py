@@ -10,7 +10,7 @@ import sys
 from importlib import metadata
 
 import pytest
-from programs import program_path, run_python
+from programs import program_path, run_python, succeed
 
 from opgrip.tools.verbs import verbs
 
@@ -84,10 +84,7 @@ def test_public_names_are_functions_and_not_modules() -> None:
 
 @pytest.mark.parametrize(("command", "rare"), [("opreplay", "--nsys-warmup"), ("opcapture", "--salt-file")])
 def test_help_shows_common_options_and_help_all_shows_all(command: str, rare: str) -> None:
-    shown, everything = (
-        subprocess.run([program_path(command), flag], capture_output=True, text=True, check=True).stdout
-        for flag in ("--help", "--help-all")
-    )
+    shown, everything = (succeed(command, flag).stdout for flag in ("--help", "--help-all"))
     for part in ("--output", "--device", "--help-all", "examples:"):
         assert part in shown
         assert part in everything

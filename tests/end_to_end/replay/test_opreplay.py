@@ -59,7 +59,7 @@ def test_operators_and_modules_are_selected_by_patterns(detector_trace: Path, tm
     assert rows["count"].sum() == len(inside)
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_or_two_runs_give_results_without_a_spread(tiny_trace: Path, tmp_path: Path, number: int) -> None:
     output = tmp_path / "results.json"
     words = ("--iterations", number, "--warmup", "0", "--mode", "jit", "--top", "12")

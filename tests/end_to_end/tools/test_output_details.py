@@ -49,7 +49,6 @@ def test_results_show_separates_facts_from_their_names(kept: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("plot run.json --kind operators -o x.svg", "operators of 1 run to x.svg"),
         ("compare run.json run.json -o x.json", "1 comparison to x.json"),
         ("corpus t.jsonl -o x.csv", "2 rows to x.csv"),
         ("corpus t.jsonl --coverage -o x.json", "rows to x.json"),

@@ -44,7 +44,7 @@ def check_redacted(path: Path) -> None:
     assert needed <= models
 
 
-@pytest.mark.parametrize("write_ahead", [False, True])
+@pytest.mark.parametrize("write_ahead", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_last_calls_of_a_private_capture_are_redacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_ahead: bool
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from programs import captured, succeed
 from settings import rows_of, settings_of
+from shortened import slow_except
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -199,10 +201,13 @@ QUANTIZED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
 }
 
 
+# the quick tests have each kind of parameters and each mode once
 @PACKS
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", QUANTIZED)
-def test_packed_parameters_are_packed_again(tmp_path: Path, name: str, mode: str) -> None:
+@pytest.mark.parametrize(
+    "case", slow_except(zip(QUANTIZED, MODES, strict=True), product(QUANTIZED, MODES)), ids=": ".join
+)
+def test_packed_parameters_are_packed_again(tmp_path: Path, case: tuple[str, str]) -> None:
+    name, mode = case
     pack, use, packer = QUANTIZED[name]
     try:
         packed = pack()

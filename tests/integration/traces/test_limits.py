@@ -57,7 +57,7 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", [".gz", pytest.param(".zst", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", list(BOMBS))
 def test_bomb_is_refused_in_one_line(tmp_path: Path, kind: str, suffix: str) -> None:
     pieces, message = BOMBS[kind]
