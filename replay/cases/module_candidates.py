@@ -31,10 +31,10 @@ def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Seque
     ------
     Unsupported : if the tensors do not fit the class
     """
-    found, tensors = load(), args[: len(operator.links.outside)]
-    if not isinstance(found, nn.Module) and not (inspect.isclass(found) and issubclass(found, nn.Module)):
-        return lambda *args, **kwargs: found(*args[: len(tensors)])
-    module = deepcopy(found) if isinstance(found, nn.Module) else _made(found)
+    loaded, tensors = load(), args[: len(operator.links.outside)]
+    if not isinstance(loaded, nn.Module) and not (inspect.isclass(loaded) and issubclass(loaded, nn.Module)):
+        return lambda *args, **kwargs: loaded(*args[: len(tensors)])
+    module = deepcopy(loaded) if isinstance(loaded, nn.Module) else _instance_of(loaded)
     module.train(operator.is_training).to(tensors[0].device if tensors else None)
     slots = list(_slots(module, tensors, operator.links.stored))
     inputs = sorted(set(range(len(tensors))) - {place for _, _, place in slots})
@@ -54,12 +54,12 @@ def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Seque
     return call
 
 
-def _made(found: type[nn.Module]) -> nn.Module:
+def _instance_of(module_class: type[nn.Module]) -> nn.Module:
     try:
-        return found()
+        return module_class()
     except TypeError as error:
         raise Unsupported(
-            f"{found.__name__}() cannot be made without arguments: {error}: give them defaults"
+            f"{module_class.__name__}() cannot be made without arguments: {error}: give them defaults"
         ) from error
 
 

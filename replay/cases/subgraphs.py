@@ -314,9 +314,9 @@ def _check_classes(runs: Sequence[SubgraphRun], types: Mapping[str, str], patter
     for pattern in patterns:
         by_class = {types[path]: path for path in reversed(paths) if matches(path, (pattern,))}
         if len(by_class) > 1:
-            found = ", ".join(f"{path} ({kind})" for kind, path in [*by_class.items()][: -MOST - 1 : -1])
+            listing = ", ".join(f"{path} ({kind})" for kind, path in [*by_class.items()][: -MOST - 1 : -1])
             raise UserError(
-                f"--candidate {MODULE}:{pattern} matches modules of {len(by_class)} classes: {found}",
+                f"--candidate {MODULE}:{pattern} matches modules of {len(by_class)} classes: {listing}",
                 "name modules of one class",
             )
 

@@ -215,7 +215,7 @@ class Comparison:
     differs : settings that differ, as (name, value in base, value in new)
     pairs : cases timed in both runs, the one that lost most time first
     broken : cases that have results only in the base
-    mended : cases that failed or were wrong in the base and are ok in the new run
+    fixed : cases that failed or were wrong in the base and are ok in the new run
     untimed : other cases without a time in at least one run
     changed : cases whose results were correct in the base and are wrong in the new run
     missing, added : rows that exist only in the base, or only in the new run
@@ -227,7 +227,7 @@ class Comparison:
     differs: Sequence[tuple[str, str, str]]
     pairs: Sequence[Pair]
     broken: Sequence[Pair] = ()
-    mended: Sequence[Pair] = ()
+    fixed: Sequence[Pair] = ()
     untimed: Sequence[Pair] = ()
     changed: Sequence[Pair] = ()
     missing: Sequence[Result] = ()
@@ -313,15 +313,15 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
     ]
     pairs.sort(key=lambda pair: -pair.lost_us)
     broken = [Pair(old, now) for old, now in both if _gave_results(old) and not _gave_results(now)]
-    mended = [Pair(old, now) for old, now in both if old.status not in (OK, CONTENDED) and now.status == OK]
-    named = {id(pair.new) for pair in (*pairs, *broken, *mended)}
+    fixed = [Pair(old, now) for old, now in both if old.status not in (OK, CONTENDED) and now.status == OK]
+    named = {id(pair.new) for pair in (*pairs, *broken, *fixed)}
     return Comparison(
         base.header,
         new.header,
         what_differs(base, new),
         pairs,
         broken=broken,
-        mended=mended,
+        fixed=fixed,
         untimed=[Pair(old, now) for old, now in both if id(now) not in named],
         changed=[Pair(old, now) for old, now in both if _gives_other(old, now)],
         missing=[row for identity, row in base_rows.items() if identity not in new_rows],

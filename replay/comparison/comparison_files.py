@@ -14,9 +14,9 @@ from opgrip.display.tables import TableColumn, literal, markdown_table
 from opgrip.errors import UserError
 from opgrip.replay.comparison.comparison import Comparison
 from opgrip.replay.comparison.comparison_report import (
-    BROKEN,
     CHANGED,
     COLUMNS,
+    FAILED,
     MISSING,
     ComparisonColumns,
     advice,
@@ -33,10 +33,10 @@ from opgrip.replay.reports.result_files import Suite, Test, write_suites
 from opgrip.replay.results.results import Result
 
 Gates = Sequence[Gate]
-MARKS = {"SLOWER": "🔴", "BROKEN": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
-WORSE = ("SLOWER", BROKEN, CHANGED, MISSING)
+MARKS = {"SLOWER": "🔴", "FAILED": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
+WORSE = ("SLOWER", FAILED, CHANGED, MISSING)
 """verdicts that fail a JUnit test without gates"""
-COUNTED = {"failed": BROKEN, "changed": CHANGED, "missing": MISSING}
+COUNTED = {"failed": FAILED, "changed": CHANGED, "missing": MISSING}
 """verdicts of the rows that a gate limits in number, by name of the gate"""
 JUNIT = {Outcome.PASSED: "", Outcome.FAILED: "failure", Outcome.NOT_DECIDED: "error"}
 """JUnit elements by outcome; CI services distinguish an error from a failed test"""
@@ -141,7 +141,7 @@ def as_junit(comparisons: Sequence[Comparison], gates: Gates) -> str:
     """Return JUnit XML with one test per row and one per gate.
 
     An undecided gate is reported as an error, and so are the rows that cause it. Without gates, a test fails if the
-    verdict of its row is SLOWER, BROKEN, CHANGED or MISSING.
+    verdict of its row is SLOWER, FAILED, CHANGED or MISSING.
     """
     text = io.StringIO()
     write_suites([_suite(comparison, gates) for comparison in comparisons], text)

@@ -42,7 +42,7 @@ def summary(comparison: Comparison) -> str:
         "with other results": comparison.changed,
         "not timed": comparison.untimed,
         "missing": comparison.missing,
-        "ok again": comparison.mended,
+        "ok again": comparison.fixed,
         "new": comparison.added,
     }
     counts += [f"{len(rows):,} {word}" for word, rows in others.items() if rows]
@@ -102,7 +102,7 @@ def _differs_from_medians(pair: Pair) -> bool:
 INTERVAL = f"{CONFIDENCE:.0%} interval"
 
 
-BROKEN, MENDED, CHANGED, MISSING, ADDED = "BROKEN", "MENDED", "CHANGED", "MISSING", "ADDED"
+FAILED, FIXED, CHANGED, MISSING, ADDED = "FAILED", "FIXED", "CHANGED", "MISSING", "ADDED"
 UNTIMED = "UNTIMED"
 """verdicts of rows without a time in both runs, or with changed results"""
 
@@ -112,8 +112,8 @@ class ComparisonColumns(Columns):
     """The columns of a comparison; a row is one case in one mode."""
 
     verdict: str = column(
-        "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for rows not timed in both runs `BROKEN` (only in the base), "
-        "`MENDED` (only in the new run), `MISSING`, `ADDED`, or `UNTIMED` (in neither); `CHANGED` if the results are "
+        "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for rows not timed in both runs `FAILED` (only in the base), "
+        "`FIXED` (only in the new run), `MISSING`, `ADDED`, or `UNTIMED` (in neither); `CHANGED` if the results are "
         "no longer right",
         default="",
     )
@@ -158,7 +158,7 @@ def rows_with_results(comparison: Comparison) -> Iterator[tuple[ComparisonColumn
     """Yield (row of the comparison, result row of the new run) in the order of `rows_of`; the base's result row if the
     new run has none.
     """
-    worse: list[tuple[str, list[Pair]]] = [(BROKEN, [*comparison.broken]), (CHANGED, [*comparison.changed])]
+    worse: list[tuple[str, list[Pair]]] = [(FAILED, [*comparison.broken]), (CHANGED, [*comparison.changed])]
     for word, pairs in worse:
         for pair in pairs:
             yield _row(word, pair.base, pair.new, reason=pair.new.error)
@@ -168,8 +168,8 @@ def rows_with_results(comparison: Comparison) -> Iterator[tuple[ComparisonColumn
         for pair in comparison.pairs:
             if pair.verdict is verdict:
                 yield _timed_row(pair)
-    for pair in comparison.mended:
-        yield _row(MENDED, pair.base, pair.new, reason=f"was {pair.base.status}")
+    for pair in comparison.fixed:
+        yield _row(FIXED, pair.base, pair.new, reason=f"was {pair.base.status}")
     for pair in comparison.untimed:
         yield _row(UNTIMED, pair.base, pair.new, reason=_why_untimed(pair.new))
     for row in comparison.added:
@@ -252,7 +252,7 @@ def to_html(comparison: Comparison) -> str:
     return as_html(lines, frame[filled])
 
 
-STYLES = {"SLOWER": "bold red", "BROKEN": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
+STYLES = {"SLOWER": "bold red", "FAILED": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
 BECAUSE = "because"
 QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}
 """verdicts of rows that are shown only on request"""

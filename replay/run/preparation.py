@@ -260,12 +260,12 @@ class _Preparation:
             program = make_program(operator, [arguments], variant, workload, key, True, case.op)
             function, enter, enters_each_run = gradients, graph_of(program, places), True
             try:
-                made, _ = enter(arguments)
+                entered_arguments, _ = enter(arguments)
             except Exception as error:
                 if variant.mode != CANDIDATE or isinstance(error, Unsupported) or is_out_of_memory(error):
                     raise
                 raise Unsupported(f"it does not run on tensors that require gradients: {cause_of(error)}") from error
-            actual = RunOutputs(gradients(*made))
+            actual = RunOutputs(gradients(*entered_arguments))
         else:
             graph, saved = gradient_graph(operator, arguments)
             with torch.no_grad():

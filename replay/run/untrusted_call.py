@@ -122,22 +122,22 @@ class UntrustedCall:
     def _memory(self, process: UntrustedProcess, results: Sequence[Any]) -> list[torch.UntypedStorage | None]:
         """Return the memory of each result: that of an argument, or a copy; None if the result is no plain tensor."""
         mapped, own = process.mapped_at(), dict[int, torch.UntypedStorage]()
-        found: list[torch.UntypedStorage | None] = []
+        storages: list[torch.UntypedStorage | None] = []
         for item in results:
             if isinstance(item, dict):
-                found.append(None)
+                storages.append(None)
                 continue
             address, size = item
             offset = next((address - first + at for first, end, at in mapped if first <= address < end), None)
             if offset is not None:
-                found.append(self._places[[place for place, _ in self._places].index(offset)][1])
+                storages.append(self._places[[place for place, _ in self._places].index(offset)][1])
                 continue
             if size and item in process.earlier:
                 raise WrongResultError("returns the memory of an earlier result")
             if address not in own:
                 own[address] = process.read(address, size).untyped_storage()
-            found.append(own[address])
-        return found
+            storages.append(own[address])
+        return storages
 
     def _outputs(
         self, results: Sequence[Any], forms: Sequence[Mapping[str, Any]], memory: Sequence[torch.UntypedStorage | None]

@@ -58,7 +58,7 @@ def critical_functions(device: str) -> dict[str, Any]:
 
     device : the device that is used; CUDA's functions are included
     """
-    found: dict[str, Any] = {}
+    functions: dict[str, Any] = {}
     for place, names in CRITICAL.items():
         for kind in ("cuda", torch.device(device).type):
             path = place.replace("DEVICE", kind)
@@ -66,8 +66,8 @@ def critical_functions(device: str) -> dict[str, Any]:
             owner: Any = sys.modules[root]
             for word in words:
                 owner = getattr(owner, word, None)
-            found |= {f"{path}.{name}": getattr(owner, name, None) for name in names.split()}
-    return found
+            functions |= {f"{path}.{name}": getattr(owner, name, None) for name in names.split()}
+    return functions
 
 
 class CallProcess:

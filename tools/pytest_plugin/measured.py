@@ -69,7 +69,7 @@ class SharedFolder:
         self._folder.cleanup()
 
 
-ADDED, BROKEN, CHANGED = "ADDED", "BROKEN", "CHANGED"
+ADDED, FAILED, CHANGED = "ADDED", "FAILED", "CHANGED"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class Judged:
             words = {key: pair.verdict.value for key, pair in pairs.items()}
             words |= {id(row): ADDED for row in self.comparison.added}
             words |= {id(pair.new): CHANGED for pair in self.comparison.changed}
-            words |= {id(pair.new): BROKEN for pair in self.comparison.broken}
+            words |= {id(pair.new): FAILED for pair in self.comparison.broken}
         return [_line(row, pairs.get(id(row)), words.get(id(row), "")) for row in rows]
 
 

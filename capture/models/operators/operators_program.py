@@ -110,20 +110,20 @@ class Operators:
     ----------
     entries : operators and other callables, with sample inputs
     reasons : reason why a registered operator has no samples, by name
-    wanted : registered operators that should be covered
+    requested : registered operators that should be covered
     """
 
     entries: Sequence[OperatorEntry]
     reasons: dict[str, str] = field(default_factory=dict)
-    wanted: Sequence[Any] = ()
+    requested: Sequence[Any] = ()
 
     def is_spare(self, entry: OperatorEntry) -> bool:
         """Return True for an entry that is run only if no other entry calls its operator."""
-        return SCHEMA in entry.categories and len(self.wanted) > 0
+        return SCHEMA in entry.categories and len(self.requested) > 0
 
     def add_uncovered(self, coverage: Coverage) -> None:
         """Add the registered operators that no sample calls, with reasons, to `coverage.uncovered`."""
-        for function in self.wanted:
+        for function in self.requested:
             name = name_of(function)
             if function not in coverage.operators:
                 failed = (reason for entry, _, reason in coverage.failures if entry == name)

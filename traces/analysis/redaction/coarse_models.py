@@ -37,14 +37,14 @@ class CallFacts:
     pinned: dict[int, int]
 
 
-def call_facts(sizes: Collection[int], extent: int, known: Mapping[int, int] | None = None) -> CallFacts:
+def call_facts(sizes: Collection[int], extent: int, replacements: Mapping[int, int] | None = None) -> CallFacts:
     """Return the `CallFacts` of a call whose tensors have these sizes; each size, and each size minus one, stays.
 
     sizes, extent : as in `CallFacts`
-    known : by integer, its replacement in this call; takes precedence over `sizes`
+    replacements : by integer, its replacement in this call; takes precedence over `sizes`
     """
     pinned = {number: number for size in sizes for number in (size - 1, size) if number > 0}
-    return CallFacts(frozenset(sizes), extent, pinned | dict(known or {}))
+    return CallFacts(frozenset(sizes), extent, pinned | dict(replacements or {}))
 
 
 def facts_of(args: Any, outputs: Any) -> CallFacts:

@@ -75,7 +75,7 @@ def test_broken_changed_missing_and_new_cases_are_reported() -> None:
     assert sorted(pair.new.case for pair in comparison.changed) == [1, 2]
     assert [row.case for row in comparison.missing] == [5]
     assert [row.case for row in comparison.added] == [99]
-    assert [pair.new.case for pair in compare(changed, base).mended] == [0, 1]
+    assert [pair.new.case for pair in compare(changed, base).fixed] == [0, 1]
 
 
 def test_narrow_terminal_shows_why_a_case_broke(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_narrow_terminal_shows_why_a_case_broke(tmp_path: Path) -> None:
         write_results(run.rows, run.header, tmp_path / f"{name}.json", force=False)
     shown = show(80, "opgrip", "compare", tmp_path / "base.json", tmp_path / "new.json")
     assert max(map(len, shown.lines)) <= 80
-    assert f"BROKEN aten.op0.default and 1 more: {reason}" in " ".join(shown.text.split())
+    assert f"FAILED aten.op0.default and 1 more: {reason}" in " ".join(shown.text.split())
 
 
 def test_differing_run_facts_are_listed_first() -> None:
