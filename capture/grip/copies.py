@@ -141,7 +141,7 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> torch.Tensor:
     """Return a tensor with the shape and strides of `tensor` over `memory`.
 
-    first : first byte of the tensor's storage that `memory` contains a copy of, before rounding down to a multiple of
+    first : byte of the tensor's storage at which the copy `memory` begins, before rounding down to a multiple of
         `ALIGNMENT`
     """
     offset = tensor.storage_offset() - first // ALIGNMENT * ALIGNMENT // tensor.dtype.itemsize

@@ -226,7 +226,8 @@ class RecordingSession:
         self._gave_way = False
 
     def begin(self) -> dict[str, Any]:
-        """Begin to record with the next step, and return a description: path of the file, position and kinds of steps.
+        """Begin to record with the next step, and return a description: path of the file, number of the current step
+        (see `position`), and kinds of steps.
 
         Raises
         ------
@@ -337,8 +338,8 @@ _keepers: list[GraphKeeper] = []
 
 
 def load() -> None:
-    """Import the modules that the first recording needs, which takes seconds, and keep captured CUDA graphs from
-    now on.
+    """Import the modules that the first recording needs, which takes seconds. From now on, keep the calls of CUDA
+    graphs that the program captures.
     """
     load_private()
     value_models.names()

@@ -159,9 +159,9 @@ class Fitter:
     def read_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[int | None]
     ) -> Callable[[Any], None]:
-        """Read the values of tensors that could not be read at an earlier call of the signature.
+        """Read, from a later call of a signature, the values of tensors that could not be read at an earlier call.
 
-        Return a function to call with the results of the present call.
+        Return a function to call with the results of the later call.
 
         numbers : numbers of the value models of the signature's arguments
         """

@@ -53,7 +53,7 @@ class GraphNodes:
     def note(self, graph: Graph, parts: Iterable[WrittenCalls]) -> None:
         """Remember a captured graph.
 
-        parts : calls of each thread for the graph, with the index of each call in the graph in place of its signature
+        parts : calls in the graph by thread, with the index of each call in the graph in place of its signature
         """
         self._graphs[graph.signature] = _Nodes(graph.calls)
         self._calls += ((graph.signature, part) for part in parts)

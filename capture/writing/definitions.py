@@ -257,7 +257,7 @@ def parts_within(
     """Split a block in two: the first calls that, with the records they need, take at most `room` bytes by an estimate,
     and the rest. The first part has at least one call.
 
-    pairs : (signature, scope, number of tensors) by the number that a call of the block has in their place
+    pairs : signature, scope and number of tensors for each number of a pair in `block.calls`
     held : records of signatures and scopes that are not in the file yet
     """
     names: set[Hashable] = set()

@@ -206,7 +206,8 @@ def arguments_of(
     keywords : values by option name, with `_` in place of `-`; a value is a number, a string, True, or a list or tuple
         of these, or None for the default
     excluded : names of options that are not accepted as keywords
-    only : names of the accepted options, or None for all; the error for another option says that `replay()` has it
+    only : names of the accepted options, or None for all; the error for any other option says that `replay()` accepts
+        it
 
     Raises
     ------

@@ -146,7 +146,7 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
     562).
 
     package : full name of the package
-    modules : by public name, the full name of the module that defines it; for the name of a submodule, that submodule
+    modules : by public name, the full name of the module that defines it; for a public submodule, its own full name
     """
 
     def get(name: str) -> Any:

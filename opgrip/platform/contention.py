@@ -137,7 +137,7 @@ class Contention:
         """Return True if a run that ends now was slower because its threads waited for a processor, during it or
         shortly before.
 
-        marks : waits read at the start of the latest runs, the last one of this run
+        marks : waits read at the start of each of the latest runs, of which this run is the last
         run_ns : duration of the run
         """
         start = marks[-1]

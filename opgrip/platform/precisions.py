@@ -80,8 +80,8 @@ def set_precision(place: str, value: Any) -> None:
 def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
     """Return True if a GPU may compute a float32 operator as TF32, given the settings recorded with the call.
 
-    Convolutions and recurrent networks have separate settings, which allow TF32 by default. Since a subgraph case or a
-    sample may contain all kinds of operators, any setting that allows TF32 counts for it.
+    Convolutions and recurrent networks have separate settings, which allow TF32 by default. A subgraph case or a sample
+    may contain all kinds of operators; for these the result is True if any setting allows TF32.
 
     operator : name of the operator, such as `aten.mm`, or of the gripped function or sample
     context : recorded settings of the call
