@@ -19,7 +19,8 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 class OwnCalls(threading.local):
     """Marks a thread while it runs operators for the capture itself, which are not recorded.
 
-    Without the mark, the capture would record its own operators, which run while it describes a call of the program.
+    Wrappers of recorded functions check the mark: a function that is called while the capture describes a call is not
+    recorded, because the description of its call might need the function again.
 
     Attributes
     ----------

@@ -110,8 +110,8 @@ class KernelTimes:
             self._refuse(one_line(error))
 
     def _launch_first(self) -> bool:
-        """Launch kernels of the capture before the program launches any, because torch's profiler may lose the first
-        records.
+        """Launch kernels of the capture when a window begins, because torch's profiler may lose the first records of a
+        window.
 
         Return True if they were launched.
         """
