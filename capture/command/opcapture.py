@@ -74,7 +74,7 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     yield from _values_lines(capture)
     if operators := capture.custom_operators:
         yield (
-            f"names of custom operators are not hidden, because a replay needs them: {_first(operators)}; "
+            f"names of custom operators are not hidden, because a replay needs them: {_listed_names(operators)}; "
             "`opgrip trace redact` can hide them"
         )
     yield from _child_lines(capture)
@@ -124,10 +124,10 @@ def _child_lines(capture: Capture) -> Iterator[str]:
 
 
 def _names(files: Sequence[Path]) -> str:
-    return _first([file.name for file in files])
+    return _listed_names([file.name for file in files])
 
 
-def _first(names: Sequence[str]) -> str:
+def _listed_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:MOST_NAMES])
     return shown if len(names) <= MOST_NAMES else f"{shown} and {len(names) - MOST_NAMES} more"
 

@@ -96,7 +96,9 @@ def outcome(signature: Signature, growths: Sequence[Growth], choice: ArgumentCho
         for spec, tensor in zip(recorded, result_tensors, strict=True)
     ):
         # results that are empty only on some devices
-        recorded = [_like(spec, tensor) for spec, tensor in zip(recorded, _run(function, signature)[1], strict=True)]
+        recorded = [
+            _with_layout_of(spec, tensor) for spec, tensor in zip(recorded, _run(function, signature)[1], strict=True)
+        ]
     result_growths = [
         _measure_growth(spec, tensor, memory) for spec, tensor in zip(recorded, result_tensors, strict=True)
     ]
@@ -128,7 +130,7 @@ def _run(function: Any, signature: Signature) -> tuple[list[torch.Tensor], list[
     return argument_tensors, result_tensors
 
 
-def _like(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
+def _with_layout_of(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
     return replace(spec, shape=tuple(tensor.shape), stride=tuple(tensor.stride()), offset=int(tensor.storage_offset()))
 
 

@@ -56,7 +56,7 @@ def function_case(
     trial : result of a run of the function on these arguments; None to run it in the process that measures the case
     """
     arguments = (tuple(args), dict(kwargs or {}))
-    values = dict(enumerate(map(_held, tensors_in(list(arguments)))))
+    values = dict(enumerate(map(_copied_values, tensors_in(list(arguments)))))
     name = name or function.__qualname__
     return described_case(FunctionOperator(function, arguments, trial), arguments, values, name, number)
 
@@ -130,7 +130,7 @@ class FunctionOperator(LazyOperator):
         return bool(self._writes)
 
 
-def _held(tensor: Tensor) -> TensorValues:
+def _copied_values(tensor: Tensor) -> TensorValues:
     return TensorValues(tensor.detach().clone(memory_format=torch.preserve_format))
 
 

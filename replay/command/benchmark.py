@@ -244,7 +244,7 @@ def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple
         if isinstance(value, tuple) and all(type(size) is int for size in value):
             tensor = torch.randn(value, generator=generator)
         elif isinstance(value, Tensor) and value.is_meta:
-            tensor = _like(value, generator)
+            tensor = _random_like(value, generator)
         else:
             return value
         return tensor.to(args.device).requires_grad_(bool(args.backward) and tensor.is_floating_point())
@@ -262,7 +262,7 @@ def _other_names(function: Callable[..., Any]) -> dict[str, str]:
     return {"self": "input"} if isinstance(function, BuiltinFunctionType) else {}
 
 
-def _like(meta: Tensor, generator: torch.Generator) -> Tensor:
+def _random_like(meta: Tensor, generator: torch.Generator) -> Tensor:
     """Return a tensor with the shape, strides and dtype of a `meta` tensor, with normal random numbers, random
     booleans, or (for integers) zeros, drawn from `generator`.
     """

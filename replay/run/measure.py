@@ -227,7 +227,7 @@ def _groups_with(
 ) -> list[SubjectGroup]:
     """Return the calls to time (subjects) of all rows with the cache state `cache`, grouped by torch settings."""
     rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
-    around = _around(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
+    around = _with_preceding_subjects(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
     return _groups(rows, workload, surroundings, around)
 
 
@@ -252,7 +252,7 @@ def _measure_concurrently(
     return run_of_subject
 
 
-def _around(
+def _with_preceding_subjects(
     rows: Sequence[tuple[Case, list[Prepared]]],
     workload: Workload,
     surroundings: PrecedingCalls,

@@ -129,7 +129,7 @@ class CallProcess:
         result, run_ns = timed(self._function, args, kwargs, self._wait)
         self._results = [(leaf, _memory(leaf)) for leaf in leaves(result)]
         self._copy(to_device=False)
-        return [run_ns, *starmap(_held, self._results)]
+        return [run_ns, *starmap(_result_form, self._results)]
 
     def describe(self) -> dict[str, Any]:
         """Return the metadata of the last run's tensors, and the names of critical functions that were replaced."""
@@ -184,7 +184,7 @@ def _memory(leaf: Any) -> torch.UntypedStorage | None:
     return storage if leaf.device.type == "cpu" else storage.cpu()
 
 
-def _held(leaf: Any, memory: torch.UntypedStorage | None) -> Any:
+def _result_form(leaf: Any, memory: torch.UntypedStorage | None) -> Any:
     """Return address and size of a result's memory, or the value or type of a result without memory."""
     if memory is not None:
         return [memory.data_ptr(), memory.nbytes()]

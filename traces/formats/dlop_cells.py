@@ -192,7 +192,7 @@ def shape_of(cell: Any) -> tuple[int, ...] | None:
     """Return the shape that a cell describes, or None if the cell is not a list of sizes."""
     if not isinstance(cell, list) or len(cell) > MOST_DIMENSIONS:
         return None
-    sizes = [_whole(item) for item in cell]
+    sizes = [_integer(item) for item in cell]
     return tuple(size for size in sizes if size is not None) if all(_is_size(size) for size in sizes) else None
 
 
@@ -200,7 +200,7 @@ def _is_size(size: int | None) -> bool:
     return size is not None and 0 <= size < LARGEST
 
 
-def _whole(item: Any) -> int | None:
+def _integer(item: Any) -> int | None:
     """Return the integer that a cell contains, also as text or as a float such as 2.0; None if it has no integer."""
     if isinstance(item, str):
         return int(item) if re.fullmatch(r" ?-?[0-9]{1,18}", item) else None
@@ -254,7 +254,7 @@ def _scalar(item: Any, kind: str, name: str) -> Any:
         case "IntType" if name == "dtype":
             value = dtype_named(item)
         case "IntType" | "SymIntType":
-            value = WORDS[name].get(item) if name in WORDS and isinstance(item, str) else _whole(item)
+            value = WORDS[name].get(item) if name in WORDS and isinstance(item, str) else _integer(item)
         case "FloatType" | "NumberType":
             value = _number(item)
         case "BoolType":

@@ -72,7 +72,7 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, int | float) and abs(value) < MOST_NUMBER
 
 
-def _same(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
+def _first_input(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
     return inputs[0]
 
 
@@ -131,7 +131,7 @@ def _quotient(left: Any, right: Any) -> Any:
 
 
 FOLDS: dict[str, Fold] = {
-    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), _same),
+    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), _first_input),
     "Add": _each(lambda left, right: left + right),
     "Cast": _cast,
     "Concat": _concat,

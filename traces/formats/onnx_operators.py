@@ -135,7 +135,7 @@ def _clip(node: OnnxNode) -> list[OnnxCall]:
     return call(node, "clamp.default", node.x, *(bound[0] if bound else None for bound in bounds))
 
 
-def _with(op: str, *attributes: tuple[str, float]) -> Lower:
+def _lower_with(op: str, *attributes: tuple[str, float]) -> Lower:
     """Return a function that converts a node to a call of the aten operator `op`.
 
     attributes : name and default of each ONNX attribute that becomes an argument after the input
@@ -339,17 +339,17 @@ TABLE: dict[str, Lower] = {
     "ArgMin": lambda node: call(node, "argmin.default", node.x, node.axis(0), node.keeps_dimensions),
     "Cast": lambda node: call(node, "_to_copy.default", node.x, dtype=node.out.dtype),
     "CastLike": lambda node: call(node, "_to_copy.default", node.x, dtype=node.out.dtype),
-    "Celu": _with("celu.default", ("alpha", 1.0)),
+    "Celu": _lower_with("celu.default", ("alpha", 1.0)),
     "Clip": _clip,
     "ConstantOfShape": _full,
     "CumSum": _cumsum,
     "Div": _div,
     "Dropout": _unary("alias"),
     "Einsum": lambda node: call(node, "einsum.default", node.get("equation", ""), node.all_inputs()),
-    "Elu": _with("elu.default", ("alpha", 1.0)),
+    "Elu": _lower_with("elu.default", ("alpha", 1.0)),
     "Gelu": _gelu,
     "HardSigmoid": _hard_sigmoid,
-    "LeakyRelu": _with("leaky_relu.default", ("alpha", 0.01)),
+    "LeakyRelu": _lower_with("leaky_relu.default", ("alpha", 0.01)),
     "LogSoftmax": _softmax("_log_softmax.default"),
     "Mod": lambda node: call(node, MODULO[bool(node.get("fmod", 0))], node.x, node.input(1)),
     "PRelu": _binary("_prelu_kernel.default"),

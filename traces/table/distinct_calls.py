@@ -119,14 +119,14 @@ class DistinctCalls:
 
     def _join(self) -> None:
         both = pd.concat([self._sums.pop(-2), self._sums.pop()])
-        joined = _again(both, self._bits)
+        joined = _distinct_rows(both, self._bits)
         while len(joined) > MOST_ROWS and self._bits != COARSEST:
             self._bits = FINEST if self._bits is None else self._bits - 1
-            joined = _again(joined, self._bits)
+            joined = _distinct_rows(joined, self._bits)
         self._sums.append(joined)
 
 
-def _again(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
+def _distinct_rows(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
     starts, places, counts = (table[name].to_numpy() for name in (FIRST, PLACE, COUNT))
     return _distinct([table[name].to_numpy() for name in KEYS], starts, places, counts, bits)
 

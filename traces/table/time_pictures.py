@@ -51,8 +51,10 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
     rest = len(sums) - len(shown)
     figure, (axes,) = new_figure(title, size=(6.6, 1.4 + 0.22 * len(shown)))
     ends = pd.Series(0.0, index=shown.index)
-    for place, (name, color) in enumerate(zip(_few(shown).columns, (*PALETTE[:MOST_PARTS], "#999999"), strict=False)):
-        widths = _few(shown).iloc[:, place]
+    for place, (name, color) in enumerate(
+        zip(_largest_parts(shown).columns, (*PALETTE[:MOST_PARTS], "#999999"), strict=False)
+    ):
+        widths = _largest_parts(shown).iloc[:, place]
         axes.barh(range(len(shown)), widths, 0.8, ends, color=color, label=literal(name, 28))
         ends = ends + widths
     for height, width in enumerate(ends):
@@ -95,7 +97,7 @@ def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
     return heads
 
 
-def _few(sums: pd.DataFrame) -> pd.DataFrame:
+def _largest_parts(sums: pd.DataFrame) -> pd.DataFrame:
     """Return a table with only the first `MOST_PARTS` columns, and one column with the sum of the others."""
     if sums.shape[1] <= MOST_PARTS + 1:
         return sums

@@ -136,14 +136,14 @@ class Floats(Ordered):
         """Return `count` values in which zeros form runs, if runs were recorded; the others are in random order."""
         zeros = round(self.zeros * count)
         if self.zero_runs is None or not zeros:
-            return self._others(count, dtype, generator, self.zeros)
+            return self._other_values(count, dtype, generator, self.zeros)
         mask = in_runs(zeros, count, round(self.zero_runs * count), generator)
         values = torch.zeros(count, dtype=dtype, device=generator.device)
         # shares are relative to all elements
-        values[~mask] = self._others(count - zeros, dtype, generator, 0.0, count)
+        values[~mask] = self._other_values(count - zeros, dtype, generator, 0.0, count)
         return values
 
-    def _others(
+    def _other_values(
         self, count: int, dtype: torch.dtype, generator: torch.Generator, zeros: float, total: int | None = None
     ) -> torch.Tensor:
         """Return `count` values in random order, with the recorded shares of nan, infinities and denormals.

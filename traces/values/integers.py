@@ -110,10 +110,10 @@ class Integers(Ordered):
         scale = 1.0 if counted else len(flat) / int(counts.sum())
         frequent = _frequent(values, counts, complete=counted)
         if low <= 0 <= high and (len(frequent) < len(counts) or not counted):
-            frequent = _with(frequent, [[0, int(counts[_places(values, [0])].sum())]])
+            frequent = _with_required(frequent, [[0, int(counts[_places(values, [0])].sum())]])
         below = int(np.searchsorted(values, 0))
         if below <= min(SENTINELS, len(values) // 2):
-            frequent = _with(
+            frequent = _with_required(
                 frequent, [list(pair) for pair in zip(values[:below].tolist(), counts[:below].tolist(), strict=True)]
             )
         frequent_values = [value for value, _ in frequent]
@@ -166,7 +166,7 @@ class Integers(Ordered):
         if self.low is None or self.high is None:
             rest = frequent[:1].expand(missing)
         else:
-            rest = self._rest(missing, self.low, self.high, frequent, generator)
+            rest = self._remaining_values(missing, self.low, self.high, frequent, generator)
         values = shuffled(torch.cat([frequent.repeat_interleave(repeats), rest]), generator)
         if self.total is not None:
             values = _summing_to(values, self.total)
@@ -176,7 +176,7 @@ class Integers(Ordered):
             values = self.arranged(values, shape, generator)
         return values.to(dtype).reshape(shape)
 
-    def _rest(
+    def _remaining_values(
         self, count: int, low: int, high: int, frequent: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor:
         """Return `count` integers that are not frequent values; the smallest is `low` and the largest is `high`."""
@@ -215,7 +215,7 @@ def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[li
     return [list(pair) for pair in zip(values[places[:count]].tolist(), most[:count].tolist(), strict=True)]
 
 
-def _with(frequent: list[list[int]], required: list[list[int]]) -> list[list[int]]:
+def _with_required(frequent: list[list[int]], required: list[list[int]]) -> list[list[int]]:
     """Return the frequent values and all `required` ones; if necessary, the latter replace the least frequent.
 
     Both are lists of [value, count].

@@ -65,7 +65,7 @@ class Factorable:
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return positive definite matrices: products of random matrices with their transposes, mixed with identity."""
         if len(shape) < 2 or shape[-1] != shape[-2]:
-            return _any(self.diagonal, shape, dtype, generator)
+            return _general_matrices(self.diagonal, shape, dtype, generator)
         size = shape[-1]
         values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
         # the off-diagonal elements of such a product have a root mean square of 1 / sqrt(size) for a diagonal of 1
@@ -130,7 +130,7 @@ class Triangular:
         triangular systems are not bounded.
         """
         if len(shape) < 2 or shape[-1] != shape[-2]:
-            return _any(self.high, shape, dtype, generator)
+            return _general_matrices(self.high, shape, dtype, generator)
         device = generator.device
         values = torch.randn(shape, dtype=torch.float64, generator=generator, device=device)
         # small enough that a solution grows by a constant factor and not with a power of the size
@@ -153,7 +153,9 @@ def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
     return batch[:: max(1, -(-len(batch) // LOOKED_AT))]
 
 
-def _any(scale: float, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+def _general_matrices(
+    scale: float, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
+) -> torch.Tensor:
     """Return normally distributed values with standard deviation `scale`, for a shape that is not square."""
     values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
     return (values * scale).to(dtype)

@@ -157,7 +157,7 @@ class _Writer:
         named = [(f"{keyword}=", value) for keyword, value in keywords.items()]
         return _Group(f"{name}(", ")", [*(("", value) for value in values), *named])
 
-    def _of(self, module: ModuleType, name: str) -> _Text:
+    def _reference_to(self, module: ModuleType, name: str) -> _Text:
         return _Text(f"{self.refer(module)}.{name}")
 
     def _container(self, value: Any) -> _Group:
@@ -212,7 +212,7 @@ class _Writer:
         return repr(value).replace("torch", self.refer(torch), 1)
 
     def device(self, value: torch.device) -> _Group:
-        return self._call(self._of(torch, "device"), str(value))
+        return self._call(self._reference_to(torch, "device"), str(value))
 
     def tensor(self, value: torch.Tensor) -> str | _Group:
         if type(value) is not torch.Tensor or value.layout is not torch.strided or value.is_quantized:
@@ -225,20 +225,20 @@ class _Writer:
         if value.requires_grad:
             keywords["requires_grad"] = True
         if not value.numel():
-            return self._call(self._of(torch, "empty"), tuple(value.shape), **keywords)
+            return self._call(self._reference_to(torch, "empty"), tuple(value.shape), **keywords)
         plain = value.detach().cpu()
         values = array_of(plain).astype(str).tolist() if plain.dtype is torch.float32 else plain.tolist()
-        return self._call(self._of(torch, "tensor"), _as_floats(values), **keywords)
+        return self._call(self._reference_to(torch, "tensor"), _as_floats(values), **keywords)
 
     def array(self, value: np.ndarray[Any, Any]) -> _Group:
         if value.dtype.hasobject or value.dtype.names or value.size > MOST_ELEMENTS or type(value) is not np.ndarray:
             raise Inexpressible(f"an array of {value.size:,} elements of {value.dtype}")
         if not value.size:
-            return self._call(self._of(np, "empty"), value.shape, dtype=str(value.dtype))
-        return self._call(self._of(np, "array"), value.tolist(), dtype=str(value.dtype))
+            return self._call(self._reference_to(np, "empty"), value.shape, dtype=str(value.dtype))
+        return self._call(self._reference_to(np, "array"), value.tolist(), dtype=str(value.dtype))
 
     def scalar(self, value: np.generic) -> _Group:
-        return self._call(self._of(np, type(value).__name__), value.item())
+        return self._call(self._reference_to(np, type(value).__name__), value.item())
 
     def bound(self, value: MethodType | BuiltinFunctionType) -> str:
         if not isinstance(value.__self__, type):
@@ -254,10 +254,10 @@ class _Writer:
 
     def pattern(self, value: re.Pattern[Any]) -> _Group:
         flags = int(value.flags & ~re.UNICODE)
-        return self._call(self._of(re, "compile"), value.pattern, *([flags] if flags else []))
+        return self._call(self._reference_to(re, "compile"), value.pattern, *([flags] if flags else []))
 
     def logger(self, value: logging.Logger) -> _Group:
-        return self._call(self._of(logging, "getLogger"), value.name)
+        return self._call(self._reference_to(logging, "getLogger"), value.name)
 
     def path(self, value: pathlib.PurePath) -> _Group:
         return self._call(pathlib.Path if isinstance(value, pathlib.Path) else pathlib.PurePath, str(value))

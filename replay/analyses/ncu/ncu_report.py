@@ -202,7 +202,7 @@ def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Seque
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares: dict[str, Any] = {field: _mean(kernels, name) for field, name in SHARES.items()}
     own = {DURATION, *SHARES.values(), *(name for metrics in SUMS.values() for name in metrics)}
-    others = {name: _other(kernels, runs, name) for name in requested_metrics if name not in own}
+    others = {name: _per_run(kernels, runs, name) for name in requested_metrics if name not in own}
     duration = _sum(kernels, DURATION)
     return NcuColumns(
         ncu_kernels="; ".join(f"{name} x{count / runs:g}" for name, count in names.most_common()),
@@ -230,7 +230,7 @@ def _time(kernel: NcuKernel) -> float:
     return kernel.metrics.get(DURATION, 1.0)
 
 
-def _other(kernels: Sequence[NcuKernel], runs: int, name: str) -> float | None:
+def _per_run(kernels: Sequence[NcuKernel], runs: int, name: str) -> float | None:
     if name.endswith(".sum"):
         total = _sum(kernels, name)
         return None if total is None else total / runs

@@ -149,7 +149,7 @@ def _parse(text: str) -> Any:
     try:
         if text.count("[") + text.count("{") > NESTING and _depth(text) > NESTING:
             raise ValueError("it is nested too deeply")
-        return json.loads(text, object_pairs_hook=_once)
+        return json.loads(text, object_pairs_hook=_object_without_repeats)
     except (ValueError, RecursionError) as error:
         raise UserError(f"--inputs cannot be read ({error})"[:200], FORM) from error
 
@@ -162,7 +162,7 @@ def _depth(text: str) -> int:
     return most
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     form = dict(pairs)
     if len(form) < len(pairs):
         names = [name for name, _ in pairs]
@@ -175,7 +175,7 @@ def _signatures(operators: Sequence[str], configurations: Sequence[Mapping[str, 
     for name in operators:
         schemas = _schemas_of(name)
         if not schemas:
-            raise UserError(f"no operator {name!r} is registered", _near(name))
+            raise UserError(f"no operator {name!r} is registered", _hint_for_name(name))
         for form in configurations:
             op, args, kwargs = _bound(name, schemas, form)
             signature = Signature(number, OPERATOR, op, args, kwargs)
@@ -206,10 +206,10 @@ def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[
             continue
         return bound.op, bound.args, bound.kwargs
     named = f"{name} takes no such arguments ({reasons[0]})"
-    raise UserError(named, f"its schema is {schemas[0]}{_others(schemas[1:])}")
+    raise UserError(named, f"its schema is {schemas[0]}{_overloads_note(schemas[1:])}")
 
 
-def _others(schemas: Sequence[Any]) -> str:
+def _overloads_note(schemas: Sequence[Any]) -> str:
     names = [op_of(schema) for schema in schemas if not schema.is_mutable]
     return f"; others are {', '.join(names[:8])}" if names else ""
 
@@ -284,7 +284,7 @@ def _device(name: Any) -> torch.device:
         raise ValueError(f"{str(name)[:60]!r} is not a device") from error
 
 
-def _near(name: str) -> str:
+def _hint_for_name(name: str) -> str:
     is_bare = name.isidentifier()
     name = operator_name(_in_torch(name)).replace("::", ".")
     packet = name.split(".")[-2 if name.count(".") > 1 else -1]

@@ -178,7 +178,7 @@ class MadeCalls:
 
     def distinct(self) -> pd.DataFrame:
         """Return the rows of `Trace.distinct_calls` whose calls were made by functions of the program."""
-        calls = _own(self._trace.distinct_calls)
+        calls = _own_calls(self._trace.distinct_calls)
         return calls[calls["signature"].isin(list(self._operations)) & calls["scope"].isin(list(self._places))]
 
     def _made(self, thread: Thread | None = None) -> Iterator[tuple[Thread, MadeCall]]:
@@ -186,13 +186,13 @@ class MadeCalls:
             yield from self._kept
             return
         if self._trace.call_count <= KEPT_CALLS:
-            self._kept = [item for calls, memory in self._parts() for item in self._calls(_own(calls), memory)]
+            self._kept = [item for calls, memory in self._parts() for item in self._calls(_own_calls(calls), memory)]
             for own_thread, call in self._kept:
                 self._kept_of.setdefault(own_thread, []).append(call)
             yield from self._kept
             return
         for calls, memory in self._parts():
-            own = _own(calls)
+            own = _own_calls(calls)
             if thread is not None:
                 own = own[(own["process"].cat.codes == thread[0]) & (own["thread"].cat.codes == thread[1])]
             yield from self._calls(own, memory)
@@ -237,7 +237,7 @@ class MadeCalls:
             )
 
 
-def _own(calls: pd.DataFrame) -> pd.DataFrame:
+def _own_calls(calls: pd.DataFrame) -> pd.DataFrame:
     return calls[calls["inside"].isna() & ~are_marks(calls)]
 
 
