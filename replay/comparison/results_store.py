@@ -143,7 +143,7 @@ class Store:
             place = int(match[1] or 0)
             if place < len(runs):
                 return runs[-1 - place].path
-            raise UserError(f"{self.folder} has no run {name}, only {len(runs)} runs", "see opgrip results list")
+            raise UserError(f"{self.folder} has no run {name}, because it has {len(runs)}", "see opgrip results list")
         matches = self._named(name)
         if len(matches) == 1:
             return matches[0].path
