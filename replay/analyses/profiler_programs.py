@@ -126,7 +126,7 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return the arguments of a profiler, from those of opgrip (`own`) and those of the user (`others`).
+    """Return the arguments of a profiler, merged from opgrip's arguments (`own`) and the user's (`others`).
 
     If both set an option, the user's value is used, unless `flags` says that the values are joined or that the option
     is repeatable.

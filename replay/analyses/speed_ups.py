@@ -47,7 +47,7 @@ class SpeedUp:
 
 
 def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
-    """Return the speed-up of the rows whose status is ok; None if none of them has one."""
+    """Return the speed-up of the rows whose status is ok; None if no such row has one."""
     import numpy as np
 
     compared = [row for row in rows if row.status == OK and row.speed_up]

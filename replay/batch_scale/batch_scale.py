@@ -305,7 +305,7 @@ class BatchScale:
 
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
         """Let a tensor grow with the batch in this traversal (`going`). From the next traversal on, the tensors from
-        which its values come grow instead or, if none of them can, the tensor itself.
+        which its values come grow instead, if they can.
 
         key, place : the tensor, and its index among the tensor arguments of the signature
         growth : which sizes and strides of the tensor grow

@@ -235,8 +235,8 @@ def link(
     facts : facts by signature number
     stored : storages that existed before the first recorded call
     escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
-        outputs; if there are none, the last call's results are the outputs, without those that torch returns only for
-        a backward pass
+        outputs; if there are none, the last call's results are the outputs, without the results that torch returns only
+        for a backward pass
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()

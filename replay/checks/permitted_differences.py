@@ -130,7 +130,7 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices `ours` along a dimension or into the flattened input; None if nothing is.
+    """Return the error in the indices `ours` along a dimension or into the flattened input; None if there is none.
 
     bound : arguments of the call by name
     theirs : indices of the reference, from which those in `ours` may differ
@@ -146,7 +146,7 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with topk's indices `ours`; None if nothing is. With `sorted=False`, any order is right."""
+    """Return the error in topk's indices `ours`; None if there is none. With `sorted=False`, any order is right."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -156,7 +156,7 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices `ours` of cummax or cummin, or None; no index may exceed its position."""
+    """Return the error in the indices `ours` of cummax or cummin, or None; no index may exceed its position."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
@@ -165,7 +165,7 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return what is wrong with the indices `ours` of max pooling, or None; each must lie in its pooling window.
+    """Return the error in the indices `ours` of max pooling, or None; each must lie in its pooling window.
 
     planes, bound : number of pooled dimensions, and the call's arguments by name
     """
@@ -258,8 +258,8 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return what is wrong with `actual`, the results of a dropout; None if each element is 0 or input / (1 - p),
-    within tolerance.
+    """Return the error in `actual`, the results of a dropout; None if each element is 0 or input / (1 - p), within
+    tolerance.
     """
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]

@@ -32,7 +32,7 @@ class UntrustedRun:
 
     run_ns : time of the call as the process reported it
     overhead_ns : time in ns that the request took in addition, by this process's clock
-    results : address and size of each result or, if a result is no plain tensor, its value or type; the process
+    results : address and size of each result or, if a result is not a plain tensor, its value or type; the process
         reported them together with the time
     """
 
@@ -120,7 +120,8 @@ class UntrustedCall:
         return UntrustedRun(run_ns, process.took_ns - run_ns, results)
 
     def _memory(self, process: UntrustedProcess, results: Sequence[Any]) -> list[torch.UntypedStorage | None]:
-        """Return the memory of each result: that of an argument, or a copy; None if the result is no plain tensor."""
+        """Return the memory of each result: an argument's memory, or a copy; None if the result is not a plain tensor.
+        """
         mapped, own = process.mapped_at(), dict[int, torch.UntypedStorage]()
         storages: list[torch.UntypedStorage | None] = []
         for item in results:

@@ -54,7 +54,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def critical_functions(device: str) -> dict[str, Any]:
-    """Return the functions of `CRITICAL` by name, as they are now; None for those that this torch lacks.
+    """Return the functions of `CRITICAL` by name, as they are now; None for a function that this version of torch
+    lacks.
 
     device : the device that is used; CUDA's functions are included
     """

@@ -72,7 +72,8 @@ class UntrustedSubject(Subject):
     ) -> tuple[Stratum, float]:
         """Time one run by the other process's clock, and check the results of some runs. The parameters have no effect.
 
-        The time is at least that of the whole request minus what a request to run the operator takes outside its call.
+        The time is at least that of the whole request minus the time that a request to run the operator takes outside
+        its call.
         """
         stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         began = perf_counter_ns()
