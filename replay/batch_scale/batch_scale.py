@@ -284,7 +284,7 @@ class BatchScale:
         """Return ((argument index, growth),) if the data argument of an operator in `ANCHORS` does not grow yet but
         should grow with the batch, otherwise an empty tuple.
 
-        going : what the current traversal has found
+        going : knowledge that the current traversal has collected
         phased, signature : the call with its phase, and its signature
         keys, growths : key and growth of each tensor argument
         """
