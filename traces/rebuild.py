@@ -225,7 +225,9 @@ class _Maker:
 
 
 def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Callable[[], None]]:
-    """Return an object without its content if possible, and a function that fills in the content.
+    """Return an object, and a function that fills in its content.
+
+    Objects of types such as tuples and tensors must be created with their content; the function does nothing then.
 
     content : spec of the content as a builtin type, or None; see `ObjectSpec`
     make : returns the argument that a spec describes

@@ -119,7 +119,8 @@ class Storage:
     Attributes
     ----------
     number : number of the storage in the trace
-    bytes : size in bytes up to the end of the last argument in it, or of the last result if it has no arguments
+    bytes : bytes from its start to the end of the last argument that it holds, or of the last result if it holds no
+        arguments
     made_by : index of the call that first returned a tensor in it; None for memory from before the capture, such as
         parameters
     first, last : indices of the first and the last call that use it
@@ -133,8 +134,9 @@ class Storage:
 
 
 class Dataflow:
-    """The calls of a trace, each with the calls that it depends on; calls nested in another call are left out. It can
-    be iterated repeatedly.
+    """The calls of a trace, each with the calls that it depends on; calls nested in another call are left out.
+
+    Each iteration over the object begins again with the first call.
 
     Attributes
     ----------
@@ -177,10 +179,10 @@ class Dataflow:
                     writers.pop(number, None)
 
     def _note(self, own: pd.DataFrame, memory: Integers) -> None:
-        """Update the size and the last use of each storage that these calls use.
+        """Update the size and the last use of each storage that the calls `own` use.
 
-        own : calls, as rows of the call table
-        memory : storage numbers of all tensors; a call has `tensors` of them, beginning at index `first_storage`
+        own : rows of the call table; a row has `tensors` tensors, the first of them at `first_storage` in `memory`
+        memory : storage number of each tensor
         """
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts

@@ -73,7 +73,7 @@ def make_graph(trace: Trace) -> Graph:
 
 
 def graph_facts(flow: Dataflow) -> GraphFacts:
-    """Return critical path, memory use and totals of a dataflow graph, in 4 bytes of memory per call."""
+    """Return critical path, memory use and totals of a dataflow graph; this takes 4 bytes of memory per call."""
     watch = _Watch()
     for step, new in flow:
         watch.add(step, new, flow.writers)

@@ -91,9 +91,9 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest level that holds `size` bytes of `threads` threads.
+        """Return the nearest level in which `size` bytes fit, divided among `threads` threads.
 
-        cold : True if no cache holds the data, so that the main memory is returned
+        cold : True if the caches do not hold the data yet; the main memory is returned then
         """
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
@@ -164,7 +164,7 @@ def from_json(fields: dict[str, Any]) -> Ceilings:
 def find_implausible_rate(ceilings: Ceilings) -> str | None:
     """Return a text that names the slowest arithmetic rate if it is too slow to be real on an accelerator, else None.
 
-    On a CPU without instructions for a dtype, its products can really be that slow.
+    The result is None for a CPU, because a dtype for which it has no instructions can really be that slow.
     """
     rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in ceilings.rates.items()}
     if ceilings.device == "cpu" or not rates:
@@ -250,7 +250,7 @@ def no_less(rates: dict[int, float]) -> dict[int, float]:
 
 
 def _copy_rate(size: int, threads: int) -> float:
-    """Return the rate in GB/s at which `threads` threads copy, each between two buffers of `size` bytes in total."""
+    """Return the total rate in GB/s of `threads` threads, each copying one half of separate `size` bytes to the other."""
     half = max(size // 2, 64) // 64 * 64
     count = max(1, BYTES_A_RUN // (2 * half))
     sets = [_repeating_arrays(half, count) for _ in range(threads)]

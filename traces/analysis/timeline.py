@@ -245,7 +245,8 @@ class _Nesting:
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
         """Move to the phase and modules in `path`; yield an event for each phase or module that ends.
 
-        start_ns, end_ns : start and end of the next call, which runs in `path`; modules that it enters begin with it
+        start_ns, end_ns : start and end of the next call, which runs in `path`; modules that the thread enters begin at
+            `start_ns`
         """
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared][0] == path[shared]:

@@ -62,10 +62,11 @@ class Outline:
     header : fields of the header
     signatures : the needed fields of each signature, by number
     scopes : scopes by number
-    observed : records with values of later calls, in file order
+    observed : records with the values of calls that are not the first of their signature, in file order
     effects : by signature, numbers of the value models in its `Effects` record
     graphs : graphs, by the signature of their launches
-    thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is a number of tensors
+    thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is each call's number of
+        tensors
     storages : storage numbers of the tensors of all calls, call after call
     step_starts_ns : (steps,), start times in the trace's closing record
     """
@@ -284,8 +285,8 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 class KeptFlow:
     """For each call, its producers: the earlier calls that created or last wrote the memory that it reads.
 
-    Calls inside extension functions are left out, and so are functions that were recorded with `--grip` as calls around
-    other calls, because inner and outer calls use the same memory.
+    Of calls inside each other, which use the same memory, only one level is kept: calls inside extension functions are
+    left out, and so are functions that were recorded with `--grip` as calls around their inner calls.
     """
 
     def __init__(self, outline: Outline) -> None:

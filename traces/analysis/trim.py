@@ -266,7 +266,7 @@ class _Writing:
 
 
 def _scopes(outline: Outline, used: set[int]) -> set[int]:
-    """Return the scopes of selected calls, and the scopes of the forward calls that these refer to.
+    """Return the scopes of selected calls, and for scopes of backward passes also those of the forward calls.
 
     used : scopes of selected calls
     """

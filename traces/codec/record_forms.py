@@ -111,7 +111,10 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
-    """Return the names of fields of a JSON object that this version does not know; headers and values may have any."""
+    """Return the names of fields of a record's JSON object that this version does not know.
+
+    The result is empty for headers and value models, which may have any fields.
+    """
     fields = _FIELDS.get(form["type"])
     return [] if fields is None else [name for name in form if name != "type" and name not in fields]
 

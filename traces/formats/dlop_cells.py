@@ -52,7 +52,7 @@ class TableRow:
     """One configuration of an operator.
 
     cells : values by column
-    network : model in which they occur, or "" if the file does not name it
+    network : model in which the operator is called with these values, or "" if the file does not name it
     """
 
     cells: dict[str, Any]

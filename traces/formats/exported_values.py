@@ -140,7 +140,7 @@ class Sizes:
         self._ranges = ranges if isinstance(ranges, dict) else {}
 
     def note(self, form: Any) -> None:
-        """Keep the example value of a symbolic size whose JSON object is a single name; without one, set `are_open`."""
+        """Keep the example value of a symbolic size that consists of a name; set `are_open` if one has no example."""
         match form:
             case {"as_expr": {"expr_str": str(), **rest}} if rest.get("hint") is None:
                 # older versions leave it out

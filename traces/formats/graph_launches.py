@@ -159,7 +159,7 @@ class GraphCalls:
         """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        """Yield the calls of each launch, with the kernels' times in that launch, each after the name of its thread."""
+        """Yield each call of each launch, after the name of its thread, with the times of its kernels in the launch."""
         for launch in self._launches:
             for place, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())

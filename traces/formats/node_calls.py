@@ -65,15 +65,15 @@ class NodeStorages:
         """Return the unique number of an argument's storage.
 
         storage, tensor : numbers of the storage and the tensor in the file
-        is_number : True if the tensor seems to represent a number. Such a tensor is not the result of a call, so it
-            gets a new storage even if the file's storage number occurred before.
+        is_number : True if the tensor seems to represent a number, which no call returned; unless the tensor is known,
+            it gets a new storage, even if the file's storage number occurred before
         """
         if storage and is_number and tensor not in self._tensors.get(storage, ()):
             return self.fresh(storage, tensor)
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """Return the unique number of a storage; a number that is new in the file is memory from before the first call.
+        """Return the unique number of a storage, which is a new one if the storage was not mentioned before.
 
         storage, tensor : numbers of the storage and the tensor in the file
         """
@@ -85,7 +85,7 @@ class NodeStorages:
         return self._numbers[storage]
 
     def fresh(self, storage: int, tensor: int) -> int:
-        """Return a new unique number for the file's storage number, whose memory was just allocated.
+        """Return a new unique number for a storage that was just allocated; its number in the file may be a reused one.
 
         storage, tensor : numbers of the storage and the tensor in the file
         """

@@ -41,7 +41,7 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
     """Yield the operators that one case of a configuration calls.
 
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
-    build : arguments in the `build` section, which are those of a module's class, or an operator's schema as text; None
+    build : content of the `build` section: the arguments of a module's class, or an operator's schema as text; None
         without the section
     recording : runs functions on meta tensors to find the operators that they call
 

@@ -94,7 +94,9 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
-    """Return the kernel that a compilation event (`payload`) describes, by its hash; empty if the event lacks it."""
+    """Return the kernel that a compilation event (`payload`) describes, by its hash; empty if the event lacks a hash or
+    a source file.
+    """
     match payload:
         case {"metadata": {"hash": str() as key}, "python_source": {"file_path": str() as path, **rest}}:
             code = rest.get("code")

@@ -59,7 +59,7 @@ class Losses:
     skipped : number of calls that were not converted, by operator and reason
     calls : content that the written file lacks, as (index of the call, operator, description); the first `LOST_CALLS`
         only
-    counts : number of calls that lack it, by description of the content
+    counts : number of calls that lack some content, by description of the content
     """
 
     defaults: list[str] = field(default_factory=list)

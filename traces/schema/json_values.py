@@ -41,7 +41,7 @@ DeviceName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]+[0-9]*(:[0-9]+)?\Z
 
 
 class AnyValue(type):
-    """Metaclass of types, for record fields, whose JSON values are read by a function in `readers`."""
+    """Metaclass of types of record fields for which every value counts as an instance; `readers` checks the values."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         return True

@@ -20,10 +20,11 @@ from opgrip.traces.schema.privacy import ATTRIBUTES, NESTED, Public, hashed, pub
 class ObjectSpec:
     """An object of a Python class, which can be a dataclass or a named tuple.
 
-    cls : `module:qualname`; for packed parameters one of `PACKERS`, and `content` is the tuple of its arguments
+    cls : `module:qualname` of the class; for packed parameters, the operator that packs them, such as
+        `torch.ops.quantized:linear_prepack`
     fields : attributes by name
-    content : its value as the builtin type from which its class derives: items of a named tuple as a tuple, entries of
-        a dictionary as a dict, a tensor; None if the class derives from no builtin type
+    content : the object as a value of the builtin type from which its class derives, such as a tuple for a named tuple,
+        a dict or a tensor; for packed parameters, the arguments of the operator; None for other objects
     """
 
     cls: Annotated[str, hashed("object")] = field(metadata=CLASS)
@@ -87,7 +88,7 @@ class SharedSpec:
 
 @dataclass(frozen=True, slots=True)
 class SameSpec:
-    """A further occurrence of the `SharedSpec` with this number, possibly inside of that."""
+    """A further occurrence of the value of the `SharedSpec` with this number; it can lie inside that value itself."""
 
     number: Public[Count]
 

@@ -128,10 +128,10 @@ class Observed:
     values : numbers of the value models of the call's arguments, in the order of the signature's tensors; None for a
         tensor without a value model
     outputs : result of the call, in the form of a signature's outputs
-    since_ns : for a call that represents its call site: time since the capture began, after which it is the first
-        call of the signature whose first tensor is in `storage`
-    storage : for such a call, the number of the storage of its first tensor, because another thread may make calls of
-        the same signature; None if it took no tensor
+    since_ns : a time that identifies the call if it represents a call site: the call is the first of its signature that
+        starts after this time (since the capture began) and whose first tensor is in `storage`; else None
+    storage : storage number of the first tensor of a call that represents a call site, which distinguishes the call
+        from those of other threads; None if the call took no tensor
     """
 
     signature: Public[Int64]
@@ -279,8 +279,8 @@ class Entered:
 
     thread, scope : numbers of the thread and the scope
     start_ns : start time relative to the start of the capture
-    signature : number of its signature, which the trace contains if a call of it has ended before
-    opened : known part of the signature if no call of it had ended
+    signature : number of the call's signature, which the trace contains if another call of the signature has ended
+    opened : known part of the signature if no call of the signature had ended
     """
 
     thread: Public[Int64]
@@ -315,7 +315,7 @@ class End:
     calls, signatures : number of calls and of signatures in the trace
     duration_ns : duration of the whole capture
     dropped : calls that are not in the trace
-    passed_by : calls that are not in the trace, but the calls that they made are
+    passed_by : calls that are not in the trace, although the calls made inside them are
     without_values : recorded tensors without a value model, by operator and reason
     stopped : limit at which the recording ended while the program continued; None if it reached no limit
     devices : names of the accelerators that the program used

@@ -117,10 +117,10 @@ class CallSource:
         return totals, counts
 
     def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
-        """Return, by signature, the factor by which its total device time changes if the launches of CUDA graphs are
-        divided among their calls by measured times instead of the estimate.
+        """Return, by signature, the factor by which its total device time changes if the time of each launch of a CUDA
+        graph is divided among the graph's calls in proportion to `times_ns` instead of the estimate.
 
-        times_ns : time of a call by signature; launches with a call that has none stay as they are
+        times_ns : time of a call by signature; graphs that contain a signature without a time keep the estimate
         """
         if not self.graphs.graphs:
             return {}

@@ -77,7 +77,10 @@ class Typical:
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Return the durations of calls in ns; a perturbed call has the typical one of its signature if it is known."""
+        """Return the durations of calls in ns, with the typical duration of the signature for perturbed calls.
+
+        A perturbed call keeps its own duration if no typical one is known.
+        """
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)

@@ -258,7 +258,7 @@ def ordered_rows(source: CallSource) -> Iterator[Rows]:
 class _Lateness:
     """Detects calls that are far out of start order in the file.
 
-    A call is late if it started before the newest call that was known `NEAR` blocks earlier.
+    A call is late if it started before the latest start time of all calls up to `NEAR` blocks earlier in the file.
     """
 
     def __init__(self) -> None:

@@ -117,10 +117,11 @@ class GraphLaunches:
                 graph.weights = graph.weights / total if total > 0 else np.full(len(graph), 1 / len(graph))
 
     def weights_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, Weights]:
-        """Return the share of each call in the time of its launches, by the signature of the launches, if the estimate
-        is replaced by measured times. Graphs with a call without a measured time are left out.
+        """Return, by the signature of a graph's launches, the share of each of its calls in the sum of `times_ns`.
 
-        times_ns : time of a call by signature
+        Graphs whose kernels were recorded, or that contain a call without a time, are left out.
+
+        times_ns : measured time of a call by signature
         """
         by_number = {item.number: item for item in signatures}
         weights = {}

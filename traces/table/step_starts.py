@@ -195,7 +195,8 @@ def reported_starts(end: End | None, last_ns: int) -> Integers:
 
     Parameters
     ----------
-    last_ns : start of the last call that is not a label of `record_function`; an optimizer's label ends after its step
+    last_ns : start of the last call, not counting labels of `record_function`, because an optimizer's label ends after
+        the optimizer has reported its step
     """
     starts = np.sort(np.array([] if end is None else end.step_starts_ns[: MOST_STEPS + 1], dtype=np.int64))
     return starts[starts <= last_ns] if len(starts) <= MOST_STEPS else starts[:0]

@@ -294,9 +294,9 @@ class Boxes:
         return values.round() if self.whole[at] else values
 
     def _places(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return some of the drawn boxes, of which the others become copies, so that boxes overlap as recorded.
+        """Return N boxes or fewer; `draw` adds moved copies of them up to N, so that the boxes overlap as recorded.
 
-        rows : (N, 4), independently drawn boxes x1 y1 width height
+        rows : (N, 4), independently drawn boxes x1 y1 width height, used unless `groups` is known
         """
         if self.groups is not None:
             corners = slice(self.first, self.first + 4)

@@ -219,7 +219,7 @@ def _repeats(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _steps(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return the value model of a packed sequence's batch sizes if all its sequences are equally long."""
+    """Return the value model of a packed sequence's batch sizes, for sequences that all have the full length."""
     longest = int(call["input"].shape[1 if call["batch_first"] else 0])
     return _numbers(spec, longest, longest)
 

@@ -160,7 +160,7 @@ def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.T
     ----------
     total : integer that is at least the number of parts
     weights : (P,) float64, one per part
-    most : upper limit of each part, unless the parts cannot add up to `total` then
+    most : upper limit of each part; raised if parts within it cannot add up to `total`; None for no limit
     """
     steps = weights.cumsum(0)
     steps = (steps / steps[-1] * (total - len(weights))).long()

@@ -148,8 +148,8 @@ class Floats(Ordered):
     ) -> torch.Tensor:
         """Return `count` values in random order, with the recorded shares of nan, infinities and denormals.
 
-        zeros : share of zeros in the values
-        total : number of elements to which the other shares refer; None for `count`
+        zeros : share of zeros, relative to `total`
+        total : number of elements of which the shares are taken; None for `count`
         """
         specials: list[torch.Tensor] = []
         free, device, total = count, generator.device, count if total is None else total

@@ -172,7 +172,7 @@ def _with_distinct(model: Any, outputs: Any) -> Any:
 
 
 def _with_runs(model: Any, outputs: Any) -> Any:
-    """Return the value model; if its values are sorted, it gets as many distinct ones as the output has rows."""
+    """Return the value model; if its values are sorted, as many of them are distinct as the output has rows."""
     is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
     return _with_distinct(model, outputs) if is_sorted else model
 

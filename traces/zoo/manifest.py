@@ -206,9 +206,9 @@ FIELD = "distilled"
 
 
 def chosen_numbers(header: Mapping[str, Any]) -> range | None:
-    """Return the numbers of the signatures that a distilled trace (a few cases that represent many traces) contains.
+    """Return the numbers of the cases' signatures in a distilled trace (a few cases that represent many traces).
 
-    Signatures of calls that only run before these are left out. The result is None for any other trace.
+    Signatures whose calls only precede the cases are left out. The result is None if the trace is not distilled.
 
     header : header of the trace
     """

@@ -108,7 +108,7 @@ class _Part:
         self._best = np.zeros(len(members))
 
     def gain(self, place: int) -> float:
-        """Return the weighted similarity that choosing a candidate would add to that of the chosen ones.
+        """Return by how much the sum of weighted similarities grows if a candidate is chosen.
 
         place : index of the candidate in `candidates`
         """
@@ -352,7 +352,7 @@ def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
     its cases.
 
     distilled : the representing cases
-    times : times of the corpus's cases in a replay from which these were not chosen
+    times : times of the corpus's cases in a replay other than the one from which the representing cases were chosen
     """
     # a score uses the time of a case after the preceding calls of the trace that it is written from
     chosen = {key: times[trace, key] for key, trace in distilled.sources.items() if (trace, key) in times}

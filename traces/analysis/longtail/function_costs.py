@@ -2,8 +2,8 @@
 
 Recording a call of a known signature costs some microseconds, which are subtracted (`CaptureCost`). Recording a new
 signature takes many times as long and lengthens the gap between two calls; so does inspecting the values of a later
-call. Therefore a pair of consecutive calls is assumed to take its typical time whenever it repeats. Perturbed calls,
-and gaps before them, are only used if there are no others.
+call. Therefore the gap between two calls counts at most with the typical gap between the same two calls. Perturbed
+calls, and gaps before them, are only used if there are no others.
 
 A call on an accelerator counts with its device time only, because the host runs ahead of the device.
 """
@@ -300,9 +300,11 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Add `size` bytes read from a tensor; all reads of a storage count at most up to the largest `extent`.
+        """Add a read of a tensor of `size` bytes.
 
-        shape : key of the tensor among those in its storage; a second read with the same key does not count
+        The bytes read from a storage are limited to the largest `extent` of its tensors.
+
+        shape : key of the tensor among those in its storage; a second read with the same key adds nothing
         extent : bytes from the start of the storage to the end of the tensor
         """
         self.reads.setdefault(storage, {})[shape] = size

@@ -49,7 +49,7 @@ class LongTailFunction:
     name, file : qualified name and source file
     pattern : value of `opcapture --grip` that selects the function
     calls : number of calls, estimated from the source lines of its operators (see `Invocations`)
-    launches, backward_launches : number of operators that it and its backward pass called
+    launches, backward_launches : number of calls of operators by the function, and by its backward pass
     operator_ns : total time of these operators, on the device if they ran on one
     between_ns : total host time between consecutive operators, including the backward pass
     host_ns : total host time in operators, including kernel launches, and between operators

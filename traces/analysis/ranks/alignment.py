@@ -34,7 +34,8 @@ class Clock:
 
     Attributes
     ----------
-    offset_ns : correction in ns, in addition to the start times of the captures; 0 if the clocks agree within the noise
+    offset_ns : correction in ns that is left after the start times of the captures were compared; 0 if the clocks agree
+        within the noise
     measured_ns : offset derived from the ends of collectives; None if it was not measured
     spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
     collectives : number of collectives that both processes took part in
@@ -98,7 +99,7 @@ class _Pairs:
     def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
         """Return, for each process, the other members of its process groups.
 
-        chosen : mask of the calls in `meetings` that count
+        chosen : mask of the calls in `meetings` to consider
         """
         members: dict[int, set[int]] = {process: set() for process in self._rows}
         pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)

@@ -239,7 +239,7 @@ class Scan:
 def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
     """Return the time at which a thread continued after it launched a collective: the start of call `place`.
 
-    If that call began before the launch ended, it is the end of that call, but not before the end of the launch.
+    If that call began before the launch ended, the result is the end of the call or of the launch, whichever is later.
 
     launched_ns : end of the launch
     """

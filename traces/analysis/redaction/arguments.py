@@ -86,7 +86,7 @@ def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
 class Redactor:
     """Redacts records and arguments by the privacy that their fields declare.
 
-    It leaves references to value models as they are; `Redaction` replaces them.
+    References to value models stay unchanged here; `Redaction` replaces them.
     """
 
     def __init__(self, policy: Policy, names: NameHasher, report: RedactionReport | None) -> None:
@@ -200,11 +200,11 @@ class Redactor:
         return image
 
     def note(self, field: str, label: str, text: str, image: str, why: str) -> None:
-        """Add a text that stays, or its hash, to the report.
+        """Add a text to the report if it stays, or the hash that replaces it.
 
         field, label : field of the record, and kind of text
         text, image : the text before and after redaction
-        why : reason why it stays
+        why : reason why the text stays
         """
         if self._report is not None:
             self._report.add_text(field, label, text, image, why)

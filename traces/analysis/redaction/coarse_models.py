@@ -28,7 +28,7 @@ class CallFacts:
     """Facts about the shapes of a call, which decide how its numbers are redacted.
 
     sizes : sizes of all dimensions of arguments and results
-    extent : largest number of elements, or last position in memory (in elements), of these tensors
+    extent : number of elements of the largest tensor, or from the start of a storage to a tensor's end, if that is more
     pinned : by integer, its replacement in this call, so that equal integers get the same one; a size replaces itself
     """
 
@@ -184,7 +184,7 @@ class RedactedModel:
     """Redacted value model of a tensor.
 
     model : the redacted model, or None if no part of it may stay
-    kept : reason why the values, or their order, are unchanged; empty if they are not
+    kept : reason why the values or their order stay unchanged; empty if neither does
     """
 
     model: ValueModel | None
@@ -262,7 +262,9 @@ def _fit(values: torch.Tensor, requested: frozenset[str]) -> ValueModel | None:
 def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
     """Return the value model without its quantiles, because each quantile is an actual element of the tensor.
 
-    values : elements of the tensor, of which a model of floats keeps the number of distinct ones
+    A model of floats gets the number of distinct `values` instead.
+
+    values : elements of the tensor
     """
     match model:
         case Floats():
@@ -275,7 +277,7 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
 
 
 def _with_sum(sketch: ValueModel, values: torch.Tensor, slot: TensorSlot, facts: CallFacts) -> ValueModel:
-    """Return `sketch` with the sum of `values` added, if they are lengths whose sum is a size in the call."""
+    """Return `sketch` with the sum of `values` if the argument holds lengths and their sum is a size in the call."""
     total = int(values.to(torch.int64).sum()) if isinstance(sketch, Integers) else None
     is_told = total in facts.sizes and slot.argument in LENGTHS
     return replace(sketch, total=total) if is_told and isinstance(sketch, Integers) else sketch

@@ -54,7 +54,7 @@ class TableRedactor(NamedTuple):
         ----------
         value : the dictionary
         table : how each of its keys is redacted
-        field : name of the record's field in the report; `header` if each key has its own name there
+        field : name of the record's field in the report; with `header`, a key is reported as `header.KEY`
         """
         redacted: dict[str, Any] = {}
         for name, item in value.items() if isinstance(value, dict) else ():

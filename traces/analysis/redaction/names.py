@@ -220,7 +220,7 @@ class NameHasher:
         return self._parts(op, separator, lambda part: part == "default")
 
     def unrecorded(self, name: str) -> str:
-        """Return the name of an operator or class in a trace's list of losses, with the program's own parts hashed."""
+        """Return the name of an operator or class that was not recorded, with the program's own parts hashed."""
         if is_public_operator(name) or name in OWN_PLACES:
             return name
         for prefix in OWN_PLACES_OF:
@@ -328,7 +328,7 @@ class NameRule:
     ----------
     redact : returns the redacted name
     why : reason why a name of this kind can stay unhashed, for the report
-    kept_by : kind of names in the policy's `keep` that keeps all of these names
+    kept_by : kind of names; if the policy's `keep` contains it, all names of the rule stay
     label : name of the kind in the report; empty for the name of the record's field
     """
 

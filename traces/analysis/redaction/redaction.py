@@ -88,8 +88,8 @@ class _State:
     models : value models of the original trace, by number
     numbers : number of each redacted value model, by `str(model)`
     newest : keys that the current record added to `numbers`
-    awaited : by number of a value model that is not read yet: the numbers of the redacted models to make of it, each
-        with the tensor that needs it
+    awaited : by number of a value model that comes later in the file, the redacted models to make of that model, each
+        as its number and the tensor that needs it
     kinds : kind of each operator
     """
 

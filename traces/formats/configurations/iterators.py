@@ -183,9 +183,10 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _copy_into(args: list[dict[str, Any]], place: int) -> dict[str, Any]:
-    """Replace argument `place` of `args` by a copy in which some sizes are taken from other arguments; return it.
+    """Return argument `place` of `args` with the sizes that its macro takes from other arguments.
 
-    The original lists are not changed, because other combinations share them.
+    The result also replaces the argument in `args`. The argument itself is not changed, because other combinations
+    share it.
     """
     if args[place].get("type") != "tensor":
         return args[place]

@@ -183,7 +183,7 @@ class MetaRecording:
     def whole(self, op: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a function inside the block of `running`, and return its result.
 
-        It is recorded as one operator `op` instead of the operators that it calls.
+        The function is recorded as a single operator `op`, and the operators that it calls are not recorded.
         """
         assert self._watch is not None, "it is called in a block of `running`"
         count = len(self._watch.calls)
