@@ -250,7 +250,7 @@ def no_less(rates: dict[int, float]) -> dict[int, float]:
 
 
 def _copy_rate(size: int, threads: int) -> float:
-    """Return the total rate in GB/s of `threads` threads, each copying one half of separate `size` bytes to the other."""
+    """Return the total rate in GB/s of `threads` threads, each of which copies half of `size` bytes to the rest."""
     half = max(size // 2, 64) // 64 * 64
     count = max(1, BYTES_A_RUN // (2 * half))
     sets = [_repeating_arrays(half, count) for _ in range(threads)]
