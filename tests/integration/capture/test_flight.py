@@ -166,7 +166,7 @@ def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_tables")
-@pytest.mark.parametrize("write_ahead", [False, True])
+@pytest.mark.parametrize("write_ahead", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_tables_do_not_grow_if_every_step_has_new_signatures(tmp_path: Path, write_ahead: bool) -> None:
     steady = torch.ones(7)
     turns, ready = threading.Semaphore(0), threading.Semaphore(0)

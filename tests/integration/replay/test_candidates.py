@@ -26,6 +26,7 @@ from opgrip.replay import replay
 from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
 from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.replay.results.origins import OriginColumns
+from opgrip.replay.results.results import Result
 from opgrip.replay.results.savings import judged_steps, mean_saving
 
 SOFTMAX, ADD_, TRANSPOSE, OUT = "aten._softmax.default", "aten.add_.Tensor", "aten.t.default", "aten.mul.out"
@@ -307,6 +308,12 @@ def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: l
     assert message.format(folder=tmp_path) in done.stdout + done.stderr
 
 
+@pytest.fixture(scope="module")
+def transpose_row(trace: Path) -> Result:
+    results = judge({TRANSPOSE: torch.ops.aten.t.default}, trace, iterations=2).results
+    return next(row for row in results if row.added)
+
+
 @pytest.mark.parametrize(
     ("text", "ratio", "interval", "verdict", "status"),
     [
@@ -319,11 +326,12 @@ def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: l
     ],
 )
 def test_candidate_gate_decides_the_exit_status(
-    trace: Path, text: str, ratio: float, interval: tuple[float, float], verdict: str, status: int
+    transpose_row: Result, text: str, ratio: float, interval: tuple[float, float], verdict: str, status: int
 ) -> None:
-    row = next(row for row in judge({TRANSPOSE: torch.ops.aten.t.default}, trace, iterations=2).results if row.added)
     error = (interval[1] - interval[0]) / 2 * 0.5
-    judged = replace(row, ratio_p50=ratio).adding(CandidateColumns(verdict, *interval, 0.5, 0.5 * (1 - ratio), error))
+    judged = replace(transpose_row, ratio_p50=ratio).adding(
+        CandidateColumns(verdict, *interval, 0.5, 0.5 * (1 - ratio), error)
+    )
     assert exit_status([hold_candidates(parse_candidate_gate(text), judged_steps([judged]))]) == status
 
 

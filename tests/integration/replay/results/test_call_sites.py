@@ -135,11 +135,11 @@ def test_results_frame_shows_a_pattern_for_several_modules(trained: Path) -> Non
     assert split["line"].str.contains("test_call_sites").any()
 
 
-@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
-def test_files_keep_call_sites(trained: Path, tmp_path: Path, suffix: str) -> None:
+def test_files_keep_call_sites(trained: Path, tmp_path: Path) -> None:
     results = results_of(load(trained))
-    results.save(tmp_path / f"r{suffix}")
-    assert [row.sites for row in read_run(tmp_path / f"r{suffix}")] == [row.sites for row in results]
+    for suffix in (".json", ".csv", ".parquet"):
+        results.save(tmp_path / f"r{suffix}")
+        assert [row.sites for row in read_run(tmp_path / f"r{suffix}")] == [row.sites for row in results], suffix
 
 
 def test_comparison_by_module_splits_the_calls_of_a_case() -> None:
