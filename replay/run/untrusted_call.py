@@ -120,7 +120,7 @@ class UntrustedCall:
         return UntrustedRun(run_ns, process.took_ns - run_ns, results)
 
     def _memory(self, process: UntrustedProcess, results: Sequence[Any]) -> list[torch.UntypedStorage | None]:
-        """Return the memory of each result: an argument's memory or a copy; None if the result is not a plain tensor."""
+        """Return the memory of each result: an argument's memory or a copy; None if it is not a plain tensor."""
         mapped, own = process.mapped_at(), dict[int, torch.UntypedStorage]()
         storages: list[torch.UntypedStorage | None] = []
         for item in results:
