@@ -120,8 +120,9 @@ class Side:
         self.time_ns += other.time_ns
 
     def by_call(self) -> Side:
-        """Return this side without value models, and with those cases (groups of equal calls) joined that have the same
-        operator, shapes, dtypes and other arguments.
+        """Return this side without value models, with one `Cases` for each text of a call as profiles have it.
+
+        Calls that differ only in details that profiles lack, such as strides, are joined.
         """
         joined: dict[str, Cases] = {}
         for cases in self.cases.values():

@@ -68,7 +68,7 @@ P = TypeVar("P", bound=Placed)
 
 
 def origins(trace: Trace) -> dict[int, Scope]:
-    """Return, for each scope, the scope in which its calls originate; for a backward pass, that of the forward call."""
+    """Return, by number, each scope itself; for a scope of a backward pass, the scope of the forward calls instead."""
     by_number = {scope.number: scope for scope in trace.scopes}
     return {
         scope.number: scope if scope.forward is None else by_number.get(scope.forward, scope) for scope in trace.scopes

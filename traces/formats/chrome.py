@@ -85,7 +85,7 @@ def _placed(value: Any, device: str) -> Any:
 
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
-    """Return a call with its argument `device` set, if the call creates a tensor and takes no tensors.
+    """Return a call with its argument `device` set, if it takes no tensors and creates one; else the call unchanged.
 
     parameters : parameters of the operator's schema
     """

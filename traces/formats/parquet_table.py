@@ -222,11 +222,11 @@ class ParquetTable:
         return texts.take(self._arrow.array(places, mask=places < 0))
 
     def _named(self, numbers: Integers, names: Sequence[str], of: Callable[[int], Sequence[Any]]) -> dict[str, Any]:
-        """Return columns that follow from a number in each row; each distinct number is looked up once.
+        """Return the columns `names`, whose values `of` looks up by the number in each row.
 
         numbers : (rows,), for example the number of each call's signature
         names : names of the columns
-        of : returns the values of all columns for a number
+        of : returns the values of all columns for a number; called once for each distinct number
         """
         arrow = self._arrow
         unique, inverse = np.unique(numbers, return_inverse=True)

@@ -24,7 +24,7 @@ class OpenSample:
 
     folder, name : folder and name of the sample
     function : callable that takes the recorded arguments; for a method, the first argument is the object or class
-    classes : classes of objects in the recorded calls by `module:qualname`, and all names in the sample's file
+    classes : classes of objects in the recorded calls, by `module:qualname`, and what the sample's code defines
     origin : name of the original function, `module:qualname`, by which traces name its calls
     tags : properties of the function, such as `ForLoop` (see `opgrip.samples.tags.Tag`)
     """

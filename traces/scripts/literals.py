@@ -36,7 +36,7 @@ class Literals:
     """Converts arguments to Python source for a script.
 
     tensor : function that returns the source of a tensor
-    main_device : device on which the call ran; the script replaces it by the device on which it runs
+    main_device : device on which the call ran, in place of which the script uses the device that its user selects
     """
 
     def __init__(self, tensor: Callable[[TensorSpec], str], main_device: str) -> None:

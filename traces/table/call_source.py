@@ -87,7 +87,7 @@ class CallSource:
         self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
 
     def weigh_graphs(self, signatures: Iterable[Signature]) -> None:
-        """Determine how the time of a launch of a CUDA graph is divided among its calls, after all records were read.
+        """Determine how a launch's time is divided among the calls of its CUDA graph, after all records were read.
 
         Raise `UserError` if the launches run too many calls.
         """

@@ -39,7 +39,7 @@ FINEST, COARSEST = 10, 3
 
 
 class DistinctCalls:
-    """Counts equal calls while blocks are read; calls are equal if all columns except start and storages are."""
+    """Counts equal calls while blocks are read; equal calls agree in all columns except start and storages."""
 
     def __init__(self) -> None:
         self._pieces: list[list[Integers]] = []
@@ -134,7 +134,7 @@ def _distinct_rows(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
 def _distinct(
     keys: Sequence[Integers], starts: Integers, places: Integers, counts: Integers, bits: int | None
 ) -> pd.DataFrame:
-    """Return one row per group of equal calls: its earliest start, the position of that call, and the sum of counts.
+    """Return one row per group of equal calls, with the sum of counts, and start and position of the earliest call.
 
     keys : columns that equal calls have in common
     starts, places, counts : start, position in the file and count of each row
@@ -160,7 +160,7 @@ def _distinct(
 def _rounded(times: Integers, bits: int | None) -> Integers:
     """Return times (-1 or more) truncated to their `bits` leading bits, or unchanged if `bits` is None.
 
-    If several times have the same truncated value, so does their mean.
+    The mean of times with the same truncated value has this truncated value, too.
     """
     if bits is None:
         return times

@@ -38,7 +38,7 @@ class GraphCalls:
     ----------
     signature, scope, tensors : (N,), numbers of the signature and scope of each call, and its number of tensors
     storages : (sum of `tensors`,), storage numbers
-    kernel_ns : time of each call's kernels, (N,); None if their records are not known
+    kernel_ns : time of each call's kernels, (N,); None if the kernels were not recorded
     weights : share of a launch's time that each call gets, (N,)
     """
 

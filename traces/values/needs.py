@@ -57,7 +57,10 @@ class ValueNeed:
 
     @property
     def counts_all(self) -> bool:
-        """Return True if few elements of a large tensor can decide the sizes of outputs or which memory is read."""
+        """Return True if a value model must be fitted to all elements of a large tensor.
+
+        A few elements can then decide the sizes of outputs or which memory is read.
+        """
         return self.why == _COUNT or self.model not in ("", "floats")
 
 

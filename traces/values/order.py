@@ -251,7 +251,7 @@ class Permutation(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return another permutation in the recorded order, cut for a smaller shape and repeated for a larger one."""
+        """Return distinct integers that rise and fall as often as recorded; they repeat if the shape is larger."""
         count, width = torch.Size(shape).numel(), self.high - self.low + 1
         if count <= width:
             values = distinct(count, self.low, self.high, generator)

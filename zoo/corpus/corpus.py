@@ -158,8 +158,8 @@ MOST_ELEMENTS = (1 << 63) - 1
 
 
 def rows_of(trace: Trace) -> pd.DataFrame:
-    """Return the rows of a trace for a corpus's table: one per signature that the trace calls itself, with the columns
-    of `Corpus.frame` that do not depend on other traces.
+    """Return the rows of a trace for a corpus's table: one per signature of its `own_calls`, with the columns of
+    `Corpus.frame` that do not depend on other traces.
 
     The time of a signature is its number of calls times the median time of a call.
     """

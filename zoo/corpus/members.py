@@ -53,8 +53,9 @@ class Member:
         return self.source == TRACE
 
     def described_by(self, header: Mapping[str, Any]) -> Member:
-        """Return the member with source, model, run, library and family taken from the file's header, unless the
-        model is known.
+        """Return the member with source, model, run, library and family taken from the file's header.
+
+        A member whose model is already known is returned unchanged.
         """
         if self.model:
             return self

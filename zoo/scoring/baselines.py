@@ -111,8 +111,8 @@ class Baseline:
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
-    """Yield each row with a key that identifies the same case in other runs: its key, and a number that counts rows
-    with the same key.
+    """Yield each row after a pair that identifies the same case in other results: the case's key, and the number of
+    earlier rows with this key.
 
     Parameters
     ----------

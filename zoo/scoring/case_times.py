@@ -72,8 +72,9 @@ Times = Mapping[tuple[str, str], float]
 
 
 def times_of(results: Results) -> Times:
-    """Return the times of cases in the results of a replay of several traces, as recorded; cases with the same key have
-    their median.
+    """Return the times of the cases that were run as recorded, from the results of a replay of several traces.
+
+    Cases of a trace with the same key get the median of their times.
 
     Raises
     ------
@@ -103,7 +104,7 @@ def _variant_of(results: Results) -> str:
 
     Raises
     ------
-    UserError : if these rows have several of them
+    UserError : if these rows differ in the number of threads or the cache state
     """
     variants = list(dict.fromkeys(row.variant for row in results if is_plain_but_threads(row)))
     if len(variants) > 1:
@@ -116,7 +117,7 @@ def _variant_of(results: Results) -> str:
 
 
 def times_of_baseline(baseline: Baseline) -> Times:
-    """Return the times of the cases in a baseline; cases of a trace with the same key have their median."""
+    """Return the times of the cases in a baseline; cases of a trace with the same key get the median of their times."""
     return _medians(
         (name, key, case.median_us)
         for name, trace in baseline.traces.items()

@@ -213,7 +213,7 @@ USES = 4
 
 
 class Traffic:
-    """Memory of all calls of a trace: for each storage, the function that created it, and whether others use it."""
+    """For each storage of a trace, the function that created it, and whether other functions use it."""
 
     def __init__(self) -> None:
         self._numbers: dict[Function, int] = {}

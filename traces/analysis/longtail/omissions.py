@@ -82,7 +82,10 @@ class Spans:
 
 
 def models_forward(trace: Trace) -> set[Function]:
-    """Return the `forward` functions of the outermost modules that the program calls; each contains a whole step."""
+    """Return the `forward` functions of the models in a trace, which are the modules that no other module calls.
+
+    All forward calls of a step run inside such a function.
+    """
     return {
         (scope.file, scope.function)
         for scope in trace.scopes

@@ -119,7 +119,7 @@ class _Ranks:
         return [process if rank is None else rank for process, rank in enumerate(ranks)]
 
     def drop_others(self) -> None:
-        """Remove processes without a rank, such as workers of a DataLoader, if others have one.
+        """Remove processes without a rank, such as workers of a DataLoader; keep all processes if none has a rank.
 
         Raises
         ------

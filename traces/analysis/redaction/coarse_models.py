@@ -29,7 +29,7 @@ class CallFacts:
 
     sizes : sizes of all dimensions of arguments and results
     extent : number of elements of the largest tensor, or from the start of a storage to a tensor's end, if that is more
-    pinned : by integer, its replacement in this call, so that equal integers get the same one; a size replaces itself
+    pinned : by integer, its replacement, so that equal integers in the call stay equal; sizes stay unchanged
     """
 
     sizes: frozenset[int]
