@@ -115,7 +115,7 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def with_functions(calls: pd.DataFrame) -> Times:
-    """Return the device times of a trace's calls, and for functions recorded with `--grip`, the sums over inner calls."""
+    """Return the device times of a trace's calls; for functions recorded with `--grip`, the sums over inner calls."""
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
     if not functions.any() or np.isnan(times).all():
