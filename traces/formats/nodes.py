@@ -350,7 +350,7 @@ class Tree:
 
 
 def is_call(node: Node) -> bool:
-    """Return True if a capture would record the node as a call, judged by its operator."""
+    """Return True if a capture would record a node as a call, judged by the node's operator."""
     return bool(node.schema) and not node.backend and not is_composite(node.schema)
 
 

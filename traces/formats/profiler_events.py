@@ -310,7 +310,7 @@ class ProfiledCall:
 class _Open:
     """An event that has not ended yet, while the events of a thread are read.
 
-    call : the recorded call that this event is or is inside of, None if there is none
+    call : the recorded call that the event represents or lies inside; None if there is no such call
     is_call : True if the event itself is the call
     """
 

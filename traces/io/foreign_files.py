@@ -72,7 +72,7 @@ class Losses:
         self.skipped[op, reason] += count
 
     def lose(self, call: int, op: str, what: str) -> None:
-        """Add `what`, the description of a part of a call that the written format cannot hold; `call` is its index."""
+        """Add `what`, the description of a part of the call with index `call` that the written format cannot hold."""
         self.counts[what] += 1
         if len(self.calls) < LOST_CALLS:
             self.calls.append((call, op, what))

@@ -23,8 +23,8 @@ class DeviceTimes:
 
     thread : number of the thread that made the calls
     first : index of the first of these calls among all calls of the thread, in the order of the trace
-    device_ns : time for which this call and each following one kept an accelerator busy, -1 for a call that ran only on
-        the host
+    device_ns : time for which the call `first` and each following one kept an accelerator busy, -1 for a call that ran
+        only on the host
     """
 
     thread: Public[Int64]

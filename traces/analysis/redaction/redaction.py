@@ -141,7 +141,7 @@ class Redaction:
             return list(redact(record))
 
     def take_back(self) -> None:
-        """Forget the value models that the last record added, because it was not written completely."""
+        """Forget the value models that the last record added, because the record was not written completely."""
         with self._lock:
             for text in self._state.newest:
                 self._state.numbers.pop(text, None)
