@@ -11,7 +11,7 @@ import functools
 import mmap
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +64,7 @@ class Usage:
     at_ns : time at which the usage was read
     busy_ns : time in which a processor ran any program, or which a hypervisor took
     stolen_ns : the part of `busy_ns` that a hypervisor took
-    own_ns : time in which a processor ran this process
+    own_ns : time in which a processor ran this process, or one that works for it
     """
 
     at_ns: int
@@ -74,7 +74,7 @@ class Usage:
 
 
 class Contention:
-    """Detects that the threads of this process had to wait for processors.
+    """Detects that the threads of this process, or of processes that work for it, had to wait for processors.
 
     The kernel counts the waits of each thread; if it does not, involuntary context switches are counted instead.
 
@@ -83,14 +83,22 @@ class Contention:
     proc : folder of the proc file system
     threads : number of threads that run at the same time; None for the number that torch uses for one operator
     ignored : native id of a thread whose waits are not counted
+    workers : function that returns the ids of the processes that do the measured work, whose waits are counted instead
+        of this process's; None if this process does it
     """
 
-    def __init__(self, proc: Path = PROC, threads: int | None = None, ignored: int | None = None) -> None:
-        self._proc = proc
+    def __init__(
+        self,
+        proc: Path = PROC,
+        threads: int | None = None,
+        ignored: int | None = None,
+        workers: Callable[[], Iterable[int]] | None = None,
+    ) -> None:
+        self._proc, self._workers = proc, workers
         self._threads, self._ignored = threads, str(ignored)
         self._files: dict[str, int] = {}
-        self._last: dict[str, tuple[int, int]] = {}
-        self._time_ns = self._count = 0
+        self._last: dict[str, tuple[int, int, int]] = {}
+        self._work_ns = self._time_ns = self._count = 0
         self._listed_ns = perf_counter_ns()
         self._usage = self._read_usage()
         self._others = self._stolen = 0.0
@@ -98,25 +106,26 @@ class Contention:
         self._asked = self.read()
 
     def read(self) -> Waits:
-        """Return the waits of this process's threads up to now."""
+        """Return the waits of the measured threads up to now."""
         now = perf_counter_ns()
         if now - self._listed_ns > THREADS_NS:
             self._listed_ns = now
             self._list_threads()
         for thread, file in list(self._files.items()):
             try:
-                time_ns, count = _waits_in(file)
+                work_ns, time_ns, count = _waits_in(file)
             except (OSError, ValueError):
                 os.close(self._files.pop(thread))
                 continue
-            last_ns, last_count = self._last[thread]
+            last_work_ns, last_ns, last_count = self._last[thread]
+            self._work_ns += work_ns - last_work_ns
             self._time_ns += time_ns - last_ns
             self._count += count - last_count
-            self._last[thread] = time_ns, count
+            self._last[thread] = work_ns, time_ns, count
         return Waits(now, self._time_ns, self._count if self._files else _switches())
 
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
-        """Return True if this process's threads waited too long for a processor in a period that ends now.
+        """Return True if the measured threads waited too long for a processor in a period that ends now.
 
         since : waits read at the start of the period; None if the period began with the previous call of this method
         run_ns : duration of the measured run within the period; None for the whole period
@@ -177,15 +186,16 @@ class Contention:
         return (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0))
 
     def _list_threads(self) -> None:
-        """Open the wait counters of threads that this process has started since the last call."""
-        folder = self._proc / "self" / "task"
-        with suppress(OSError):
-            for thread in os.listdir(folder):
-                if thread not in self._files and thread != self._ignored:
-                    with suppress(OSError, ValueError):
-                        file = os.open(folder / thread / "schedstat", os.O_RDONLY)
-                        self._files[thread] = file
-                        self._last[thread] = _waits_in(file)
+        """Open the wait counters of threads that were started since the last call."""
+        for process in ["self"] if self._workers is None else self._workers():
+            folder = self._proc / str(process) / "task"
+            with suppress(OSError):
+                for thread in os.listdir(folder):
+                    if thread not in self._files and thread != self._ignored:
+                        with suppress(OSError, ValueError):
+                            file = os.open(folder / thread / "schedstat", os.O_RDONLY)
+                            self._files[thread] = file
+                            self._last[thread] = _waits_in(file)
 
     def _look_at_others(self) -> None:
         """Update the shares of the processors that other programs and the hypervisor use, if the last update is
@@ -194,6 +204,7 @@ class Contention:
         before = self._usage
         if before is None or perf_counter_ns() - before.at_ns < OTHERS_NS:
             return
+        self.read()
         usage = self._read_usage()
         if usage is not None:
             span_ns = (usage.at_ns - before.at_ns) * len(os.sched_getaffinity(0))
@@ -214,12 +225,16 @@ class Contention:
                     stolen += steal
         except (OSError, ValueError):
             return None
-        return Usage(perf_counter_ns(), busy * tick_ns, stolen * tick_ns, process_time_ns())
+        own_ns = process_time_ns() + (0 if self._workers is None else self._work_ns)
+        return Usage(perf_counter_ns(), busy * tick_ns, stolen * tick_ns, own_ns)
 
 
-def _waits_in(file: int) -> tuple[int, int]:
-    _, time_ns, count = os.pread(file, 64, 0).split()
-    return int(time_ns), int(count)
+def _waits_in(file: int) -> tuple[int, int, int]:
+    """Return from a thread's open `schedstat` how long it ran and waited for processors, in ns, and how often it
+    waited.
+    """
+    work_ns, time_ns, count = os.pread(file, 64, 0).split()
+    return int(work_ns), int(time_ns), int(count)
 
 
 def _switches() -> int:

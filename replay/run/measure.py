@@ -30,6 +30,7 @@ from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, NOISY, Result
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
 from opgrip.replay.run.kernels import with_kernels
 from opgrip.replay.run.preparation import Prepared, prepare
+from opgrip.replay.run.untrusted import untrusted_processes
 from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
@@ -150,11 +151,8 @@ def _argument_bytes(case: Case) -> int:
 
 
 def _most_bytes(cases: Iterable[Case], workload: Workload) -> int:
-    """Return how many bytes the arguments of the cases that one worker measures together may take.
-
-    This is half of `BYTES`, or more if a single case needs more, limited by a share of the memory limit.
-
-    cases : cases to divide into such groups
+    """Return how many bytes the arguments of the cases that one worker measures together may take: half of `BYTES`, or
+    more if one of `cases` needs more, limited by a share of the memory limit.
     """
     limit = workload.request.limits.memory_limit
     largest = max((_argument_bytes(case) for case in cases), default=0)
@@ -208,6 +206,7 @@ def _measure(
                 workload.request.inputs.seed,
                 is_throttled=lambda: clocks.is_throttled,
                 records=not workload.request.profiled and records_work(workload.device),
+                workers=untrusted_processes if workload.candidates.untrusted else None,
             )
             for subjects in measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache):
                 number = subjects[0].number

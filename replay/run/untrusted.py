@@ -168,6 +168,9 @@ class UntrustedProcess:
                 ranges.append((first, last, int(offset, 16)))
         return ranges
 
+    def ids(self) -> list[int]:
+        return _descendants(self._above)
+
     def close(self) -> None:
         # a fork of this process does not own the child
         if self._owner == os.getpid():
@@ -269,6 +272,11 @@ def process_of(candidate: Candidate | None, workload: Workload) -> UntrustedProc
             _processes.pop(next(iter(_processes))).close()
         _processes[candidate] = UntrustedProcess(candidate, workload)
     return _processes[candidate]
+
+
+def untrusted_processes() -> list[int]:
+    """Return the ids of the processes that run candidates and operators, and of those that they started."""
+    return [pid for process in _processes.values() for pid in process.ids()]
 
 
 def end_process(candidate: Candidate | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -31,10 +31,8 @@ from opgrip.replay.timing.timing_options import Effort
 
 MOST = 100
 MOST_DROPPED = 3 * FEWEST
-"""most runs of a subject to drop because the processor or the device was slowed down, without `--iterations`
-
-With `--iterations`, at most as many runs are dropped as are requested. A processor or device that is always slow is
-measured anyway, and the rows report it.
+"""most runs of a subject to drop because the processor or the device was slowed down; `--iterations` if that is given.
+One that is always slow is measured anyway, and the rows report it.
 """
 LONG_NS = 100_000_000
 """duration in ns above which runs are not repeated on a slow processor"""
@@ -42,10 +40,8 @@ CHECK_NS, CHECK_RUNS = 2_000_000, 10
 """time in ns, and number of runs, after which the processor's speed and contention are checked"""
 WATCHFUL_NS = 200_000_000
 """time in ns after contention during which each run is checked separately, which takes ten microseconds per run"""
-QUIET_S = 0.05
-"""time in seconds between checks of a contended machine"""
-RETRY_NS = 1_000_000_000
-"""minimum time in ns for running contended cases again, even if all earlier runs took less"""
+QUIET_S, RETRY_NS = 0.05, 1_000_000_000
+"""seconds between checks of a contended machine; minimum time in ns for running contended cases again"""
 MOST_IN_A_ROW = 5
 RECORDED, RECORDED_NS = 5, 200_000_000
 """number of runs whose kernels are recorded after the timed runs, and time in ns after which only one is run"""
@@ -81,6 +77,7 @@ class Measurer:
     seed : random seed for the order of runs
     records : True to let the device record its work in a few runs of each subject after the timed ones
     is_throttled : returns True if the device's clock is currently lowered
+    workers : function that returns the ids of the processes that run the subjects; None if this process runs them
     """
 
     def __init__(
@@ -92,6 +89,7 @@ class Measurer:
         seed: int = 0,
         records: bool = False,
         is_throttled: Callable[[], bool] = lambda: False,
+        workers: Callable[[], Iterable[int]] | None = None,
     ) -> None:
         self.effort = effort
         self._stopwatch = stopwatch
@@ -109,6 +107,7 @@ class Measurer:
         self._lacks_memory = is_accelerator(stopwatch.device)
         self._records = records
         self._is_throttled = is_throttled
+        self._workers = workers
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
         """Run the subjects (calls to time) of one case in turn until enough times are known, then the subjects of
@@ -250,7 +249,7 @@ class Measurer:
 
     @contextmanager
     def _attentive(self) -> Iterator[None]:
-        with no_garbage_collection(), closing(Contention()) as self._contention:
+        with no_garbage_collection(), closing(Contention(workers=self._workers)) as self._contention:
             yield
 
     def _run_until_done(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:

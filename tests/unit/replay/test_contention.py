@@ -125,6 +125,21 @@ def test_ended_threads_are_forgotten_and_new_ones_are_watched(machine: Machine, 
         assert watch.is_contended()
 
 
+def test_workers_are_watched_instead_and_are_not_other_programs(machine: Machine, tmp_path: Path) -> None:
+    counts = tmp_path / "41" / "task" / "41" / "schedstat"
+    counts.parent.mkdir(parents=True)
+    counts.write_text("0 0 0\n")
+    with closing(Contention(tmp_path, workers=lambda: [41])) as watch:
+        machine.passes(300 * MS, waited_ns=100 * MS, waits=1)
+        assert not watch.is_contended()
+        counts.write_text(f"{300 * MS * len(os.sched_getaffinity(0))} 0 0\n")
+        machine.passes(300 * MS, busy_ticks=30)
+        assert (watch.is_shared, watch.has_room) == (False, True)
+        counts.write_text(f"0 {100 * MS} 1\n")
+        machine.passes(100 * MS)
+        assert watch.is_contended()
+
+
 def test_context_switches_are_used_without_scheduler_statistics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
