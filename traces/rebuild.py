@@ -84,7 +84,7 @@ def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[
         return _Maker(classes, make_tensor).make(tree)
     except CannotMake as error:
         raise UserError(
-            f"an argument cannot be created: {error}", "provide its class, or grip the function again"
+            f"an argument cannot be created: {error}", "pass its class in `classes`, or grip the function again"
         ) from error
     except (TypeError, ValueError, KeyError, RuntimeError, OverflowError, AttributeError) as error:
         # a trace may make false claims about classes of torch and numpy; RecursionError is a RuntimeError

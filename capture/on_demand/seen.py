@@ -89,7 +89,8 @@ class SeenSignatures:
             if path not in self._reported:
                 self._reported.add(path)
                 print(
-                    f"opgrip: the recording is complete, but its calls are not counted in the daily file: {error}",
+                    "opgrip: the recording is complete, but its calls are not counted in the list of known "
+                    f"signatures: {error}",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -269,9 +269,9 @@ class Blocks:
             yield replace(entered, thread=self._threads[mode.number])
 
     def entered(self) -> Iterator[tuple[ThreadMode, Entered]]:
-        """Yield the calls that each thread is running now, with the thread's mode.
+        """Yield the calls that each thread is running now, with the dispatch mode that records the thread.
 
-        In place of the thread's number, the records have the number of the mode.
+        Each record has the number of this mode as its thread's number.
         """
         for mode in self.recorder.threads.all:
             for start, node in self._running(mode):

@@ -126,12 +126,12 @@ class Selection(Cut):
 
     @property
     def op_flag(self) -> str:
-        """The option that names operators, in errors."""
+        """The name of the option that selects operators, for messages."""
         return f"{CANDIDATE} " if self.for_candidates else "--op "
 
     @property
     def module_flag(self) -> str:
-        """The option that names modules, in errors."""
+        """The name of the option that selects modules, for messages."""
         return f"{CANDIDATE} {MODULE}:" if self.for_candidates and self.unit == MODULE else "--module "
 
     def excludes(self, name: str) -> bool:

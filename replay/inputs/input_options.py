@@ -152,10 +152,11 @@ _MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
 def with_values(
     signature: Signature, values: Mapping[int, Drawable], kind: str
 ) -> tuple[Signature, Mapping[int, Drawable]]:
-    """Return a signature whose tensors refer to sources of values by number, and these sources.
+    """Return a signature whose tensors refer by number to what their values are drawn from, and this by number.
 
     values : value models or recorded values of the trace, by number
-    kind : `recorded`, `random`, `zeros`, or `repeated` for calls that run untimed
+    kind : an option of `--values`; or `repeated`, for calls that run untimed: as `recorded`, but in floating-point
+        tensors a short piece is repeated
     Arguments without recorded values get values that are valid for their operator, if such values are known.
     """
     from opgrip.traces.schema.arguments import TensorSpec, map_leaves

@@ -355,9 +355,10 @@ def _fill_rows(
 
 
 def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
-    """Return a case's rows with their ratios to the reference mode: of medians, and percentiles over paired runs.
+    """Return a case's rows with their times divided by those of the reference mode: the ratio of the medians, and
+    percentiles of the ratios of runs that alternated.
 
-    prepared : the same rows with their subjects, whose runs are paired
+    prepared : the same rows with the calls that were timed
     """
     compared = []
     for place, row in enumerate(with_ratios(rows, reference)):

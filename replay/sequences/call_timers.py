@@ -167,7 +167,7 @@ class Slowdown:
         self._contended: set[int] = set()
 
     def begin(self) -> None:
-        """Start to observe a pass; what happened before is not counted."""
+        """Start to look for slowdowns at the start of a pass through the step's calls."""
         # discard what happened before the pass
         self._check(with_pace=True)
         self._reset()

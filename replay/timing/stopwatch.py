@@ -118,11 +118,12 @@ def keep_busy(device: str, launch_ns: float) -> None:
 
 @dataclass(slots=True)
 class LaunchTime:
-    """The time that launching a call takes, measured while the device is kept busy before each run.
+    """The time that launching a call takes, and how long the device is therefore kept busy before the next run.
 
-    A launch outlasts the busy time if it takes longer than the launch before it, or if the call waits for the device.
-    The launch time of a call that waits includes the busy time, so it would grow from run to run. Therefore, most runs
-    of such a call get the shortest busy time, and a longer one is tried again every `RETRIED` runs.
+    The device must be busy until the call is launched, so that its time does not include the launch: for as long as
+    the launch before took. A call that waits for the device also waits until it is no longer busy, so both times would
+    grow from run to run. Therefore, most runs of such a call get the shortest launch time so far, and a longer one is
+    tried again every `RETRIED` runs.
 
     ns : expected time of the next launch; 0 if unknown
     last_ns : time of the last launch

@@ -168,7 +168,7 @@ class RayWorker:
         self._folder.cleanup()
 
     def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> Iterator[bytes]:
-        """Compile rows, and yield a message with them for each case.
+        """Compile the programs of all rows, and yield a message with the rows of each case.
 
         number : number of the workload in the user's command; its trace is loaded once
         bundle : list with a reference to the request and its files

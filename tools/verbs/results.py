@@ -172,8 +172,8 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="FILE",
-        help="file written by opgrip zoo baseline (default: the one that ships); for results of a distilled trace, "
-        "another replay of the same trace (default: the times stored in the trace)",
+        help="file written by opgrip zoo baseline (default: the one that ships); for results of a trace that "
+        "opgrip corpus distill wrote, another replay of that trace (default: the times stored in it)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list with one object per mode")
 

@@ -320,7 +320,9 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
     if path is None or root is None or not path.resolve().is_relative_to(root.resolve()):
         raise FormatError("the file is not in the folder of the definitions")
     if data_set.stored_bytes > STORED_BYTES and not data_set.file.unbounded:
-        raise FormatError(f"the values read before already have more than {STORED_BYTES >> 30} GB")
+        raise FormatError(
+            f"the files read before hold {STORED_BYTES >> 30} GB of values, the limit: allow more with --unbounded"
+        )
     values = read_foreign_tensor(path, key)
     data_set.stored_bytes += values.nbytes
     if values.shape != tensor.shape or values.dtype != tensor.dtype:

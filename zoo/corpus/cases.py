@@ -185,7 +185,7 @@ class _CaseRecords:
         yield replace(signature, number=own_number, args=args, kwargs=kwargs, outputs=outputs)
 
     def _observed(self, signature: Signature, own_number: int) -> Iterator[Record]:
-        """Yield records with the values that the source trace stores for other calls of a chosen signature.
+        """Yield records with the values that the source trace stores of later calls of a chosen signature.
 
         Parameters
         ----------

@@ -142,9 +142,7 @@ class ModelScore:
 
     @property
     def left_out(self) -> float:
-        """Return the mean over the replayed runs of the share of their cases that do not count, see
-        `TraceScore.left_out`.
-        """
+        """Return the mean of `TraceScore.left_out` over the model's replayed traces."""
         shares = [trace.left_out for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else 0.0
 

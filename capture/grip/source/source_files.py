@@ -309,7 +309,7 @@ def find_definition(thing: Any) -> FunctionDefinition:
             )
     name = getattr(thing, "__qualname__", type(thing).__qualname__)
     raise UserError(
-        f"{name} is not a Python function", f"the source of {type(thing).__qualname__}, which creates it, was not found"
+        f"{name} is not a Python function but an object of {type(thing).__qualname__}, whose source was not found"
     )
 
 

@@ -93,7 +93,7 @@ def test_unreadable_day_file_is_set_aside(
     go_to_day(1)
     assert service.add(recording(tmp_path / "3.jsonl", 2)) == 2
     assert service.add(recording(tmp_path / "4.jsonl", 2)) == 0
-    assert capfd.readouterr().err.count("are not counted in the daily file") == 1
+    assert capfd.readouterr().err.count("are not counted in the list of known signatures") == 1
 
 
 def test_private_service_name_is_in_no_file_name(tmp_path: Path) -> None:

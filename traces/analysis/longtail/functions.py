@@ -321,7 +321,9 @@ def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
     )
     print_line(head, file)
     if longtail.device_launches:
-        print_line(f"{DEVICE_TIME}: {longtail.device_launches:,} of them; host ms is the host time", file)
+        print_line(
+            f"{DEVICE_TIME}, here {longtail.device_launches:,}; the column host ms has the time on the host", file
+        )
     shown = ranked[:top]
     rows = [(item, longtail.wall_ns) for item in shown]
     columns = [column for column in COLUMNS if column.heading != "host ms" or longtail.device_launches]
