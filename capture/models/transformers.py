@@ -137,9 +137,7 @@ def _generate(model: Any, inputs: dict[str, Any], count: int) -> Any:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss in a model's output, or the mean of its first differentiable tensor; raise `UserError`
-    without either.
-    """
+    """Return the loss in a model's output, or the mean of its first differentiable tensor; `UserError` without both."""
     import torch
     from torch.utils._pytree import tree_leaves
 

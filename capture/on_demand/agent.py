@@ -321,9 +321,7 @@ def _wait_for_torch(most_s: float) -> None:
 
 
 def _stop_when_left(session: RecordingSession, link: socket.socket, over: threading.Event) -> None:
-    """Stop a recording when its client disconnects; do nothing if the event `over` then shows that the recording has
-    ended.
-    """
+    """Stop a recording when its client disconnects, unless the event `over` shows that it has ended."""
     with suppress(OSError):
         link.settimeout(None)
         while link.recv(1 << 12):

@@ -271,9 +271,7 @@ class Observations:
         self._idle_since_ns: int | None = None
 
     def set_idle(self, idle: bool) -> None:
-        """Begin (`idle` is True) or end a period in which no calls are recorded; it does not count as the
-        program's time.
-        """
+        """Begin (`idle`) or end a period in which no calls are recorded, which is not counted as the program's time."""
         now = perf_counter_ns()
         if idle and self._idle_since_ns is None:
             self._idle_since_ns = now

@@ -258,9 +258,7 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return the error in `actual`, the results of a dropout; None if each element is 0 or input / (1 - p), within
-    tolerance.
-    """
+    """Return the error in `actual`, results of a dropout; None if each element is about 0 or input / (1 - p)."""
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
     exact = torch.complex128 if source.is_complex() else torch.float64

@@ -227,9 +227,7 @@ def _moment(name: str, run: PlottedRun) -> datetime:
 
 
 def _total(rows: list[Result], name: str, common: set[object]) -> float:
-    """Return the sum of a time column in us over all calls; if the plot shows a single case (`common`), the time of one
-    call.
-    """
+    """Return the sum of a time column in us over all calls; of a single case (`common`), the time of one call."""
     if len(common) == 1:
         return float(getattr(rows[0], name) or rows[0].median_us or 0.0)
     return fsum(max(row.count, 1) * (getattr(row, name) or row.median_us or 0.0) for row in rows)
@@ -286,9 +284,7 @@ def _varied(rows: list[Result]) -> str:
 
 
 def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], column: str) -> list[int]:
-    """Draw series number `place` from the cases timed at all values of `column`; return these values, or none without
-    such a case.
-    """
+    """Draw series `place` from the cases timed at all values of `column`; return these, or none without a case."""
     import numpy as np
 
     by_case: dict[Any, dict[int, float]] = {}

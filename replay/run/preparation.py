@@ -138,9 +138,7 @@ class _Preparation:
         return result, None
 
     def _made(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
-        """Return the row and the call to time; if torch refuses an argument's gradient, try again without that
-        gradient.
-        """
+        """Return the row and the call to time, without the gradient of an argument for which torch refuses one."""
         workload = self._workload
         make = self._backward if variant.direction == BACKWARD else self._forward
         lacks_gradient_flags = (

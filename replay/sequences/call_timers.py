@@ -30,10 +30,14 @@ from opgrip.replay.operators.lookup import TRUSTED_EXTENSIONS, Operator
 from opgrip.replay.operators.memory import Arguments, Function, tensors_in
 from opgrip.replay.programs import make_program, run_program
 from opgrip.replay.results.results import OK, WRONG
-from opgrip.replay.run.workload import describe_failure
+from opgrip.replay.run.workload import Workload, describe_failure
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import WATCHFUL_NS
 from opgrip.replay.timing.stopwatch import Pace, keep_busy
+from opgrip.replay.timing.timing_options import GRAPH
+
+BUDGET_S, BUDGET_ON_ACCELERATOR_S = 10.0, 3.0
+"""time for passes timed by the host; an accelerator's times are from passes that its own clock times"""
 
 
 class CallTimer(Protocol):
@@ -291,7 +295,7 @@ class SequenceSettings:
     extensions: Collection[str] = TRUSTED_EXTENSIONS
     repeats: int | None = None
     precision: float = 0.05
-    budget_s: float = 10.0
+    budget_s: float = BUDGET_S
     room_bytes: int | None = None
     mode: str = EAGER
     tolerance: Tolerance = field(default_factory=Tolerance)
@@ -304,6 +308,24 @@ class SequenceSettings:
     def by_clock_of_device(self) -> bool:
         """True if programs must run on torch's streams, whose events time their calls."""
         return is_accelerator(self.device)
+
+
+def sequence_settings(workload: Workload) -> SequenceSettings:
+    request = workload.request
+    return SequenceSettings(
+        place=workload.place,
+        device=workload.device,
+        seed=request.inputs.seed,
+        extensions=request.inputs.extensions,
+        repeats=request.effort.iterations,
+        precision=request.effort.precision,
+        budget_s=BUDGET_ON_ACCELERATOR_S if is_accelerator(workload.device) else BUDGET_S,
+        room_bytes=request.limits.memory_limit,
+        mode=request.modes.mode[-1],
+        tolerance=request.tolerance,
+        candidates=request.candidates,
+        in_graphs=request.timing.exec_mode == GRAPH,
+    )
 
 
 def check_mode(name: str) -> None:

@@ -46,6 +46,7 @@ from opgrip.replay.sequences.call_timers import (
     HostTimer,
     SequenceSettings,
     Slowdown,
+    sequence_settings,
     typical_ns,
 )
 from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, DryRun, Excluded, switching
@@ -55,7 +56,6 @@ from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, m
 from opgrip.replay.sequences.step_streams import Lanes, plan_streams
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
-from opgrip.replay.timing.timing_options import GRAPH
 from opgrip.replay.workers.worker import end_without_device, start_child
 from opgrip.traces import Trace
 
@@ -69,8 +69,6 @@ MOST_FAILURES = 20
 """maximum number of calls that fail after the dry run or end a process before a replay gives up"""
 MOST_CAPTURES = 2
 """maximum number of times that a step is captured in graphs if the captures fail: a dry run changes little about it"""
-BUDGET_S, BUDGET_ON_ACCELERATOR_S = 10.0, 3.0
-"""time for passes timed by the host; an accelerator's times are from passes that its own clock times"""
 
 RunPass: TypeAlias = Callable[[Any, str, HostTimer, Slowdown], tuple[Pass, str]]
 
@@ -338,24 +336,6 @@ def _set_seed(device: str, seed: int) -> None:
 
 
 MODULE = "opgrip.replay.sequences.step_replay"
-
-
-def sequence_settings(workload: Workload) -> SequenceSettings:
-    request = workload.request
-    return SequenceSettings(
-        place=workload.place,
-        device=workload.device,
-        seed=request.inputs.seed,
-        extensions=request.inputs.extensions,
-        repeats=request.effort.iterations,
-        precision=request.effort.precision,
-        budget_s=BUDGET_ON_ACCELERATOR_S if is_accelerator(workload.device) else BUDGET_S,
-        room_bytes=request.limits.memory_limit,
-        mode=request.modes.mode[-1],
-        tolerance=request.tolerance,
-        candidates=request.candidates,
-        in_graphs=request.timing.exec_mode == GRAPH,
-    )
 
 
 def replay_apart(

@@ -24,9 +24,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` are the syntax nodes of both, empty
-    for a name inside a string.
-    """
+    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` is empty for a name in a string."""
 
     name: str
     attributes: tuple[str, ...]

@@ -134,9 +134,7 @@ def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]
 
 
 def _replace_statement(edits: Edits, statement: ast.stmt, text: str) -> None:
-    """Replace a statement by `text`. If the text is empty, remove the statement, or write `pass` if its block has no
-    other.
-    """
+    """Replace a statement by `text`; if that is empty, remove it, or write `pass` if its block has no other."""
     begin, end = edits.file.span(statement)
     around = edits.file.parents[statement]
     bodies = [getattr(around, name, []) for name in ("body", "orelse", "finalbody")]

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def seeded(*parts: object) -> Iterator[None]:
-    """Seed the generators of torch, numpy and Python for the block with a hash of `parts`, and restore their
-    states after it.
-    """
+    """In the block, seed the generators of torch, numpy and Python with a hash of `parts`; then restore them."""
     seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
@@ -207,9 +205,7 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
 
 
 def run_backward(result: Any, arguments: Arguments) -> Any:
-    """Return the gradients of a call's results with respect to its arguments, or None if no result or no
-    argument requires a gradient.
-    """
+    """Return the gradients of a call's results by its arguments; None if no result or no argument requires one."""
     outputs = [item for item in tensors_in(result) if item.requires_grad]
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
     if not outputs or not inputs:

@@ -20,12 +20,12 @@ from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.workload import Workload
+from opgrip.replay.sequences.call_timers import sequence_settings
 from opgrip.replay.sequences.ranks.control import Control
 from opgrip.replay.sequences.ranks.plan import Meeting, part_of, recorded_ranks
 from opgrip.replay.sequences.ranks.running import backend_for
 from opgrip.replay.sequences.ranks.step import Stamps, replay_step
 from opgrip.replay.sequences.step_options import RankColumns, RankOptions, rows_of, totals_of
-from opgrip.replay.sequences.step_replay import sequence_settings
 from opgrip.traces.analysis.ranks.collectives import bus_factor
 
 

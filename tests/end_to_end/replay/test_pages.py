@@ -268,7 +268,7 @@ from collections import defaultdict
 from dataclasses import replace
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.sequences import step_replay as sequence
-from opgrip.replay.sequences.step_replay import sequence_settings
+from opgrip.replay.sequences.call_timers import sequence_settings
 from opgrip.replay.timing import pages
 from opgrip.replay.run.workload import workload_for
 from opgrip.traces import load

@@ -18,9 +18,9 @@ from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, UNSUPPORTED, WRONG, Result
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
-from opgrip.replay.sequences.call_timers import Slowdown
+from opgrip.replay.sequences.call_timers import Slowdown, sequence_settings
 from opgrip.replay.sequences.step_options import rows_of
-from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence, sequence_settings
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import load
 
 SCALE = 3.0

@@ -25,9 +25,9 @@ from opgrip.replay.reports.step_report import print_sequence
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, workload_for
-from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
+from opgrip.replay.sequences.call_timers import HostTimer, Slowdown, sequence_settings
 from opgrip.replay.sequences.step_options import SequenceColumns, rows_of, totals_of
-from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence, sequence_settings
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import Trace, load
 
 PASSES = 2

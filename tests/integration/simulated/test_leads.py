@@ -31,8 +31,8 @@ from opgrip.replay.run import measure
 from opgrip.replay.run.kernels import KernelColumns
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
-from opgrip.replay.sequences.call_timers import Slowdown
-from opgrip.replay.sequences.step_replay import replay_sequence, sequence_settings
+from opgrip.replay.sequences.call_timers import Slowdown, sequence_settings
+from opgrip.replay.sequences.step_replay import replay_sequence
 from opgrip.replay.timing import stopwatch
 from opgrip.replay.timing.ranges import Range
 from opgrip.replay.timing.rounds import Measurer, SubjectGroup

@@ -15,7 +15,8 @@ from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
 from opgrip.replay.sequences import step_memory
-from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence, sequence_settings
+from opgrip.replay.sequences.call_timers import sequence_settings
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import Trace, load
 
 WIDTH = 512
