@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.comparison.differences import (
     Compared,
-    Judgement,
+    RatioVerdict,
     Verdict,
     compare_rows,
     difference_of_sums,
@@ -144,7 +144,7 @@ class Pair:
 
     base: Result
     new: Result
-    judgement: Judgement | None = None
+    judgement: RatioVerdict | None = None
     reason: str = ""
 
     @property
@@ -204,7 +204,7 @@ class Total:
     cases: int
     base_us: float
     new_us: float
-    judgement: Judgement
+    judgement: RatioVerdict
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -88,7 +88,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class RatioVerdict:
     """Verdict on the ratio of a case's times, with the ratio's interval.
 
     ratio, low, high : ratio of the new time to the base time, and its interval at the confidence level `CONFIDENCE`
@@ -112,7 +112,7 @@ def interval_text(low: float, high: float) -> str:
     return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
 
 
-def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
+def judge(differences: Sequence[Difference], margin: float) -> list[RatioVerdict]:
     """Return the verdict on each difference; the verdicts account for the number of differences.
 
     FASTER and SLOWER follow from the Benjamini-Hochberg procedure over all differences. SAME means that the interval
@@ -138,7 +138,7 @@ def judge(differences: Sequence[Difference], margin: float) -> list[Judgement]:
             room = _room(item, margin, -float(special.stdtrit(item.freedom, level / 2)))
             more_runs, more_new_runs = _more_runs(item, room), _more_new_runs(item, room)
         ratio, least, most = (_exp(value) for value in (item.log_ratio, low, high))
-        judgements.append(Judgement(verdict, ratio, least, most, probability, more_runs, more_new_runs))
+        judgements.append(RatioVerdict(verdict, ratio, least, most, probability, more_runs, more_new_runs))
     return judgements
 
 

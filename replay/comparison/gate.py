@@ -12,7 +12,7 @@ from opgrip.cli.command import counted
 from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.comparison.comparison import MARGIN, Comparison, Pair
-from opgrip.replay.comparison.differences import Judgement, Verdict, interval_text
+from opgrip.replay.comparison.differences import RatioVerdict, Verdict, interval_text
 from opgrip.replay.results.judgement import is_slower_by, may_be_slower_by
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import Result
@@ -99,7 +99,7 @@ class _Subject:
     """
 
     name: str
-    judgement: Judgement | None
+    judgement: RatioVerdict | None
     pairs: Sequence[Pair]
     share: float = 1.0
 

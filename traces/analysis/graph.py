@@ -46,7 +46,7 @@ class GraphFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Graph:
+class TraceGraph:
     """All calls and storages of a trace.
 
     Attributes
@@ -60,7 +60,7 @@ class Graph:
     facts: GraphFacts
 
 
-def make_graph(trace: Trace) -> Graph:
+def make_graph(trace: Trace) -> TraceGraph:
     """Return all calls and storages of a trace with their dependencies, in memory."""
     flow, watch = Dataflow(trace), _Watch()
     steps: dict[int, DataflowStep] = {}
@@ -69,7 +69,7 @@ def make_graph(trace: Trace) -> Graph:
         steps[step.number] = step
         storages.update((storage.number, storage) for storage in new)
         watch.add(step, new, flow.writers)
-    return Graph(steps, storages, watch.facts())
+    return TraceGraph(steps, storages, watch.facts())
 
 
 def graph_facts(flow: Dataflow) -> GraphFacts:

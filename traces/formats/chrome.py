@@ -20,7 +20,7 @@ from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError, UserError
 from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
-from opgrip.traces.formats.graph_launches import GraphCalls, captured_graphs, doubts_of, graph_share
+from opgrip.traces.formats.graph_launches import GraphLaunchCalls, captured_graphs, doubts_of, graph_share
 from opgrip.traces.formats.nodes import DTYPE_OF_ELEMENT, VALUE_OF_CODE
 from opgrip.traces.formats.operator_schemas import Bound, NoOverload, bind, op_of, schemas_of, without_defaults
 from opgrip.traces.formats.profiler_events import (
@@ -261,7 +261,7 @@ def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str
             f"{file.capture} does not contain the capture of a CUDA graph",
             "profile the program while it captures its CUDA graphs",
         )
-    calls = GraphCalls(table, graphs, file.losses.skip)
+    calls = GraphLaunchCalls(table, graphs, file.losses.skip)
     file.losses.doubts += doubts_of(share * (1 - calls.matched))
     file.losses.defaults.append(
         f"graphs: {100 * calls.share:.0f} % of the device's time in their launches is of operators in {file.capture}"

@@ -120,7 +120,7 @@ class _Launch:
     kernels: Sequence[tuple[str, int]]
 
 
-class GraphCalls:
+class GraphLaunchCalls:
     """The calls that the launches of CUDA or HIP graphs in a profile represent, found in a profile of the graphs'
     capture.
 
