@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from opgrip.cli.command import counted
 from opgrip.replay.checks.verdicts import ResultDifference, ResultVerdict, Tolerance
 from opgrip.replay.modes import RunOutputs
 from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
@@ -49,7 +50,7 @@ def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPositi
         outputs = [number for number, leaf in enumerate(reference.outputs) if isinstance(leaf, Tensor)]
         ours = [leaf for leaf in actual.outputs if isinstance(leaf, Tensor)]
         if len(ours) != len(outputs):
-            raise Unpaired(f"{len(ours)} tensors as outputs, not {len(outputs)}")
+            raise Unpaired(f"{counted(len(ours), 'output tensor')} instead of {len(outputs)}")
     if len(actual.arguments) != len(reference.arguments):
         raise Unpaired(f"{len(actual.arguments)} written arguments, not {len(reference.arguments)}")
     pairs = [(ResultPosition("output", number), leaf) for number, leaf in zip(outputs, ours, strict=True)]

@@ -196,7 +196,7 @@ def test_reason_names_the_output_and_the_element() -> None:
     verdict = checked(two, torch.ones(8, 8), met=met)
     assert verdict.reason == "output 1: 1 of 64 elements differ, by 0.5 (rel 0.25) at most, at [3, 7]"
     assert (verdict.max_abs, verdict.max_rel) == (0.5, 0.25)
-    assert checked(two, torch.ones(8, 8), met=met[:1]).reason == "1 tensors as outputs, not 2"
+    assert checked(two, torch.ones(8, 8), met=met[:1]).reason == "1 output tensor instead of 2"
 
 
 PLANTED: dict[str, Callable[[Tensor], Tensor]] = {
