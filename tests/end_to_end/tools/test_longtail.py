@@ -34,8 +34,8 @@ def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: 
         assert row["name"] in line
         assert line.endswith(f"--grip {row['pattern']}")
     overlaps = next(row for row in rows if row["name"] == "bbox_overlaps")
-    grips = "opcapture --input-size 96 --batch-size 1 --grip opgrip.samples.boxes.bbox_overlaps:bbox_overlaps"
-    assert overlaps["command"] == grips
+    sizes = "--input-size 96 --batch-size 1 --warmup 1 --steps 1"
+    assert overlaps["command"] == f"opcapture {sizes} --grip opgrip.samples.boxes.bbox_overlaps:bbox_overlaps"
 
 
 def test_higher_bandwidth_increases_the_savings(detector_trace: Path, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_kernel_of_the_main_file_is_found_in_a_trusted_module() -> None:
         ({"options": {"n": 1}}, "'n'"),
         ({"constants": {"BLOCK": 32}}, "other parameters"),
         ({"constants": {"BLOCK": 32, "OUT": torch.float32, "NEW": 1}}, "other parameters"),
-        ({"constants": {"BLOCK": 32, "OUT": torch.complex64}}, "has no torch.complex64"),
+        ({"constants": {"BLOCK": 32, "OUT": torch.complex64}}, "has no dtype torch.complex64"),
         ({"constants": {"BLOCK": Opaque("numpy.ndarray"), "OUT": torch.float32}}, "numpy.ndarray"),
         ({"constants": {"BLOCK": NamedSpec("os:system"), "OUT": torch.float32}}, "os is not trusted"),
         ({"constants": {"BLOCK": NamedSpec(f"{MODULE}:add"), "OUT": torch.float32}}, "no Triton kernel add"),
