@@ -89,6 +89,8 @@ def begin(settings: bytes) -> None:
     def bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
         # processes that this one forks run it too
         process.BaseProcess._bootstrap = original  # type: ignore[attr-defined]
+        # as the original does first, so that a worker of a pool is known as one
+        process._current_process = self  # type: ignore[attr-defined]
         if "torch" in sys.modules:
             _record(settings)
         else:
