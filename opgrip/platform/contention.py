@@ -204,7 +204,8 @@ class Contention:
         before = self._usage
         if before is None or perf_counter_ns() - before.at_ns < OTHERS_NS:
             return
-        self.read()
+        if self._workers is not None:
+            self.read()
         usage = self._read_usage()
         if usage is not None:
             span_ns = (usage.at_ns - before.at_ns) * len(os.sched_getaffinity(0))
