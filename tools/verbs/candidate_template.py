@@ -161,8 +161,7 @@ def template_of_module(trace: Trace, target: str, path: str) -> tuple[CandidateT
         origin = "" if links.stored[place] else ", computed by an earlier call"
         facts.append(f"  {f'x{place}':<4} {_tensor_outline(spec):<24} {use}{origin}")
     settings = {leaf: _setting(leaf) for leaf in links.settings}
-    name = re.sub(r"\W", "_", path)
-    name = name if name.isidentifier() and not keyword.iskeyword(name) else "candidate"
+    name = _function_name(re.sub(r"\W", "_", path))
     source = recorded_source(links, name, settings)
     origin = f"The implementation makes the recorded calls of {own[0].op}: replace it."
     return CandidateTemplate(f"{OF_MODULES}{path}", target, facts), Implementation(
@@ -306,12 +305,16 @@ def calling(op: str, operator: Any) -> Implementation:
     """Return an implementation that calls the operator itself."""
     module, _, name = op.partition(":")
     is_function = bool(name)
-    name = name if is_function else op.split(".")[1].strip("_")
-    name = name if name.isidentifier() and not keyword.iskeyword(name) else "candidate"
+    name = _function_name(name if is_function else op.split(".")[1].strip("_"))
     parameters, passed = ANYTHING if is_function else _parameters(operator._schema.arguments)
     called, imported = (op.replace(":", "."), module) if is_function else (operator_source(op), "torch")
     source = f"def {name}({parameters}):\n    return {called}({passed})"
     return Implementation(name, "The implementation calls the operator: replace it.", [f"import {imported}"], source)
+
+
+def _function_name(name: str) -> str:
+    """Return a name for a candidate's function: `name`, or `candidate` if Python does not allow that."""
+    return name if name.isidentifier() and not keyword.iskeyword(name) else "candidate"
 
 
 def _parameters(arguments: Iterable[Any]) -> tuple[str, str]:
