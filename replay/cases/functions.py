@@ -76,20 +76,27 @@ def described_case(
         if not isinstance(leaf, Tensor):
             return leaf
         storage = storages.setdefault(leaf.untyped_storage()._cdata, len(storages))
-        return TensorSpec(
-            tuple(leaf.shape),
-            tuple(leaf.stride()),
-            leaf.dtype,
-            str(leaf.device),
-            offset=int(leaf.storage_offset()),
-            requires_grad=leaf.requires_grad,
-            storage=storage,
-            values=next(places),
-        )
+        return strided_spec(leaf, storage=storage, values=next(places))
 
     described = map_leaves(describe, arguments)
     signature = Signature(number, FUNCTION, name, described[0], described[1], NOT_KNOWN)
     return Case(signature, values, 1, 0.0, 0.0, 0.0, operator=operator)
+
+
+def strided_spec(tensor: Tensor, **others: Any) -> TensorSpec:
+    """Return the description of a strided tensor by shape, strides, dtype, device, offset and `requires_grad`.
+
+    others : further fields of the description
+    """
+    return TensorSpec(
+        tuple(tensor.shape),
+        tuple(tensor.stride()),
+        tensor.dtype,
+        str(tensor.device),
+        offset=int(tensor.storage_offset()),
+        requires_grad=tensor.requires_grad,
+        **others,
+    )
 
 
 class LazyOperator(Operator):

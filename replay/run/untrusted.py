@@ -275,7 +275,7 @@ def process_of(candidate: Candidate | None, workload: Workload) -> UntrustedProc
 
 
 def untrusted_processes() -> list[int]:
-    """Return the ids of the processes that run candidates and operators, and of those that they started."""
+    """Return the ids of the processes that run candidates and operators, and of the processes that they started."""
     return [pid for process in _processes.values() for pid in process.ids()]
 
 

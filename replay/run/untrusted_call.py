@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opgrip.errors import UserError
+from opgrip.replay.cases.functions import strided_spec
 from opgrip.replay.checks.verdicts import WrongResultError
 from opgrip.replay.inputs.filling import memory_of
 from opgrip.replay.inputs.inputs import as_recorded
@@ -187,16 +188,7 @@ def _leaf(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
             raise Unsupported("--untrusted passes strided tensors only")
         storage = leaf.untyped_storage()
         storages.setdefault(storage._cdata, storage)
-        return TensorSpec(
-            tuple(leaf.shape),
-            tuple(leaf.stride()),
-            leaf.dtype,
-            str(leaf.device),
-            offset=int(leaf.storage_offset()),
-            requires_grad=leaf.requires_grad,
-            storage=list(storages).index(storage._cdata),
-            conj=leaf.is_conj(),
-            neg=leaf.is_neg(),
-        )
+        number = list(storages).index(storage._cdata)
+        return strided_spec(leaf, storage=number, conj=leaf.is_conj(), neg=leaf.is_neg())
 
     return map_leaves(described, tree)
