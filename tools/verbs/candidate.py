@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.force, (".py", ".pyw"))
 
     from opgrip.replay.modes.candidate import OF_MODULES
-    from opgrip.tools.verbs.candidate_template import template_of_module, template_of_operator, template_of_sample
+    from opgrip.tools.exports.candidate_template import template_of_module, template_of_operator, template_of_sample
     from opgrip.traces import TraceReader, load
 
     reporter = Reporter(args.prog)

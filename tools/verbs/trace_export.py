@@ -66,7 +66,7 @@ def _mode(text: str) -> str:
 
 @verb("trace export-case", "write a case as a Python script that only needs torch", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
-    from opgrip.tools.exported_cases import export_case, export_sample, export_unit
+    from opgrip.tools.exports.exported_cases import export_case, export_sample, export_unit
     from opgrip.traces import TraceReader, load
     from opgrip.traces.io.sample_folder import SAMPLE, read_sample
 

@@ -9,8 +9,8 @@ import torch
 from programs import run_command, succeed
 
 from opgrip import Capture, judge, load
+from opgrip.tools.exports.candidate_template import template_of_operator
 from opgrip.tools.opgrip import main
-from opgrip.tools.verbs.candidate_template import template_of_operator
 
 OWN_OPERATOR = """\
 import torch

@@ -176,7 +176,7 @@ class Contention:
     has_room = True
     is_shared = False
 
-    def __init__(self) -> None:
+    def __init__(self, workers: None = None) -> None:
         self.checks = 0
 
     def read(self) -> Waits:

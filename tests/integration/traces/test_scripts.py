@@ -20,7 +20,7 @@ from unusual_tensors import UNUSUAL
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.tools.exported_cases import export_case, export_unit, source_of
+from opgrip.tools.exports.exported_cases import export_case, export_unit, source_of
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import EXTENSION, Signature

@@ -28,7 +28,7 @@ from opgrip.replay.outcome import write_results
 from opgrip.replay.reports import reports
 from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.run.workload import empty_rows
-from opgrip.tools.exported_cases import source_of
+from opgrip.tools.exports.exported_cases import source_of
 from opgrip.tools.opgrip import main
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.codec.record_forms import to_json

@@ -148,7 +148,7 @@ def template_of_module(trace: Trace, target: str, path: str) -> tuple[CandidateT
     """
     from opgrip.replay.cases.cases import make_cases
     from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units
-    from opgrip.tools.exported_cases import recorded_source
+    from opgrip.tools.exports.exported_cases import recorded_source
 
     try:
         own = make_units(trace, Selection(unit=MODULE, module=(path,), for_candidates=True), MODULE)
