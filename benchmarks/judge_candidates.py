@@ -165,26 +165,32 @@ def same(is_quick: bool) -> int:
 def confirm(is_quick: bool) -> tuple[list[str], int]:
     """Print a table of estimated and measured savings of the layer norm and the softmax together.
 
-    Return its lines, and the exit status: 1 if two savings differ by over 1 % of the step.
+    Return its lines, and the exit status: 1 if the saving measured in the candidates' calls in a replayed step and the
+    saving estimated for it differ by over 1 % of the step. An estimate is for the recorded step, in which the calls may
+    take other shares; the estimate for the replayed step takes their shares in that step.
 
     is_quick : True for one trace and few runs
     """
     candidates = [f"{op}={source}" for item in EXAMPLES[:2] for op, source in item.candidate.items()]
-    names = ("trace", "operators take, captured", "in the replay", "estimated", "measured", "difference")
+    names = ["trace", "of the recorded step", "estimated", "of the replayed step", "estimated for it"]
+    names += ["measured in these calls", "difference", "measured in the whole step", "passes"]
     lines = _printed([], f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}")
     far = False
     for name in CONFIRMED[:1] if is_quick else CONFIRMED:
         results = replay(f"zoo:{name}", candidate=candidates, confirm=True, **(QUICK if is_quick else {}))
         (step,), measured = judged_steps(results), results.header["confirmation"]
-        difference = step.saving - measured["saving"]
+        difference = measured["estimated_here"] - measured["own_saving"]
         far |= abs(difference) > NEAR
         cells = [
             name,
             f"{100 * (step.share or 0.0):.2f} %",
-            f"{100 * measured['share']:.2f} %",
             saving_in_words(step.saving, step.error, 2),
-            saving_in_words(measured["saving"], measured["error"], 2),
+            f"{100 * measured['share']:.2f} %",
+            saving_in_words(measured["estimated_here"], 0.0, 2).partition(" ±")[0],
+            saving_in_words(measured["own_saving"], measured["own_error"], 2),
             f"{100 * difference:+.2f} %",
+            saving_in_words(measured["saving"], measured["error"], 2),
+            str(measured["passes"]),
         ]
         _printed(lines, f"| {' | '.join(cells)} |")
     return lines, int(far)

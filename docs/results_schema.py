@@ -33,7 +33,7 @@ HEADER: dict[str, tuple[str, dict[str, Any]]] = {
     "seed": ("random seed for generated inputs", {"type": "integer"}),
     "options_hash": ("hash of the options that affect rows", TEXT),
     "settings": ("options that differ from their defaults", FACTS),
-    "confirmation": ("with `--confirm`: the saving measured in replays of the whole step", FACTS),
+    "confirmation": ("with `--confirm`: the saving measured in a replay of the whole step", FACTS),
     "judgement": ("with `--candidate`: what the candidates save", {"$ref": "#/$defs/judgement"}),
     "results": ("one object for each result", {"type": "array", "items": {"$ref": "#/$defs/row"}}),
 }

@@ -211,9 +211,9 @@ class TraceReplay:
         """
         from opgrip.replay.sequences.confirmation import confirm
 
-        estimated = next((step.saving for step in judged_steps(rows) if step.share is not None), None)
-        with self._reporter.following("replaying the whole step four times") as on_progress:
-            confirmation = confirm(self.workload, estimated, on_progress)
+        judged = next((step for step in judged_steps(rows) if step.share is not None), None)
+        with self._reporter.following("replaying the whole step") as on_progress:
+            confirmation = confirm(self.workload, judged, on_progress)
         name = "" if self._origin is None else f"{self._origin.trace}: "
         # Python programs read it from the header
         self._reporter.begin(f"{name}{confirmation.line}")

@@ -57,6 +57,9 @@ class CallTimer(Protocol):
     def times_ns(self) -> list[int]:
         """Return the time of each call in ns; 0 for a call that did not run."""
 
+    def renewed(self) -> CallTimer:
+        """Return a timer of the same kind for another pass."""
+
 
 class HostTimer:
     """Times calls with the host's clock; on an accelerator, this measures their launches.
@@ -92,6 +95,9 @@ class HostTimer:
 
     def times_ns(self) -> list[int]:
         return self._times
+
+    def renewed(self) -> HostTimer:
+        return HostTimer(self._new_memory, self._wait)
 
 
 class DeviceClockTimer:
@@ -135,6 +141,9 @@ class DeviceClockTimer:
             self._times[place] = round(before.elapsed_time(after) * 1e6)
         self._events.clear()
         return self._times
+
+    def renewed(self) -> DeviceClockTimer:
+        return DeviceClockTimer(self._device, self._launch_ns)
 
 
 def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
@@ -287,6 +296,7 @@ class SequenceSettings:
     store, tuning, candidates : folder for compiled programs, options for a compiler's search, and the user's
         implementations of operators
     in_graphs : True to run the calls in graphs of the device, such as CUDA graphs
+    in_pairs : True to time each pass also in eager, so that the mode can be compared with eager
     """
 
     place: DeviceMap
@@ -303,6 +313,7 @@ class SequenceSettings:
     tuning: Tuning = field(default_factory=Tuning)
     candidates: CandidateOptions = field(default_factory=CandidateOptions)
     in_graphs: bool = False
+    in_pairs: bool = False
 
     @property
     def by_clock_of_device(self) -> bool:
@@ -312,6 +323,9 @@ class SequenceSettings:
 
 def sequence_settings(workload: Workload) -> SequenceSettings:
     request = workload.request
+    in_pairs = request.candidates.confirm
+    # a pair is two passes, and differences need more of them than times
+    budget_s = (BUDGET_ON_ACCELERATOR_S if is_accelerator(workload.device) else BUDGET_S) * (6 if in_pairs else 1)
     return SequenceSettings(
         place=workload.place,
         device=workload.device,
@@ -319,12 +333,13 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
         extensions=request.inputs.extensions,
         repeats=request.effort.iterations,
         precision=request.effort.precision,
-        budget_s=BUDGET_ON_ACCELERATOR_S if is_accelerator(workload.device) else BUDGET_S,
+        budget_s=budget_s,
         room_bytes=request.limits.memory_limit,
         mode=request.modes.mode[-1],
         tolerance=request.tolerance,
         candidates=request.candidates,
         in_graphs=request.timing.exec_mode == GRAPH,
+        in_pairs=in_pairs,
     )
 
 

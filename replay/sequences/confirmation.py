@@ -1,25 +1,20 @@
-"""Confirmation of what candidates (a user's implementations of operators) save, by replays of the whole step with and
-without them.
+"""Confirmation of what candidates (a user's implementations of operators) save, by a replay of the whole step whose
+passes run with and without them in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from math import fsum, hypot, sqrt
-from statistics import fmean, median, pstdev
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import fsum
 
+from opgrip.cli.command import counted
 from opgrip.cli.progress import ProgressCallback
-from opgrip.replay.modes import ModeOptions
-from opgrip.replay.modes.candidate import CandidateOptions
-from opgrip.replay.results.judgement import WITHIN_95
-from opgrip.replay.results.savings import saving_in_words
+from opgrip.errors import UserError
+from opgrip.replay.results.judgement import CandidateColumns
+from opgrip.replay.results.savings import JudgedStep, saving_in_words
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.sequences.step_replay import replay_apart
-from opgrip.replay.sequences.step_results import SequenceResult
-
-OF_MEDIAN = 1.2533
-"""standard error of a median over that of a mean"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,65 +23,72 @@ class Confirmation:
 
     saving : saved share of the step's time
     error : half of the 95 % interval of `saving`
-    share : share of the replayed step that the candidates' operators take
+    own_saving, own_error : part of `saving` in the calls of candidates, and half of its 95 % interval; the rest is in
+        calls of other operators, which find other data in the caches
+    share : share of the replayed step that these calls take without candidates
     calls : number of calls that the candidates ran
-    estimated : saving that is estimated from single calls; None if the trace has no times
+    passes : number of timed passes with candidates; as many ran without
+    estimated : saving in the recorded step that is estimated from single calls; None if the trace has no times
+    estimated_here : the same for the replayed step, in which the calls take other shares than in the recorded one
     """
 
     saving: float
     error: float
+    own_saving: float
+    own_error: float
     share: float
     calls: int
-    estimated: float | None
+    passes: int
+    estimated: float | None = None
+    estimated_here: float | None = None
 
     @property
     def line(self) -> str:
-        """The time that the candidates save per step, measured in replays of the step, as one line of text."""
-        saving = saving_in_words(self.saving, self.error)
-        estimated = "" if self.estimated is None else f"; estimated from single calls: {100 * self.estimated:.1f} %"
+        """The time that the candidates save per step, measured in a replay of the step, as one line of text."""
+        estimated = ""
+        if self.estimated is not None and self.estimated_here is not None:
+            estimated = f"; estimated from single calls: {_in_words(self.estimated_here)}"
+            estimated += f", {_in_words(self.estimated)} of the recorded step"
         return (
-            f"confirmed by replays of the whole step: {saving} of it (these operators take {100 * self.share:.1f} %), "
-            f"with {self.calls:,} calls of candidates{estimated}"
+            f"confirmed by a replay of the whole step in {counted(self.passes, 'pass', 'passes')}: "
+            f"{saving_in_words(self.saving, self.error)} of it, {saving_in_words(self.own_saving, self.own_error)} in "
+            f"{counted(self.calls, 'call')} of candidates, which take {100 * self.share:.1f} % without them{estimated}"
         )
 
 
-def confirm(workload: Workload, estimated: float | None, on_progress: ProgressCallback) -> Confirmation:
-    """Replay the whole step without, with, with, and without the candidates; return what they save.
+def _in_words(saving: float) -> str:
+    return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.1f} %"
 
-    estimated : saving that is estimated from single calls
-    on_progress : function called with the progress
-    Raises the same errors as `replay_apart`.
+
+def confirm(workload: Workload, judged: JudgedStep | None, on_progress: ProgressCallback) -> Confirmation:
+    """Replay the whole step with and without the candidates in turn; return what they save.
+
+    judged : saving that is estimated from single calls
+    Raises the same errors as `replay_apart`, and `UserError` if no pass succeeds.
     """
-    plain = workload.with_request(modes=ModeOptions(), candidates=CandidateOptions())
-    first, second, third, fourth = (
-        replay_apart(item, on_progress, may_fork=False) for item in (plain, workload, workload, plain)
+    step = replay_apart(workload, on_progress, may_fork=False)
+    if step.saved is None:
+        raise UserError("the whole step cannot be replayed with the candidates", step.failure)
+    saved = step.saved
+    confirmation = Confirmation(
+        saving=saved.saving,
+        error=saved.error,
+        own_saving=saved.own_saving,
+        own_error=saved.own_error,
+        share=fsum(share for _, share in saved.shares),
+        calls=step.calls - step.unsupported - step.in_eager,
+        passes=len(step.replayed_ms),
     )
-    savings = [
-        1 - median(ours.replayed_ms) / median(theirs.replayed_ms) for theirs, ours in ((first, second), (fourth, third))
-    ]
-    between = abs(savings[0] - savings[1]) / 2
-    within = WITHIN_95 * hypot(*map(_relative_error, (first, second, third, fourth))) / 2
-    return Confirmation(
-        saving=fmean(savings),
-        error=hypot(between, within),
-        share=_share(first, workload),
-        calls=_calls_of_candidates(second),
-        estimated=estimated,
-    )
+    if judged is None:
+        return confirmation
+    return replace(confirmation, estimated=judged.saving, estimated_here=_scaled(judged, dict(saved.shares), workload))
 
 
-def _share(step: SequenceResult, workload: Workload) -> float:
-    """Return the share that the candidates' operators take in the time of all calls of a step without candidates."""
-    times = {item.signature: (item.median_us or 0.0) * item.count for item in step.signatures}
-    judged = {item.number for item in workload.trace.signatures if workload.candidates.find(item.op) is not None}
-    return fsum(us for number, us in times.items() if number in judged) / (fsum(times.values()) or 1.0)
+def _scaled(judged: JudgedStep, shares: Mapping[int, float], workload: Workload) -> float:
+    """Return the saving estimated from single calls in a step in which each signature takes another share.
 
-
-def _relative_error(step: SequenceResult) -> float:
-    """Return the standard error of the median time of a step's passes, divided by that median."""
-    times: Sequence[float] = step.replayed_ms
-    return OF_MEDIAN * pstdev(times) / sqrt(len(times)) / median(times)
-
-
-def _calls_of_candidates(step: SequenceResult) -> int:
-    return step.calls - step.unsupported - step.in_eager
+    shares : share of the step, by signature number
+    """
+    numbers = {case.number: case.trace_number for case in workload.cases}
+    columns = [(shares.get(numbers[row.case], 0.0), CandidateColumns.of(row)) for row in judged.rows]
+    return fsum(share * (item.step_saving or 0.0) / item.step_share for share, item in columns if item.step_share)

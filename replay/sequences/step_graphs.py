@@ -32,7 +32,8 @@ from opgrip.replay.operators.memory import Function, tensors_in
 from opgrip.replay.sequences.call_timers import HostTimer, Slowdown
 from opgrip.replay.sequences.dry_run import REPLAYED, CallPlan, DryRun, switching, tensors_of
 from opgrip.replay.sequences.step_memory import reason_of
-from opgrip.replay.sequences.step_results import Pass, SequenceResult, SignatureTimes
+from opgrip.replay.sequences.step_passes import Pass
+from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes
 
 RunCall = Callable[[DryRun, FlowingCall, CallPlan, HostTimer], None]
 WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}

@@ -12,10 +12,9 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from time import perf_counter_ns, sleep
-from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -25,7 +24,7 @@ from opgrip.cli.progress import ProgressCallback, ignore_progress
 from opgrip.errors import UserError
 from opgrip.platform.heartbeat import IDLE, Heartbeat
 from opgrip.platform.sandbox import Ended, answer, receive_request
-from opgrip.replay.cases.flow import FlowingCall, NewMemory, make_flow, new_memory
+from opgrip.replay.cases.flow import NewMemory, make_flow, new_memory
 from opgrip.replay.cases.selection import no_calls
 from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.modes import EAGER
@@ -49,11 +48,16 @@ from opgrip.replay.sequences.call_timers import (
     sequence_settings,
     typical_ns,
 )
-from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, CallPlan, DryRun, Excluded, switching
+from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, DryRun, Excluded
 from opgrip.replay.sequences.step_graphs import StepGraphs
-from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
-from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result, under_mode
-from opgrip.replay.sequences.step_streams import Lanes, plan_streams
+from opgrip.replay.sequences.step_memory import StepMemory, room_on
+from opgrip.replay.sequences.step_passes import Pass, Passes, RunPass, in_pairs, paired_saving, run_call, run_timed
+from opgrip.replay.sequences.step_results import (
+    SequenceResult,
+    make_result,
+    under_mode,
+)
+from opgrip.replay.sequences.step_streams import plan_streams
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.replay.workers.worker import end_without_device, start_child
@@ -61,6 +65,10 @@ from opgrip.traces import Trace
 
 FEWEST, MOST = 3, 100
 """minimum and maximum number of timed passes if no number is requested"""
+PAIRS = (10, 16, 24, 36, 54, 81, 122, 183, 275, 413, 620, 930)
+"""numbers of timed pairs of passes at which more can turn out unnecessary, if a mode is compared with eager"""
+PRECISE = 0.003
+"""half of the 95 % interval of a saving, as a share of the step, below which no more pairs are necessary"""
 MOST_DROPPED = 3 * FEWEST
 """maximum number of passes that are repeated because others used the cores, within the time budget; if a number of
 passes is requested, that number is the maximum
@@ -69,8 +77,6 @@ MOST_FAILURES = 20
 """maximum number of calls that fail after the dry run or end a process before a replay gives up"""
 MOST_CAPTURES = 2
 """maximum number of times that a step is captured in graphs if the captures fail: a dry run changes little about it"""
-
-RunPass: TypeAlias = Callable[[Any, str, HostTimer, Slowdown], tuple[Pass, str]]
 
 
 def replay_sequence(
@@ -102,9 +108,15 @@ def replay_sequence(
             return graphs.described(dry_run, result)
         dry_run.streams = plan_streams(trace, flow, settings.device)
         on_cpu = pages.CONTROLLED and torch.device(settings.device).type == "cpu"
-        on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, on_progress, run_timed)
-        on_device = _measure_on_device(dry_run, settings, on_host.kept, on_progress)
+        run_pass = in_pairs(_beginning(dry_run, settings)) if settings.in_pairs else run_timed
+        on_host = measure_passes(dry_run, new_memory(trace, flow) if on_cpu else {}, settings, on_progress, run_pass)
+        on_device = _measure_on_device(dry_run, settings, on_host.kept, on_progress, run_pass)
     result = make_result(trace, flow, dry_run.plans, on_host, on_device, settings.device)
+    if settings.in_pairs:
+        in_mode = {number for number, own in dry_run.programs.items() if own.program is not None}
+        own = {place: call.signature for place, call in enumerate(flow.calls) if call.signature in in_mode}
+        saved = None if result.failure else paired_saving(on_device.kept or on_host.kept, own)
+        result = replace(result, saved=saved)
     if dry_run.streams is not None:
         # the sum of the calls' times is not the time of the step, because calls on different streams overlap
         walls = result.replayed_wall_ms
@@ -175,12 +187,17 @@ def _settle(
 
 
 def _measure_on_device(
-    dry_run: DryRun, settings: SequenceSettings, passes: Sequence[Pass], on_progress: ProgressCallback
+    dry_run: DryRun,
+    settings: SequenceSettings,
+    passes: Sequence[Pass],
+    on_progress: ProgressCallback,
+    run_pass: RunPass,
 ) -> Passes:
     """Time passes with an accelerator's clock; on the CPU, time none. These are separate passes, because timing with
     this clock delays the accelerator.
 
     passes : passes that the host's clock timed
+    run_pass : function that runs and times one pass
     """
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
@@ -198,11 +215,11 @@ def _measure_on_device(
             watch: CallTimer = HostTimer({}, synchronizer(device))
             if is_measured:
                 watch = DeviceClockTimer(device, launch_ns)
-            one, failure = run_timed(dry_run, device, watch, slowdown)
+            one, failure = run_pass(dry_run, device, watch, slowdown)
             if failure:
                 timed.fail(failure)
             elif not is_measured:
-                launch_ns, is_measured = list(map(min, launch_ns, one.times_ns)), True
+                launch_ns, is_measured = list(map(min, launch_ns, one.launch_ns)), True
             else:
                 # other work on the host does not change times by the device's clock
                 timed.kept.append(replace(one, is_contended=False, contended_calls=frozenset()))
@@ -219,87 +236,15 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
     return begin
 
 
-def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run and time all calls of the step once: `watch` times each, and `slowdown` detects whether the pass was
-    disturbed. Return the pass, and why the last failing call failed (empty if none failed).
-    """
-    synchronize, failure = synchronizer(device), ""
-    allocator = module_of(device) if is_accelerator(device) else None
-    at_start = 0
-    if allocator is not None:
-        allocator.reset_peak_memory_stats(device)
-        at_start = allocator.memory_allocated(device)
-    lanes = None if dry_run.streams is None else Lanes(dry_run.streams, device)
-    with switching() as use, ExitStack() as at_end:
-        if lanes is not None:
-            at_end.callback(lanes.end)
-        synchronize()
-        slowdown.begin()
-        start = perf_counter_ns()
-        for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
-            use(call.settings)
-            if lanes is not None:
-                lanes.before(place)
-            if dry_run.meets_others(call, plan):
-                watch.skip()
-            else:
-                try:
-                    run_call(dry_run, call, plan, watch)
-                except Exception as error:
-                    check_use(device, error)
-                    failure = f"{call.op}: {reason_of(error)}"
-                    dry_run.mark_not_replayed(call, plan, reason_of(error))
-                    if not dry_run.has_others:
-                        break
-                    # the other ranks wait for this rank's collectives
-                    dry_run.pass_on_results(call, plan, None)
-            if lanes is not None:
-                lanes.drop(call.over, dry_run.memory)
-            dry_run.memory.drop(call.over)
-            slowdown.check()
-        dry_run.finish()
-        synchronize()
-        wall = perf_counter_ns() - start
-        slowdown.end()
-    peak = dry_run.memory.peak_bytes
-    if allocator is not None:
-        peak = allocator.max_memory_allocated(device) - at_start
-    return Pass(
-        times_ns=watch.times_ns(),
-        wall_ns=wall,
-        peak_bytes=peak,
-        on_device=frozenset(watch.on_device),
-        slowed=slowdown.is_slowed,
-        is_contended=slowdown.is_contended,
-        contended_calls=slowdown.contended_calls,
-    ), failure
-
-
-def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
-    """Run a call as planned, if it can run, timed by `watch`, and store its results for later calls."""
-    if plan.prepared is None:
-        dry_run.pass_on_results(call, plan, None)
-        watch.skip()
-        return
-    if plan.redrawn:
-        dry_run.redraw(call, plan)
-    own = dry_run.programs.get(call.signature)
-    args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
-    dry_run.announce(call.signature, NO_ROW)
-    if own is None or own.program is None:
-        result = watch.run(plan.prepared.function, args, kwargs)
-    else:
-        result = own.run((args, kwargs), watch)
-    dry_run.pass_on_results(call, plan, result)
-
-
 def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
     """Return True if another pass should be timed: there are too few in `timed`, or their times vary too much."""
     passes = timed.kept
     if settings.repeats is not None or len(passes) < FEWEST:
         return _lacks_passes(timed, settings.repeats or FEWEST, spent_ns, settings)
-    if len(passes) >= MOST or spent_ns > settings.budget_s * 1e9:
+    if spent_ns > settings.budget_s * 1e9 or len(passes) >= (PAIRS[-1] if settings.in_pairs else MOST):
         return False
+    if settings.in_pairs:
+        return len(passes) not in PAIRS or paired_saving(passes, {}).error > PRECISE
     by_calls = settings.in_graphs or torch.device(settings.device).type == "cpu"
     times_ns = [sum(one.times_ns) if by_calls else one.wall_ns for one in passes]
     low, middle, high = np.quantile(times_ns, (0.25, 0.5, 0.75))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +15,7 @@ from opgrip.replay.modes import EAGER
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, RAN
 from opgrip.replay.sequences.call_timers import CallProgram, typical_ns
 from opgrip.replay.sequences.dry_run import REPLAYED, SUBSTITUTED, UNSUPPORTED, CallPlan
+from opgrip.replay.sequences.step_passes import PairedSaving, Pass, Passes
 from opgrip.replay.timing.samples import LEAST
 from opgrip.traces import Trace
 
@@ -102,6 +103,7 @@ class SequenceResult:
     slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were not kept
     is_contended : True if other processes used the cores in all timed passes, so that the totals are unreliable
     streams : number of streams of the device that the calls used
+    saved : share of the step's time that the mode saves, from pairs of passes in the mode and in eager; None without
     graphs, between_graphs : number of graphs in which calls ran, and number of calls that ran between graphs; with
     graphs, `replayed_ms` is the time of the whole pass by the device's clock
     """
@@ -138,6 +140,7 @@ class SequenceResult:
     streams: int = 1
     graphs: int = 0
     between_graphs: int = 0
+    saved: PairedSaving | None = None
 
     @property
     def repeats(self) -> int:
@@ -174,74 +177,6 @@ class SequenceResult:
         median.
         """
         return _quantile(self.replayed_wall_ms, share)
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """Times and memory of one pass over a step.
-
-    times_ns : time of each call
-    wall_ns, peak_bytes : time from the first to the last call; largest size of the memory that calls allocated
-    on_device : indices of the calls that were timed with a device's clock
-    slowed : True if the processor was slowed down
-    is_contended : True if other processes used the cores for a relevant share of the pass
-    contended_calls : indices of the calls during which other processes used the cores
-    stamps : with several ranks, the `Stamps` of this rank's collectives
-    """
-
-    times_ns: list[int]
-    wall_ns: int
-    peak_bytes: int
-    on_device: frozenset[int] = frozenset()
-    slowed: bool = False
-    is_contended: bool = False
-    contended_calls: frozenset[int] = frozenset()
-    stamps: Any = None
-
-
-@dataclass(slots=True)
-class Passes:
-    """The timed passes over a step.
-
-    kept : passes whose times count
-    contended : passes in which other processes used the cores; only their undisturbed calls can count
-    is_contended : True if `kept` contains contended passes because there are no others
-    waited_ns : time spent waiting for other processes to leave the cores
-    dropped : number of slowed passes that were repeated
-    failures, failure : number of passes that failed, and the reason of the last failure
-    """
-
-    kept: list[Pass] = field(default_factory=list)
-    contended: list[Pass] = field(default_factory=list)
-    is_contended: bool = False
-    waited_ns: int = 0
-    dropped: int = 0
-    failures: int = 0
-    failure: str = ""
-
-    def add(self, one: Pass, may_drop: bool) -> None:
-        """Add the pass `one` to `contended` or `kept`, or count it as dropped if it was slowed and may be repeated
-        (`may_drop`).
-        """
-        if one.is_contended:
-            self.contended.append(one)
-        elif one.slowed and may_drop:
-            self.dropped += 1
-        else:
-            self.kept.append(one)
-
-    def settle(self) -> None:
-        """Let contended passes count if there are no others."""
-        if self.contended and not self.kept:
-            self.kept, self.contended, self.is_contended = self.contended, [], True
-
-    def fail(self, reason: str) -> None:
-        self.failures, self.failure = self.failures + 1, reason
-
-    @property
-    def slowed(self) -> int:
-        """Number of passes in `kept` during which the processor was slowed down."""
-        return sum(one.slowed for one in self.kept)
 
 
 def make_result(

@@ -47,8 +47,9 @@ from opgrip.replay.sequences.ranks.running import (
 )
 from opgrip.replay.sequences.step_memory import StepMemory, reason_of, room_on
 from opgrip.replay.sequences.step_options import COLLECTIVES, RankOptions
-from opgrip.replay.sequences.step_replay import measure_passes, own_randomness, run_timed
-from opgrip.replay.sequences.step_results import Pass, Passes, SequenceResult, make_result
+from opgrip.replay.sequences.step_passes import Pass, Passes, run_timed
+from opgrip.replay.sequences.step_replay import measure_passes, own_randomness
+from opgrip.replay.sequences.step_results import SequenceResult, make_result
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW
 from opgrip.traces import Trace

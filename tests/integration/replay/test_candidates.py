@@ -464,7 +464,7 @@ def test_example_is_right(example: Example, tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-def test_saving_is_confirmed_by_replays_of_the_whole_step(tmp_path: Path) -> None:
+def test_saving_is_confirmed_by_a_replay_of_the_whole_step(tmp_path: Path) -> None:
     with Capture(tmp_path / "step.jsonl"):
         for _ in range(3):
             torch.softmax(torch.randn(64, 64), -1)
@@ -476,8 +476,11 @@ def test_saving_is_confirmed_by_replays_of_the_whole_step(tmp_path: Path) -> Non
     # a call takes a quarter of a second instead of microseconds
     assert confirmation["saving"] < -1
     assert confirmation["error"] > 0
+    assert confirmation["own_saving"] == pytest.approx(confirmation["saving"], rel=0.1)
     assert 0 < confirmation["share"] < 1
+    assert confirmation["passes"] == 2
     assert confirmation["estimated"] == pytest.approx(judged_steps(results)[0].saving)
+    assert confirmation["estimated_here"] < -1
 
 
 def test_functions_of_this_process_cannot_be_confirmed(trace: Path) -> None:

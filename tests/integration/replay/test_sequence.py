@@ -464,7 +464,7 @@ def test_trace_without_calls_is_a_user_error(tmp_path: Path) -> None:
 def test_call_that_fails_in_a_timed_pass_is_substituted(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    module = sys.modules["opgrip.replay.sequences.step_replay"]
+    module = sys.modules["opgrip.replay.sequences.step_passes"]
     run, failed = module.run_call, []  # type: ignore[attr-defined]
 
     def failing(dry_run: DryRun, call: Any, part: Any, watch: Any) -> None:

@@ -18,6 +18,7 @@ from opgrip.replay.reports.step_report import print_sequence
 from opgrip.replay.results.results import FAILED, OK, SKIPPED, UNSUPPORTED
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
+from opgrip.replay.sequences import step_passes
 from opgrip.replay.sequences import step_replay as sequence
 from opgrip.replay.sequences.call_timers import SequenceSettings
 from opgrip.replay.sequences.dry_run import DryRun
@@ -121,14 +122,14 @@ def test_more_memory_never_replays_fewer_calls(tmp_path: Path) -> None:
 def test_step_without_a_complete_pass_has_no_ok_rows_and_a_reason(
     tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = sequence.run_call
+    run = step_passes.run_call
 
     def failing(dry_run: DryRun, call: Any, part: Any, watch: Any) -> None:
         if call.op == "aten.relu_.default":
             raise RuntimeError("planted")
         run(dry_run, call, part, watch)
 
-    monkeypatch.setattr(sequence, "run_call", failing)
+    monkeypatch.setattr(step_passes, "run_call", failing)
     trace = load(tiny_trace)
     result = replay_sequence(trace, SETTINGS)
     reason = "all 20 passes failed, the last one in aten.relu_.default: RuntimeError: planted"

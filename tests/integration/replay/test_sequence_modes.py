@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, UNSUPPORTED, WRONG, Result
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
+from opgrip.replay.sequences import step_passes
 from opgrip.replay.sequences.call_timers import Slowdown, sequence_settings
 from opgrip.replay.sequences.step_options import rows_of
+from opgrip.replay.sequences.step_passes import Pass, paired_saving, run_timed
 from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import load
 
@@ -50,7 +53,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def replay_under(path: Path, mode: str) -> tuple[SequenceResult, dict[str, Result]]:
+def replay_under(path: Path, mode: str, in_pairs: bool = False) -> tuple[SequenceResult, dict[str, Result]]:
     x = torch.full((50,), 0.5)
     with Capture(path):
         y = x.mul(SCALE)
@@ -58,7 +61,7 @@ def replay_under(path: Path, mode: str) -> tuple[SequenceResult, dict[str, Resul
         y.cos().sin().sqrt_()
     trace = load(path)
     settings = workload_for(RunRequest(modes=ModeOptions(("eager", mode))), trace)
-    result = replay_sequence(trace, replace(sequence_settings(settings), repeats=2))
+    result = replay_sequence(trace, replace(sequence_settings(settings), repeats=2, in_pairs=in_pairs))
     return result, {row.op: row for row in rows_of(result, make_cases(trace), settings)}
 
 
@@ -79,6 +82,20 @@ def test_calls_run_in_the_mode_or_else_in_eager(tmp_path: Path, runs: list[str])
     assert counts == {"mul": 3, "add_": 3, "sqrt_": 3, "sin": 1}
 
 
+def test_passes_in_pairs_alternate_with_eager(tmp_path: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[int] = []
+    monkeypatch.setattr(step_passes, "run_timed", lambda *args: began.append(len(runs)) or run_timed(*args))
+    result, _ = replay_under(tmp_path / "t.jsonl", "watched", in_pairs=True)
+    counts = [after - before for before, after in itertools.pairwise([*began, len(runs)])]
+    in_mode = result.calls - result.in_eager
+    # in eager, in the mode, in the mode, in eager
+    assert counts == [0, in_mode, in_mode, 0]
+    assert result.repeats == 2
+    assert result.saved is not None
+    assert len(result.saved.shares) == in_mode
+    assert 0 < sum(share for _, share in result.saved.shares) < 1
+
+
 def test_jit_runs_a_whole_step(tmp_path: Path) -> None:
     result, rows = replay_under(tmp_path / "t.jsonl", "jit")
     assert (result.replayed, result.in_eager) == (result.calls, 0)
@@ -96,3 +113,22 @@ def test_jit_runs_a_whole_step(tmp_path: Path) -> None:
 def test_modes_that_cannot_run_a_sequence_are_refused(tiny_trace: Path, mode: Any, problem: str) -> None:
     with pytest.raises(UserError, match=problem):
         request_with(tiny_trace, sequence=True, mode=mode)
+
+
+def test_saving_of_pairs_counts_disturbed_calls_little() -> None:
+    usual = Pass([500, 300, 200], 1000, 0)
+    disturbed = Pass([500, 90_000, 200], 90_700, 0)
+    pairs = [replace(Pass([400, 300, 250], 950, 0), eager=disturbed if number == 3 else usual) for number in range(10)]
+    saved = paired_saving(pairs, {0: 7})
+    assert (saved.saving, saved.own_saving) == pytest.approx((0.05, 0.1))
+    assert (saved.error, saved.own_error) == pytest.approx((0, 0))
+    assert saved.shares == ((7, 0.5),)
+
+
+def test_error_of_a_saving_grows_with_the_spread_of_pairs() -> None:
+    eager = Pass([1000], 1000, 0)
+    spreads = [
+        [replace(Pass([900 + width * (number % 5)], 900, 0), eager=eager) for number in range(20)] for width in (1, 10)
+    ]
+    errors = [paired_saving(pairs, {}).error for pairs in spreads]
+    assert 0 < errors[0] < errors[1] < 0.05

@@ -1,0 +1,255 @@
+"""Passes of a step replay: one run of all calls of the step, with the time of each; in pairs if a mode is compared with
+eager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from time import perf_counter_ns
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from opgrip.replay.cases.flow import FlowingCall
+from opgrip.replay.operators.devices import check_use, is_accelerator, module_of, synchronizer
+from opgrip.replay.results.judgement import WITHIN_95
+from opgrip.replay.sequences.call_timers import CallTimer, Slowdown
+from opgrip.replay.sequences.dry_run import CallPlan, DryRun, switching
+from opgrip.replay.sequences.step_memory import reason_of
+from opgrip.replay.sequences.step_streams import Lanes
+from opgrip.replay.timing.rounds import NO_ROW
+
+RESAMPLES = 100
+"""number of bootstrap samples"""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Times and memory of one pass over a step.
+
+    times_ns : time of each call
+    wall_ns, peak_bytes : time from the first to the last call; largest size of the memory that calls allocated
+    on_device : indices of the calls that were timed with a device's clock
+    slowed : True if the processor was slowed down
+    is_contended : True if other processes used the cores for a relevant share of the pass
+    contended_calls : indices of the calls during which other processes used the cores
+    eager : pass in eager that was timed just before or after this one, if the mode is compared with eager
+    stamps : with several ranks, the `Stamps` of this rank's collectives
+    """
+
+    times_ns: list[int]
+    wall_ns: int
+    peak_bytes: int
+    on_device: frozenset[int] = frozenset()
+    slowed: bool = False
+    is_contended: bool = False
+    contended_calls: frozenset[int] = frozenset()
+    eager: Pass | None = None
+    stamps: Any = None
+
+    @property
+    def launch_ns(self) -> list[int]:
+        """Time of each call; the longer of two if there is a pass in eager."""
+        return self.times_ns if self.eager is None else list(map(max, self.times_ns, self.eager.times_ns))
+
+
+@dataclass(slots=True)
+class Passes:
+    """The timed passes over a step.
+
+    kept : passes whose times count
+    contended : passes in which other processes used the cores; only their undisturbed calls can count
+    is_contended : True if `kept` contains contended passes because there are no others
+    waited_ns : time spent waiting for other processes to leave the cores
+    dropped : number of slowed passes that were repeated
+    failures, failure : number of passes that failed, and the reason of the last failure
+    """
+
+    kept: list[Pass] = field(default_factory=list)
+    contended: list[Pass] = field(default_factory=list)
+    is_contended: bool = False
+    waited_ns: int = 0
+    dropped: int = 0
+    failures: int = 0
+    failure: str = ""
+
+    def add(self, one: Pass, may_drop: bool) -> None:
+        """Add the pass `one` to `contended` or `kept`, or count it as dropped if it was slowed and may be repeated
+        (`may_drop`).
+        """
+        if one.is_contended:
+            self.contended.append(one)
+        elif one.slowed and may_drop:
+            self.dropped += 1
+        else:
+            self.kept.append(one)
+
+    def settle(self) -> None:
+        """Let contended passes count if there are no others."""
+        if self.contended and not self.kept:
+            self.kept, self.contended, self.is_contended = self.contended, [], True
+
+    def fail(self, reason: str) -> None:
+        self.failures, self.failure = self.failures + 1, reason
+
+    @property
+    def slowed(self) -> int:
+        """Number of passes in `kept` during which the processor was slowed down."""
+        return sum(one.slowed for one in self.kept)
+
+
+@dataclass(frozen=True, slots=True)
+class PairedSaving:
+    """The share of a step's time that a mode saves, measured in pairs of passes in the mode and in eager.
+
+    saving, error : saved share of the step's time, negative if the mode is slower; half of its 95 % interval
+    own_saving, own_error : part of `saving` in the calls that run in the mode; the rest is in all other calls
+    shares : signature number of these calls, with the share of the step's time that they take in eager
+    """
+
+    saving: float
+    error: float
+    own_saving: float
+    own_error: float
+    shares: tuple[tuple[int, float], ...]
+
+
+def paired_saving(passes: Sequence[Pass], own: Mapping[int, int]) -> PairedSaving:
+    """Return the share of the step's time that a mode saves.
+
+    passes : passes in the mode, each with its pass in eager
+    own : signature numbers of the calls that run in the mode, by index of the call
+    The time of a step is the sum of the medians of its calls' times, so that a disturbed call counts little. The errors
+    are from `RESAMPLES` bootstrap samples of the pairs.
+    """
+    pairs = [(one.times_ns, one.eager.times_ns) for one in passes if one.eager]
+    times_ns = np.array(pairs, dtype=np.float64).transpose(1, 0, 2)
+    random = np.random.default_rng(0)
+    count, places = times_ns.shape[1], list(own)
+    resampled = [times_ns[:, random.integers(0, count, count)] for _ in range(RESAMPLES)]
+    saving, own_saving = map(float, _savings(times_ns, places))
+    error, own_error = map(float, WITHIN_95 * np.std([_savings(sample, places) for sample in resampled], axis=0))
+    eager = np.median(times_ns[1], axis=0)
+    shares: dict[int, float] = {}
+    for place, signature in own.items():
+        shares[signature] = shares.get(signature, 0.0) + float(eager[place] / eager.sum())
+    return PairedSaving(saving, error, own_saving, own_error, tuple(shares.items()))
+
+
+def _savings(times_ns: np.ndarray[Any, np.dtype[np.float64]], places: Sequence[int]) -> tuple[Any, Any]:
+    """Return what a mode saves in all calls and in those with the indices `places`, as shares of the step's time.
+
+    times_ns : (2, passes, calls) float, the times in the mode and in eager
+    """
+    ours, eager = np.median(times_ns, axis=1)
+    saved = eager - ours
+    return saved.sum() / eager.sum(), saved[places].sum() / eager.sum()
+
+
+RunPass: TypeAlias = Callable[[Any, str, Any, Slowdown], tuple[Pass, str]]
+"""function that runs and times one pass, such as `run_timed`"""
+
+
+def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
+    """Run and time all calls of the step once: `watch` times each, and `slowdown` detects whether the pass was
+    disturbed. Return the pass, and why the last failing call failed (empty if none failed).
+    """
+    synchronize, failure = synchronizer(device), ""
+    allocator = module_of(device) if is_accelerator(device) else None
+    at_start = 0
+    if allocator is not None:
+        allocator.reset_peak_memory_stats(device)
+        at_start = allocator.memory_allocated(device)
+    lanes = None if dry_run.streams is None else Lanes(dry_run.streams, device)
+    with switching() as use, ExitStack() as at_end:
+        if lanes is not None:
+            at_end.callback(lanes.end)
+        synchronize()
+        slowdown.begin()
+        start = perf_counter_ns()
+        for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
+            use(call.settings)
+            if lanes is not None:
+                lanes.before(place)
+            if dry_run.meets_others(call, plan):
+                watch.skip()
+            else:
+                try:
+                    run_call(dry_run, call, plan, watch)
+                except Exception as error:
+                    check_use(device, error)
+                    failure = f"{call.op}: {reason_of(error)}"
+                    dry_run.mark_not_replayed(call, plan, reason_of(error))
+                    if not dry_run.has_others:
+                        break
+                    # the other ranks wait for this rank's collectives
+                    dry_run.pass_on_results(call, plan, None)
+            if lanes is not None:
+                lanes.drop(call.over, dry_run.memory)
+            dry_run.memory.drop(call.over)
+            slowdown.check()
+        dry_run.finish()
+        synchronize()
+        wall = perf_counter_ns() - start
+        slowdown.end()
+    peak = dry_run.memory.peak_bytes
+    if allocator is not None:
+        peak = allocator.max_memory_allocated(device) - at_start
+    return Pass(
+        times_ns=watch.times_ns(),
+        wall_ns=wall,
+        peak_bytes=peak,
+        on_device=frozenset(watch.on_device),
+        slowed=slowdown.is_slowed,
+        is_contended=slowdown.is_contended,
+        contended_calls=slowdown.contended_calls,
+    ), failure
+
+
+def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
+    """Run a call as planned, if it can run, timed by `watch`, and store its results for later calls."""
+    if plan.prepared is None:
+        dry_run.pass_on_results(call, plan, None)
+        watch.skip()
+        return
+    if plan.redrawn:
+        dry_run.redraw(call, plan)
+    own = dry_run.programs.get(call.signature)
+    args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
+    dry_run.announce(call.signature, NO_ROW)
+    if own is None or own.program is None:
+        result = watch.run(plan.prepared.function, args, kwargs)
+    else:
+        result = own.run((args, kwargs), watch)
+    dry_run.pass_on_results(call, plan, result)
+
+
+def in_pairs(begin: Callable[[], None]) -> RunPass:
+    """Return a function that runs and times each pass twice: with the programs of the mode and, just before or after
+    it, in eager. It returns the pass in the mode, whose field `eager` is the other.
+
+    begin : restores the state before the first call
+    """
+    is_eager_first = False
+
+    def run(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
+        nonlocal is_eager_first
+        is_eager_first = not is_eager_first
+        programs = dry_run.programs
+        passes: dict[bool, Pass] = {}
+        try:
+            for is_eager in (is_eager_first, not is_eager_first):
+                if passes:
+                    begin()
+                dry_run.programs = {} if is_eager else programs
+                passes[is_eager], failure = run_timed(dry_run, device, watch.renewed(), slowdown)
+                if failure:
+                    return passes[is_eager], failure
+        finally:
+            dry_run.programs = programs
+        # a disturbance affects both passes of a pair alike, and the median of a call over all pairs little
+        return replace(passes[False], slowed=False, is_contended=False, eager=passes[True]), ""
+
+    return run
