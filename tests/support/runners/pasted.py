@@ -244,7 +244,7 @@ def quick_command(pasted: Pasted) -> str:
     The built-in detector replaces configurations of mmdet if mmdet is not installed.
     """
     command = re.sub(r"\bTRACE\b", SHIPPED, pasted.command)
-    if not is_installed("mmdet"):
+    if not is_installed("mmdet") and CONFIG.search(command):
         command = re.sub(r"--cfg-options \S+", "", CONFIG.sub(STAND_IN, command))
     command = re.sub(
         r"(?<=--mode )\S+",
