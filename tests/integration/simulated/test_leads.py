@@ -26,6 +26,7 @@ from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.preceding_calls import make_preceding_calls
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators import devices
+from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.run import measure
 from opgrip.replay.run.kernels import KernelColumns
@@ -135,6 +136,26 @@ def test_step_replay_does_not_lead_for_the_wait_of_a_call(tmp_path: Path) -> Non
     # the wait of every fourth call for the sine is not in its launch
     assert len(leads) % 12 == 0
     assert 0 < median(leads[3::4]) < MOST_LEAD_NS / 1e3
+
+
+@on_simulator(SIM_DURATIONS="aten::sin=100;aten::neg=50;aten::add=100", SIM_DEVICES="1")
+def test_saving_in_pairs_of_passes_is_by_the_clock_of_the_device(tmp_path: Path) -> None:
+    x = torch.ones(3, device=DEVICE)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(3):
+            x.sin()
+            x + 1
+    (tmp_path / "kernels.py").write_text("import torch\n\ndef sin(x):\n    return x.neg().neg().sin()\n")
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    candidate = [f"aten.sin.default={tmp_path}/kernels.py:sin"]
+    request = request_with(tmp_path / "t.jsonl", candidate=candidate, confirm=True, iterations=3)
+    settings = sequence_settings(workload_for(request, trace))
+    assert settings.in_pairs
+    saved = replay_sequence(trace, settings).saved
+    assert saved is not None
+    # two negations take as long as a sine, which takes half of the step
+    assert (saved.saving, saved.own_saving) == pytest.approx((-0.5, -0.5), abs=0.1)
+    assert [share for _, share in saved.shares] == [pytest.approx(0.5, abs=0.1)]
 
 
 @on_simulator(SIM_DEVICES="1")
