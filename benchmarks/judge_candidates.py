@@ -172,7 +172,7 @@ def confirm(is_quick: bool) -> tuple[list[str], int]:
     is_quick : True for one trace and few runs
     """
     candidates = [f"{op}={source}" for item in EXAMPLES[:2] for op, source in item.candidate.items()]
-    names = ["trace", "of the recorded step", "estimated", "of the replayed step", "estimated for it"]
+    names = ["trace", "operators take, recorded", "estimated", "operators take, replayed", "estimated for the replay"]
     names += ["measured in these calls", "difference", "measured in the whole step", "passes"]
     lines = _printed([], f"| {' | '.join(names)} |", f"|{' --- |' * len(names)}")
     far = False

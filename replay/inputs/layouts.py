@@ -99,12 +99,12 @@ def _shrunk(lengths: torch.Tensor, have: torch.Tensor, total: int) -> torch.Tens
     return ends.diff(dim=-1, prepend=torch.zeros_like(have)).clamp(min=0).minimum(lengths)
 
 
-def _spread(amount: torch.Tensor, room: torch.Tensor) -> torch.Tensor:
+def _spread(amount: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
     """Return how much of `amount` each element gets if the elements are filled one after the other, each up to its
-    value in `room`.
+    value in `most`.
     """
-    before = room.cumsum(-1) - room
-    return (amount - before).clamp(min=0).minimum(room)
+    before = most.cumsum(-1) - most
+    return (amount - before).clamp(min=0).minimum(most)
 
 
 def check_layout(spec: TensorSpec) -> None:
