@@ -338,7 +338,7 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
         mode=request.modes.mode[-1],
         tolerance=request.tolerance,
         candidates=request.candidates,
-        in_graphs=request.timing.exec_mode == GRAPH,
+        in_graphs=request.timing.exec_mode == GRAPH and not in_pairs,
         in_pairs=in_pairs,
     )
 

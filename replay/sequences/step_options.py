@@ -163,7 +163,7 @@ def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -
 def totals_of(result: SequenceResult) -> dict[str, Any]:
     """Return the totals of a step for the header of a result file; unknown and contended times are None."""
     totals = asdict(result)
-    del totals["device"], totals["signatures"]
+    del totals["device"], totals["signatures"], totals["saved"]
     if not result.has_captured_times:
         totals |= dict.fromkeys(OF_CAPTURED_TIMES)
     quantiles = {
