@@ -186,7 +186,7 @@ def confirm(is_quick: bool) -> tuple[list[str], int]:
             f"{100 * (step.share or 0.0):.2f} %",
             saving_in_words(step.saving, step.error, 2),
             f"{100 * measured['share']:.2f} %",
-            saving_in_words(measured["estimated_here"], 0.0, 2).partition(" ±")[0],
+            saving_in_words(measured["estimated_here"], digits=2),
             saving_in_words(measured["own_saving"], measured["own_error"], 2),
             f"{100 * difference:+.2f} %",
             saving_in_words(measured["saving"], measured["error"], 2),

@@ -16,14 +16,15 @@ from opgrip.replay.results.judgement import FASTER, SLOWER, UNDECIDED, VERDICTS,
 from opgrip.replay.results.results import FAILED, WRONG, Result
 
 
-def saving_in_words(saving: float, error: float, digits: int = 1) -> str:
+def saving_in_words(saving: float, error: float | None = None, digits: int = 1) -> str:
     """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` if the saving is negative.
 
     saving : saved share of the step, below 1; negative if the candidates are slower
-    error : half of the 95 % interval of `saving`
+    error : half of the 95 % interval of `saving`; None to leave it out
     digits : number of decimals of both
     """
-    return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.{digits}f} % ± {100 * error:.{digits}f}"
+    interval = "" if error is None else f" ± {100 * error:.{digits}f}"
+    return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.{digits}f} %{interval}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,17 +47,13 @@ class Confirmation:
         """The time that the candidates save per step, measured in a replay of the step, as one line of text."""
         estimated = ""
         if self.estimated is not None and self.estimated_here is not None:
-            estimated = f"; estimated from single calls: {_in_words(self.estimated_here)}"
-            estimated += f", {_in_words(self.estimated)} of the recorded step"
+            estimated = f"; estimated from single calls: {saving_in_words(self.estimated_here)}"
+            estimated += f", {saving_in_words(self.estimated)} of the recorded step"
         return (
             f"confirmed by a replay of the whole step in {counted(self.passes, 'pass', 'passes')}: "
             f"{saving_in_words(self.saving, self.error)} of it, {saving_in_words(self.own_saving, self.own_error)} in "
             f"{counted(self.calls, 'call')} of candidates, which take {100 * self.share:.1f} % without them{estimated}"
         )
-
-
-def _in_words(saving: float) -> str:
-    return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.1f} %"
 
 
 def confirm(workload: Workload, judged: JudgedStep | None, on_progress: ProgressCallback) -> Confirmation:

@@ -52,11 +52,7 @@ from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, DryRun, Excluded
 from opgrip.replay.sequences.step_graphs import StepGraphs
 from opgrip.replay.sequences.step_memory import StepMemory, room_on
 from opgrip.replay.sequences.step_passes import Pass, Passes, RunPass, in_pairs, paired_saving, run_call, run_timed
-from opgrip.replay.sequences.step_results import (
-    SequenceResult,
-    make_result,
-    under_mode,
-)
+from opgrip.replay.sequences.step_results import SequenceResult, make_result, under_mode
 from opgrip.replay.sequences.step_streams import plan_streams
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
