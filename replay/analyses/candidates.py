@@ -141,7 +141,7 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
         ),
         TableColumn(f"{what} us", lambda row: bases.get(_key(row)), ",.2f", rank=1),
         TableColumn("candidate us", "median_us", ",.2f", rank=1),
-        TableColumn("ratio", "ratio", ".3f"),
+        TableColumn("ratio", "ratio_p50", ".3f"),
         TableColumn("95% interval", _interval, ">", rank=1),
     ]
     print_table(columns, judged[:MOST_ROWS], file, style=lambda row: STYLES.get(_candidate_columns(row).verdict or ""))

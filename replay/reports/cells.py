@@ -19,6 +19,7 @@ from opgrip.replay.results.columns import Column, Columns, columns_in
 from opgrip.replay.results.graph_times import GraphColumns
 from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
+from opgrip.replay.results.paired_ratio import PairedColumns
 from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import OK, VARIANT_COLUMNS, Result
 from opgrip.replay.run.energy import EnergyColumns
@@ -106,6 +107,7 @@ def _refusal(path: Path, reason: str) -> UserError:
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("a GPU that records its kernels", KernelColumns),
     ("energy", EnergyColumns),
+    ("comparison of modes", PairedColumns),
     ("candidate", CandidateColumns),
     ("split", ClusterColumns),
     ("launches of graphs", GraphColumns),

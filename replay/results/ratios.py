@@ -13,6 +13,7 @@ import numpy as np
 
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.columns import Columns, column
+from opgrip.replay.results.paired_ratio import with_joined_pairs
 from opgrip.replay.results.results import NOISY, OK, RAN, WRONG, Result, rate_of
 from opgrip.replay.timing.samples import FEWEST_FOR_PERCENTILES, Samples, effective_runs, quantile
 
@@ -205,7 +206,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         for name in ("ratio_p10", "ratio_p50", "ratio_p90")
     }
     known_rates = [row.memory_gb_per_s for row in rows if row.memory_gb_per_s]
-    return replace(
+    joined = replace(
         first,
         median_us=middle,
         p10_us=p10 if runs >= FEWEST_FOR_PERCENTILES else None,
@@ -227,6 +228,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         **ratios,
         **errors,
     )
+    return with_joined_pairs(joined, rows)
 
 
 def _severity(row: Result) -> tuple[bool, float]:

@@ -160,11 +160,13 @@ class Result:
         "first of several values, threads or cache states; empty for the first row"
     )
     speed_up: float | None = column("1 divided by `ratio`: speed relative to the row it is compared with")
-    ratio_p10: float | None = column("10th percentile of the ratios of paired runs, one of each row")
-    ratio_p50: float | None = column(
-        "median of the ratios of paired runs; tables mark the speed-up with ~ if it differs from `ratio` by over 10 %"
+    ratio_p10: float | None = column(
+        "10th percentile of the ratios of paired runs, one of each row, without the effects of their order and memory"
     )
-    ratio_p90: float | None = column("90th percentile of the ratios of paired runs")
+    ratio_p50: float | None = column(
+        "trimmed mean of these ratios; tables mark the speed-up with ~ if it differs from `ratio` by over 10 %"
+    )
+    ratio_p90: float | None = column("90th percentile of these ratios")
     overlap: float | None = column(
         "time of concurrent cases if run one after the other, divided by their concurrent time"
     )

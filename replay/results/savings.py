@@ -12,7 +12,8 @@ from typing import Any
 
 from opgrip.cli.command import counted
 from opgrip.replay.cases.selection import FORWARD
-from opgrip.replay.results.judgement import FASTER, SLOWER, UNDECIDED, VERDICTS, CandidateColumns, is_of_module
+from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, is_of_module
+from opgrip.replay.results.paired_ratio import FASTER, SLOWER, UNDECIDED
 from opgrip.replay.results.results import FAILED, WRONG, Result
 
 

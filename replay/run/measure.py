@@ -4,7 +4,6 @@ failing case does not affect the others.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -18,7 +17,7 @@ from opgrip.platform.activity_records import records_work
 from opgrip.platform.machine import find_gpu
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.preceding_calls import PrecedingCalls, recent_bytes
-from opgrip.replay.cases.selection import PointOptions, Variant
+from opgrip.replay.cases.selection import PointOptions
 from opgrip.replay.inputs.input_options import REPEATED
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.modes import ModeOptions
@@ -26,8 +25,9 @@ from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.memory import Function, bytes_of
 from opgrip.replay.results.ratios import base_place, with_ratios, with_timing_clusters
-from opgrip.replay.results.results import CONTENDED, LAUNCH_BOUND, NOISY, Result, rate_of
+from opgrip.replay.results.results import LAUNCH_BOUND, Result
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
+from opgrip.replay.run.filled_rows import with_energy, with_pairs, with_times
 from opgrip.replay.run.kernels import with_kernels
 from opgrip.replay.run.preparation import Prepared, prepare
 from opgrip.replay.run.untrusted import untrusted_processes
@@ -36,7 +36,7 @@ from opgrip.replay.timing import pages
 from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
 from opgrip.replay.timing.ranges import watched
 from opgrip.replay.timing.rounds import NO_ROW, Announce, Measurer, SubjectGroup
-from opgrip.replay.timing.samples import LEAST, Samples, like_with_like, ratio_quantiles
+from opgrip.replay.timing.samples import LEAST
 from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
 from opgrip.replay.timing.subjects import InputSet, Subject
 from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
@@ -71,16 +71,6 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
     return energy_of_subject
 
 
-def with_energy(row: Result, energy: Energy | None) -> Result:
-    """Return a row with the columns of energy, and with the GPU's clock while the energy was measured; the row itself
-    if `energy` is None.
-    """
-    if energy is None:
-        return row
-    clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
-    return replace(row, clock_mhz=clock_mhz, throttled=", ".join(energy.throttled) or None).adding(energy.columns)
-
-
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
 """limits of a window of cases that are measured side by side: number of cases, bytes of their arguments, and us that
 their calls took in the program; if a replay is killed, one window is lost
@@ -89,8 +79,6 @@ SHARE = 0.25
 """maximum share of the memory limit for the arguments of one window"""
 BEFORE_SHARE = 0.25
 """share of a window's bytes that arguments of preceding calls may take in addition"""
-DECIMALS = 4
-"""number of decimals of single run times in us"""
 QUICK_US = 50_000
 """maximum captured time in us of a preceding call; slower ones are not replayed"""
 
@@ -344,11 +332,11 @@ def _fill_rows(
             yield failed(result, subject.failure, workload)
         elif id(subject) in concurrent_runs:
             run = concurrent_runs[id(subject)]
-            yield replace(_with_times(result, run.loaded, workload, variant), overlap=run.overlap)
+            yield replace(with_times(result, run.loaded, workload, variant), overlap=run.overlap)
         else:
             # a single operator that waits for the device takes as long in the program
             is_launch_bound = subject.is_launch_bound and case.operator is not None
-            timed = _with_times(result, subject.samples, workload, variant)
+            timed = with_times(result, subject.samples, workload, variant)
             timed = replace(timed, doubts=LAUNCH_BOUND) if is_launch_bound else timed
             timed = with_kernels(timed, subject.recorded, case.context) if subject.recorded else timed
             yield with_timing_clusters(timed, case, subject.samples) if case.timing_clusters else timed
@@ -364,37 +352,7 @@ def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: s
     for place, row in enumerate(with_ratios(rows, reference)):
         base = base_place(place, rows, reference) if row.ratio is not None else None
         subject, other = prepared[place][2], None if base is None else prepared[base][2]
-        paired = None
-        if subject is not None and other is not None:
-            paired = ratio_quantiles(*like_with_like(subject.runs, other.runs))
-        low, middle, high = paired or (None, None, None)
-        compared.append(replace(row, ratio_p10=low, ratio_p50=middle, ratio_p90=high))
+        if base is not None and subject is not None and other is not None:
+            row = with_pairs(row, subject, other, rows[base].median_us or 0.0)
+        compared.append(row)
     return compared
-
-
-def _with_times(result: Result, samples: Samples, workload: Workload, variant: Variant) -> Result:
-    # the spread is infinite if no kind of run was repeated
-    spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
-    median_us = samples.quantile_us(0.5)
-    return replace(
-        result,
-        status=CONTENDED if samples.is_contended else result.status,
-        median_us=median_us,
-        p10_us=samples.percentile_us(0.1),
-        p90_us=samples.percentile_us(0.9),
-        mean_us=samples.mean_us,
-        gflop_per_s=None if samples.is_contended else rate_of(result.flops, median_us),
-        gb_per_s=None if samples.is_contended else rate_of(result.bytes_moved, median_us),
-        samples=len(samples),
-        runs=samples.effective_runs,
-        spread=spread,
-        stopped="contended" if samples.is_contended else samples.done(workload.request.effort) or "most",
-        dropped=samples.dropped,
-        slowed=samples.slowed / len(samples) if len(samples) else None,
-        noisy=None if spread is None else spread > NOISY,
-        method=workload.timing.exec_mode,
-        cache=workload.cache_of(variant),
-        times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
-        weights=samples.weights,
-        memory_gb_per_s=samples.memory_gb_per_s,
-    )

@@ -18,7 +18,6 @@ from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
 from opgrip.replay.checks.contract import check_contract
 from opgrip.replay.checks.reference import CandidateReference, Reference
-from opgrip.replay.checks.verdicts import ResultVerdict, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import CANDIDATE, EAGER, Program, RunOutputs, find_mode
@@ -30,7 +29,6 @@ from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, find_operator
 from opgrip.replay.operators.memory import (
     Arguments,
-    CallMemory,
     Function,
     bytes_of,
     is_out_of_memory,
@@ -50,13 +48,16 @@ from opgrip.replay.programs import (
     with_backward,
 )
 from opgrip.replay.results.ratios import shares_of
-from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, WRONG, Result, same_outputs
+from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, Result, same_outputs
+from opgrip.replay.run.filled_rows import with_memory_columns, with_program_note, with_verdict, with_work
 from opgrip.replay.run.untrusted_subject import UNKNOWN, untrusted_call, untrusted_subject
 from opgrip.replay.run.workload import Workload, device_of, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
+from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.subjects import InputSet, Subject
-from opgrip.replay.timing.timing_options import PROGRAM
+from opgrip.replay.timing.timed_cases import MOST
+from opgrip.replay.timing.timing_options import GRAPH, PROGRAM
 from opgrip.traces.schema.records import Signature
 
 RowToTime = tuple[Result, Subject | None]
@@ -186,7 +187,7 @@ class _Preparation:
             if variant.mode != workload.request.modes.reference or case.reference is not None:
                 reference = self._reference(case, variant, place, operator, inputs[place])
                 verdicts.append(reference.check(actual, workload.request.tolerance))
-        result = _with_verdict(result, verdicts)
+        result = with_verdict(result, verdicts)
         if result.status != OK:
             return result, None
         result = replace(result, faithful=None if None in faithful else all(faithful))
@@ -217,12 +218,12 @@ class _Preparation:
         args, kwargs = inputs.make()
         raw_result, results = run_program(program, (args, kwargs), operator.mutates)
         synchronizer(device)()
-        result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
+        result = with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         result = self._with_work(case, result, operator, inputs, program.leave is None, args, kwargs, raw_result)
         if program.memory is UNKNOWN:
             return result, results
         if workload.memory and program.memory is not None:
-            result = _with_memory(result, program.memory)
+            result = with_memory_columns(result, program.memory)
         elif workload.memory and find_mode(result.mode)[0].in_torch:
             del raw_result, results
             if operator.mutates:
@@ -230,7 +231,7 @@ class _Preparation:
             # the profiler that counts memory takes longer than most calls
             arguments = inputs.make()
             (_, results), memory = with_memory(lambda: run_program(program, arguments, operator.mutates), device)
-            result = _with_memory(result, memory)
+            result = with_memory_columns(result, memory)
         return result, results
 
     def _with_work(
@@ -245,7 +246,7 @@ class _Preparation:
                 if operator.mutates:
                     inputs.restore()
                 self._works[key] = counted(operator.function, *inputs.make())
-        return _working(result, self._works.get(key))
+        return with_work(result, self._works.get(key))
 
     def _backward(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
         workload = self._workload
@@ -272,19 +273,19 @@ class _Preparation:
             enter_program = program.enter or (lambda arguments: arguments)
             function, enters_each_run = program.function, program.enters_each_run
             enter = lambda _: enter_program((saved, {}))  # noqa: E731
-        result = _with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
+        result = with_program_note(result, program, (perf_counter_ns() - began) / 1e6)
         if workload.request.count_work:
             (gradient_arguments, _) = graph_of(Program(operator.function), places)(inputs.make())
-            result = _working(result, counted(gradients, gradient_arguments, {}, whole=False))
+            result = with_work(result, counted(gradients, gradient_arguments, {}, whole=False))
         if variant.mode != workload.request.modes.reference or case.reference is not None:
             reference = self._reference(case, variant, 0, operator, inputs)
-            result = _with_verdict(result, [reference.check(actual, workload.request.tolerance)])
+            result = with_verdict(result, [reference.check(actual, workload.request.tolerance)])
         if result.status != OK:
             return result, None
         if workload.memory and find_mode(variant.mode)[0].in_torch:
             args, kwargs = enter(inputs.make())
             _, memory = with_memory(lambda: function(*args, **kwargs), device_of(case.signature, workload))
-            result = _with_memory(result, memory)
+            result = with_memory_columns(result, memory)
         return result, self._subject(case, variant, function, [inputs], enter, enters_each_run)
 
     def _subject(
@@ -299,6 +300,12 @@ class _Preparation:
         fresh: float | None = None,
         result_bytes: int = 0,
     ) -> Subject:
+        exchanges = None
+        # arguments that are converted once, or whose addresses are in a graph, are for one function only
+        takes_arguments = variant.direction != BACKWARD or find_mode(variant.mode)[0].differentiable
+        is_free = (enter is None or enters_each_run or mutates) and self._workload.timing.exec_mode != GRAPH
+        if takes_arguments and is_free:
+            exchanges = replace(variant, number=0, mode=""), mutates, frozenset(self._refused)
         return Subject(
             number=case.number,
             label=case.op,
@@ -314,6 +321,8 @@ class _Preparation:
             shares=shares_of(case) if variant.direction != BACKWARD else (),
             profiled=self._workload.request.profiled,
             in_torch=find_mode(variant.mode)[0].in_torch,
+            exchanges=exchanges,
+            fewest=MOST if self._workload.candidates.candidate else FEWEST,
         )
 
     def _reference(self, case: Case, variant: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
@@ -372,28 +381,3 @@ class _Preparation:
         if operator.mutates:
             inputs.restore()
         return inputs
-
-
-def _with_memory(result: Result, memory: CallMemory) -> Result:
-    return replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak, reserved_bytes=memory.reserved)
-
-
-def _with_program_note(result: Result, program: Program, first_ms: float) -> Result:
-    """Return a row with its program's note and first-call time, unless it was compiled ahead and already has them."""
-    return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
-
-
-def _working(result: Result, work: Work | None) -> Result:
-    if work is None:
-        return result
-    return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
-
-
-def _with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
-    """Return a row with the verdicts on all input sets' results combined; the row itself without verdicts."""
-    if not verdicts:
-        return result
-    verdict = joined(verdicts)
-    notes = dict.fromkeys(note for note in (result.note, *verdict.notes) if note)
-    result = replace(result, max_abs=verdict.max_abs, max_rel=verdict.max_rel, note=", ".join(notes))
-    return result if verdict.right else replace(result, status=WRONG, error=verdict.reason)

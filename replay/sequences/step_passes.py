@@ -14,7 +14,7 @@ import numpy as np
 
 from opgrip.replay.cases.flow import FlowingCall
 from opgrip.replay.operators.devices import check_use, is_accelerator, module_of, synchronizer
-from opgrip.replay.results.judgement import WITHIN_95
+from opgrip.replay.results.paired_ratio import WITHIN_95
 from opgrip.replay.sequences.call_timers import CallTimer, Slowdown
 from opgrip.replay.sequences.dry_run import CallPlan, DryRun, switching
 from opgrip.replay.sequences.step_memory import reason_of

@@ -17,10 +17,11 @@ import torch
 from opgrip.platform.contention import Contention
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import DeviceLostError, check_use, synchronizer
-from opgrip.replay.timing.rounds import MOST, MOST_DROPPED, Announce, SubjectGroup, no_garbage_collection
+from opgrip.replay.timing.rounds import MOST_DROPPED, Announce, SubjectGroup, no_garbage_collection
 from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Pace, block_size
 from opgrip.replay.timing.subjects import Subject
+from opgrip.replay.timing.timed_cases import MOST
 from opgrip.replay.timing.timing_options import Effort
 
 T = TypeVar("T")

@@ -26,10 +26,10 @@ from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.replay.timing.ranges import DELAY_KERNEL
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
-from opgrip.replay.timing.subjects import NOWHERE, Stratum, Subject
+from opgrip.replay.timing.subjects import NOWHERE, Run, Subject
+from opgrip.replay.timing.timed_cases import TimedCase, timed_cases
 from opgrip.replay.timing.timing_options import Effort
 
-MOST = 100
 MOST_DROPPED = 3 * FEWEST
 """most runs of a subject to drop because the processor or the device was slowed down; `--iterations` if that is given.
 One that is always slow is measured anyway, and the rows report it.
@@ -100,7 +100,7 @@ class Measurer:
         self._contention: Contention | None = None
         self._most_dropped = MOST_DROPPED if effort.iterations is None else effort.iterations
         self._random = random.Random(seed)
-        self._pending: list[tuple[Subject, Stratum, float, bool]] = []
+        self._pending: list[tuple[Subject, Run, bool]] = []
         self._pending_ns = 0.0
         self._watchful_until_ns = 0
         self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
@@ -119,10 +119,10 @@ class Measurer:
         with self._attentive():
             contended, started_ns = [], perf_counter_ns()
             for group in groups:
-                for case in _by_case(group.subjects):
+                for case in timed_cases(group.subjects):
                     self._run_untimed(group, [case])
                     self._run_until_done(group, [case])
-                    if self._lacks_quiet_runs(case):
+                    if case.lacks_quiet_runs(self.effort):
                         contended.append((group, case))
                     else:
                         yield self._settled(group, case)
@@ -135,7 +135,7 @@ class Measurer:
         The subjects of a case are compared round by round. Yields the subjects of each finished case. Cases whose runs
         other processes disturbed run again and are yielded last.
         """
-        waiting = [(group, _by_case(group.subjects)) for group in groups]
+        waiting = [(group, timed_cases(group.subjects)) for group in groups]
         contended, started_ns = [], perf_counter_ns()
         with self._attentive():
             while any(cases for _, cases in waiting):
@@ -146,10 +146,10 @@ class Measurer:
                 for group, cases in waiting:
                     if cases:
                         self._round(group, cases)
-                        done = [case for case in cases if not self._again(case)]
-                        cases[:] = [case for case in cases if self._again(case)]
+                        done = [case for case in cases if not case.needs_runs(self.effort)]
+                        cases[:] = [case for case in cases if case.needs_runs(self.effort)]
                         for case in done:
-                            if self._lacks_quiet_runs(case):
+                            if case.lacks_quiet_runs(self.effort):
                                 contended.append((group, case))
                             else:
                                 yield self._settled(group, case)
@@ -157,8 +157,8 @@ class Measurer:
 
     def _retry(
         self,
-        contended: Sequence[tuple[SubjectGroup, list[Subject]]],
-        run: Callable[[SubjectGroup, list[list[Subject]]], None],
+        contended: Sequence[tuple[SubjectGroup, TimedCase]],
+        run: Callable[[SubjectGroup, list[TimedCase]], None],
         spent_ns: int,
     ) -> Iterator[list[Subject]]:
         """Run cases again that other processes disturbed, when the machine is quiet, and yield the subjects of each
@@ -176,19 +176,19 @@ class Measurer:
         until_ns = perf_counter_ns() + min(len(waiting) * self.effort.budget_s * 1e9, max(spent_ns, RETRY_NS))
         in_a_row = 0
         for _, case in waiting:
-            _begin_again(case)
+            case.try_again()
         while waiting and in_a_row < MOST_IN_A_ROW and perf_counter_ns() < until_ns:
             if not self._watch.has_room:
                 # so that a supervisor does not consider this process hanging
-                self._announce(waiting[0][1][0].number, NO_ROW)
+                self._announce(waiting[0][1].subjects[0].number, NO_ROW)
                 sleep(QUIET_S)
                 continue
             group, case = waiting.pop(0)
-            while self._again(case) and perf_counter_ns() < until_ns:
+            while case.needs_runs(self.effort) and perf_counter_ns() < until_ns:
                 run(group, [case])
-            if self._lacks_quiet_runs(case):
+            if case.lacks_quiet_runs(self.effort):
                 in_a_row += 1
-                _begin_again(case)
+                case.try_again()
                 waiting.append((group, case))
             else:
                 in_a_row = 0
@@ -196,48 +196,42 @@ class Measurer:
         for group, case in waiting:
             yield self._settled(group, case)
 
-    def _run_untimed(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
+    def _run_untimed(self, group: SubjectGroup, cases: Sequence[TimedCase]) -> None:
         """On an accelerator, run the subjects untimed, so that timed runs find their memory in the allocator."""
         if not is_accelerator(self._stopwatch.device):
             return
         with restored(group.settings), torch.set_grad_enabled(group.grad):
-            for subject in chain.from_iterable(cases):
-                if subject.failure is None:
-                    self._announce(subject.number, subject.row)
-                    try:
-                        subject.run_untimed(self._stopwatch)
-                    except Exception as error:
-                        self._fail(subject, error)
+            for subject in chain.from_iterable(case.active for case in cases):
+                self._announce(subject.number, subject.row)
+                try:
+                    subject.run_untimed(self._stopwatch)
+                except Exception as error:
+                    self._fail(subject, error)
 
-    def _lacks_quiet_runs(self, case: Sequence[Subject]) -> bool:
-        return any(subject.failure is None and subject.samples.lacks_quiet_runs(self.effort) for subject in case)
-
-    def _settled(self, group: SubjectGroup, case: list[Subject]) -> list[Subject]:
-        for subject in case:
-            subject.samples.settle(self.effort)
+    def _settled(self, group: SubjectGroup, case: TimedCase) -> list[Subject]:
+        case.settle(self.effort)
         if self._records:
             try:
                 self._record(group, case)
             except Exception as error:
                 # the row has its times, and lacks only the columns of kernels
                 check_use(self._stopwatch.device, error)
-        return case
+        return case.subjects
 
-    def _record(self, group: SubjectGroup, case: Sequence[Subject]) -> None:
+    def _record(self, group: SubjectGroup, case: TimedCase) -> None:
         """Run the subjects of a case a few more times, each as in a timed run, while the device records its work.
 
         The first run is left out, because its launches wait for the memory that the recording needs.
         """
-        place, spans = case[0].places[0], []
+        place, spans = case.subjects[0].places[0], []
         until_ns = perf_counter_ns() + RECORDED_NS
         with restored(group.settings), torch.set_grad_enabled(group.grad), recorded_work() as work:
             for number in range(1 + RECORDED):
-                for subject in case if number < 2 or perf_counter_ns() < until_ns else ():
-                    if subject.failure is None:
-                        self._run_before(place, group)
-                        self._announce(subject.number, subject.row)
-                        span = subject.time_apart(self._stopwatch, self._flush, place.recent)
-                        spans += [(subject, *span)] if number else []
+                for subject in case.active if number < 2 or perf_counter_ns() < until_ns else ():
+                    self._run_before(place, group, subject)
+                    self._announce(subject.number, subject.row)
+                    span = subject.time_apart(self._stopwatch, self._flush, place.recent)
+                    spans += [(subject, *span)] if number else []
         for subject, began_ns, ended_ns in spans:
             own = [item for item in work if began_ns <= item.at_ns <= ended_ns and DELAY_KERNEL not in item.name]
             subject.recorded.append(own)
@@ -252,45 +246,49 @@ class Measurer:
         with no_garbage_collection(), closing(Contention(workers=self._workers)) as self._contention:
             yield
 
-    def _run_until_done(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
+    def _run_until_done(self, group: SubjectGroup, cases: Sequence[TimedCase]) -> None:
         with restored(group.settings), torch.set_grad_enabled(group.grad):
             for case in cases:
-                while self._again(case):
-                    for subject in case:
+                while case.needs_runs(self.effort):
+                    for subject in case.next_round(self._random):
                         if subject.failure is None:
                             self._run(subject)
                     self._check(all_of_them=False)
                 self._check()
 
-    def _round(self, group: SubjectGroup, cases: Sequence[Sequence[Subject]]) -> None:
-        places = [self._random.choice(case[0].places) for case in cases]
-        shuffled = (self._random.sample(case, len(case)) for case in cases)
-        turns = [(place, subject) for place, case in zip(places, shuffled, strict=True) for subject in case]
+    def _round(self, group: SubjectGroup, cases: Sequence[TimedCase]) -> None:
+        places = [self._random.choice(case.subjects[0].places) for case in cases]
+        turns = [
+            (place, subject)
+            for place, case in zip(places, cases, strict=True)
+            for subject in case.next_round(self._random)
+        ]
         # in the program's order, so that the calls to run before a call have mostly just run
         turns.sort(key=lambda turn: turn[0].position)
-        just_run: deque[int] = deque(maxlen=BEFORE)
+        just_run: deque[tuple[int, Subject | None]] = deque(maxlen=BEFORE)
         with restored(group.settings), torch.set_grad_enabled(group.grad):
             for place, subject in turns:
                 if subject.failure is not None:
                     continue
-                if tuple(just_run)[-len(place.before) :] != place.before:
+                if not _precede(just_run, place, subject):
                     began = perf_counter_ns()
-                    self._run_before(place, group)
+                    self._run_before(place, group, subject)
+                    just_run.extend((number, _before(number, group, subject)) for number in place.before)
                     subject.samples.spent_ns += perf_counter_ns() - began
                 self._run(subject, place)
-                just_run.extend((*place.before, subject.number))
+                just_run.append((subject.number, subject))
                 self._check(all_of_them=False)
         self._check()
 
-    def _run_before(self, place: CallPosition, group: SubjectGroup) -> None:
+    def _run_before(self, place: CallPosition, group: SubjectGroup, subject: Subject) -> None:
         for number in place.before:
-            before = group.around.get(number)
+            before = _before(number, group, subject)
             if before is None or before.failure is not None:
                 continue
             self._announce(number, NO_ROW)
             self._mark()
             try:
-                before.run_before()
+                before.run_before(self._random)
                 # an error that the device reports late must not count for the next subject
                 self._stopwatch.synchronize()
             except Exception as error:
@@ -308,7 +306,8 @@ class Measurer:
         is_contended = is_watchful and self._watch.is_run_contended(self._marks, runs_ns)
         if is_contended:
             self._be_watchful()
-        self._pending.append((subject, stratum, time_ns, is_contended))
+        run = Run(stratum, time_ns, subject.round, subject.arrangement)
+        self._pending.append((subject, run, is_contended))
         self._pending_ns += runs_ns
 
     def _mark(self) -> bool:
@@ -348,44 +347,43 @@ class Measurer:
             self._be_watchful()
         is_slowed = is_slowed or self._is_throttled()
         memory_rate = None if self._memory_pace is None else self._memory_pace.gb_per_s()
-        for subject, stratum, time_ns, was_contended in self._pending:
+        for subject, run, was_contended in self._pending:
             if memory_rate is not None:
                 subject.samples.add_memory_rate(memory_rate)
-            self._keep(subject, stratum, time_ns, is_contended or was_contended, is_slowed)
+            self._keep(subject, run, is_contended or was_contended, is_slowed)
         self._pending.clear()
         self._pending_ns = 0.0
 
-    def _keep(self, subject: Subject, stratum: Stratum, time_ns: float, is_contended: bool, is_slowed: bool) -> None:
+    def _keep(self, subject: Subject, run: Run, is_contended: bool, is_slowed: bool) -> None:
         is_slowed = is_slowed or is_contended
         # a profiled row needs its runs in the report, contended or not
         if is_contended and not subject.profiled:
-            subject.keep_contended(stratum, time_ns)
-        elif is_slowed and subject.samples.dropped < self._most_dropped and time_ns < LONG_NS:
+            subject.keep_contended(run)
+        elif is_slowed and subject.samples.dropped < self._most_dropped and run.time_ns < LONG_NS:
             subject.drop()
         else:
-            subject.keep(stratum, time_ns, is_slowed)
-
-    def _again(self, case: Sequence[Subject]) -> bool:
-        """Return True if a case needs more runs: one of its subjects lacks times. All subjects of a case get the same
-        number of runs.
-        """
-        most = MOST if self.effort.iterations is None else self.effort.iterations
-        return any(
-            subject.failure is None and subject.samples.done(self.effort) is None and len(subject.samples) < most
-            for subject in case
-        )
+            subject.keep(run, is_slowed)
 
 
-def _by_case(subjects: Sequence[Subject]) -> list[list[Subject]]:
-    cases: dict[int, list[Subject]] = {}
-    for subject in subjects:
-        cases.setdefault(subject.number, []).append(subject)
-    return list(cases.values())
+def _before(number: int, group: SubjectGroup, subject: Subject) -> Subject | None:
+    """Return the subject that runs for a call that precedes `subject` in the program; None if there is none.
+
+    Where the same call precedes, it is the subject itself: the other subjects of the case use other memory.
+
+    number : case number of the preceding call
+    """
+    return subject if number == subject.number else group.around.get(number)
 
 
-def _begin_again(case: Sequence[Subject]) -> None:
-    for subject in case:
-        subject.samples.try_again()
+def _precede(just_run: Sequence[tuple[int, Subject | None]], place: CallPosition, subject: Subject) -> bool:
+    """Return True if the calls that precede `subject` at this place have just run.
+
+    just_run : case number and subject of each of the last calls
+    """
+    last = list(just_run)[max(len(just_run) - len(place.before), 0) :]
+    return [number for number, _ in last] == list(place.before) and all(
+        number != subject.number or ran is subject for number, ran in last
+    )
 
 
 @contextmanager

@@ -33,6 +33,7 @@ class Samples:
 
     shares : share of each stratum, above 0
     alike : True if each run has the same weight
+    fewest : minimum number of runs, unless the budget is too short
     in_order : times of all runs in ns, in the order of the runs
     dropped : number of runs that were not kept because the processor was slowed down
     slowed : number of runs that were kept although the processor was slowed down
@@ -41,8 +42,9 @@ class Samples:
     spent_ns : time of the runs and of the work between them, in ns
     """
 
-    def __init__(self, shares: Mapping[Hashable, float], alike: bool = False) -> None:
+    def __init__(self, shares: Mapping[Hashable, float], alike: bool = False, fewest: int = FEWEST) -> None:
         self._alike = alike
+        self._fewest = fewest
         total = sum(shares.values())
         self.shares = {stratum: share / total for stratum, share in shares.items()}
         self.times: dict[Hashable, list[float]] = {stratum: [] for stratum in shares}
@@ -178,7 +180,7 @@ class Samples:
             if len(self) >= effort.iterations:
                 return "iterations"
         elif len(self) >= LEAST:
-            if len(self) >= FEWEST and self._spreads and not self._lacks_main:
+            if len(self) >= self._fewest and self._spreads and not self._lacks_main:
                 if self._spreads[-1] <= effort.precision:
                     return "precision"
                 last = self._spreads[-SETTLED:]
@@ -259,23 +261,3 @@ def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[floa
         return None
     low, middle, high = np.quantile([time / other for time, other in pairs], (0.1, 0.5, 0.9))
     return float(low), float(middle), float(high)
-
-
-def like_with_like(
-    runs: Sequence[tuple[Hashable, float]], base: Sequence[tuple[Hashable, float]]
-) -> tuple[list[float], list[float]]:
-    """Return the times of two subjects (functions to time) as two lists of equal length, in which runs with the same
-    input values and memory state (stratum) are paired.
-
-    runs, base : (stratum, time) of each run; if the subjects have no stratum in common, runs are paired by input values
-    """
-    if {stratum for stratum, _ in runs}.isdisjoint(stratum for stratum, _ in base):
-        runs, base = ([(stratum[0], time) for stratum, time in of] for of in (runs, base))  # type: ignore[index]
-    pairs = [
-        pair
-        for run_stratum in dict.fromkeys(stratum for stratum, _ in runs)
-        for pair in zip(
-            *([time for stratum, time in of if stratum == run_stratum] for of in (runs, base)), strict=False
-        )
-    ]
-    return [time for time, _ in pairs], [time for _, time in pairs]

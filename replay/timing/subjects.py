@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from time import perf_counter_ns, time_ns
-from typing import Any
+from typing import Any, NamedTuple
 
 from opgrip.platform.activity_records import LaunchedWork
 from opgrip.replay.cases.preceding_calls import CallPosition
@@ -14,8 +15,8 @@ from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.memory import LARGE, Arguments, Function, is_out_of_memory, mostly_fresh, release_memory
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
-from opgrip.replay.timing.samples import Samples
-from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, block_size
+from opgrip.replay.timing.samples import FEWEST, Samples
+from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, block_size, on_deeper_stack
 from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH
 
 COPIES, COPIED_BYTES = 64, 256 << 20
@@ -27,6 +28,20 @@ NOWHERE = CallPosition(0, (), ())
 
 Stratum = tuple[int, bool]
 """the input set of a run, and True if its results were in new pages"""
+
+
+class Run(NamedTuple):
+    """A timed run.
+
+    time_ns : its time in ns
+    round : number of the case's round, in which each of its subjects ran once
+    arrangement : kind of the round, by the order of the subjects and the memory of their arguments
+    """
+
+    stratum: Stratum
+    time_ns: float
+    round: int
+    arrangement: int
 
 
 @dataclass(slots=True)
@@ -57,8 +72,13 @@ class Subject:
     places : positions in the program of some of its calls
     profiled : name of the profiler that is used, or empty
     in_torch : True if the function uses torch's streams
+    exchanges : subjects of a case with the same value have equal arguments, which they may exchange; None for no other
+    partners : the subjects that exchange arguments with this one, and itself; empty if it exchanges none
+    fewest : minimum number of runs, unless the budget is too short
+    round, arrangement : number and kind of the current round of the case
+    frames : number of frames on the C stack that the next timed run is below
     samples : times of the runs, for statistics
-    runs : stratum (input set, and memory state) and time in ns of each kept run, in order
+    runs : the kept runs, in order
     failure : error that a run raised
     recorded : for each of some runs after the timed ones, the work that it launched on the device
     """
@@ -78,8 +98,14 @@ class Subject:
     places: Sequence[CallPosition] = (NOWHERE,)
     profiled: str = ""
     in_torch: bool = True
+    exchanges: Hashable = None
+    fewest: int = FEWEST
+    partners: Sequence[Subject] = ()
+    round: int = 0
+    arrangement: int = 0
+    frames: int = 0
     samples: Samples = field(init=False)
-    runs: list[tuple[Stratum, float]] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
     failure: Exception | None = None
     recorded: list[list[LaunchedWork]] = field(default_factory=list)
     _range: Range = field(init=False)
@@ -94,7 +120,7 @@ class Subject:
     _began_ns: int = 0
 
     def __post_init__(self) -> None:
-        self.samples = Samples(self._shares(), alike=bool(self.profiled))
+        self.samples = Samples(self._shares(), bool(self.profiled), self.fewest)
         self._range = Range(self.label, self.category, self.number, self.profiled)
         self._ready = Range(READY, self.category, self.number)
         self._before = Range(BEFORE, self.category, self.number)
@@ -118,11 +144,17 @@ class Subject:
         args, kwargs = self._arguments(self.input_sets[0], 1)[0]
         self.function(*args, **kwargs)
 
-    def run_before(self) -> None:
-        """Run once without timing, before another subject is timed, in a separate NVTX range."""
+    def run_before(self, generator: Random) -> None:
+        """Run once without timing, before another subject is timed, in a separate NVTX range.
+
+        generator : chooses the memory of the arguments among those of all subjects that exchange them, so that none of
+            these is more often in the caches
+        """
         self._before.begin()
         try:
-            self.run()
+            input_sets = generator.choice(self.partners or (self,)).input_sets
+            args, kwargs = self._arguments(input_sets[0], 1)[0]
+            self.function(*args, **kwargs)
         finally:
             self._before.end()
 
@@ -173,7 +205,7 @@ class Subject:
             self._ready.end()
             count = None if self.fresh is None else pages.FaultCount()
             self._began_ns = time_ns()
-            run_ns = stopwatch.time(self.function, runs, self._range, self._launch, graph)
+            run_ns = on_deeper_stack(self.frames, stopwatch.time, self.function, runs, self._range, self._launch, graph)
             is_slow = count is not None and count.were_slow(run_ns * len(runs))
             if count is not None:
                 self._faulted = bool(mostly_fresh(count.faults * pages.PAGE, max(self.result_bytes * len(runs), LARGE)))
@@ -203,17 +235,14 @@ class Subject:
             self._size, self._launch, self.samples.spent_ns = state
         return self._began_ns, time_ns()
 
-    def keep(self, stratum: Stratum, time_ns: float, slowed: bool = False) -> None:
-        self.samples.add(stratum, time_ns)
+    def keep(self, run: Run, slowed: bool = False) -> None:
+        self.samples.add(run.stratum, run.time_ns)
         self.samples.slowed += slowed
-        self.runs.append((stratum, time_ns))
+        self.runs.append(run)
 
-    def keep_contended(self, stratum: Stratum, time_ns: float) -> None:
-        """Add the time of a run that other processes disturbed, and mark its NVTX range as dropped.
-
-        stratum : input set of the run, and True if its results were in new pages
-        """
-        self.samples.add_contended(stratum, time_ns)
+    def keep_contended(self, run: Run) -> None:
+        """Add the time of a run that other processes disturbed, and mark its NVTX range as dropped."""
+        self.samples.add_contended(run.stratum, run.time_ns)
         self._dropped.begin()
         self._dropped.end()
 
@@ -262,3 +291,14 @@ class Subject:
                 inputs.restore()
             ready = [inputs.make() for inputs in input_set.sets[:count]]
         return ready if self.enter is None else [self.enter(arguments) for arguments in ready]
+
+
+def paired_runs(runs: Sequence[Run], base: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return pairs of runs of two subjects of a case: those of the same round with the same input values, and where
+    both subjects have runs in the same memory state, in the same state.
+    """
+    run_of_round = {run.round: run for run in base}
+    pairs = [(run, run_of_round[run.round]) for run in runs if run.round in run_of_round]
+    return [pair for pair in pairs if pair[0].stratum == pair[1].stratum] or [
+        pair for pair in pairs if pair[0].stratum[0] == pair[1].stratum[0]
+    ]

@@ -16,6 +16,7 @@ from opgrip.cli.journal import Codec, Journal
 from opgrip.replay.cases.call_sites import from_text
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
+from opgrip.replay.results.paired_ratio import PairedColumns
 from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.results.results import STATUSES, Result
 from opgrip.replay.run.energy import EnergyColumns
@@ -44,7 +45,7 @@ def measured_row(cells: Mapping[str, Any]) -> Result:
 
 @cache
 def _measured_columns() -> dict[str, Column]:
-    declared = (Result, EnergyColumns, KernelColumns, ClusterColumns, MachineColumns, OriginColumns)
+    declared = (Result, PairedColumns, EnergyColumns, KernelColumns, ClusterColumns, MachineColumns, OriginColumns)
     return {about.name: about for group in declared for about in columns_in(group)}
 
 

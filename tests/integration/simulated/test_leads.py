@@ -64,7 +64,7 @@ def run_subject(subject: Subject, method: str = EVENTS, runs: int = 60) -> list[
     measurer = Measurer(make_stopwatch(method), effort, None, lambda number, row: None)
     list(measurer.one_by_one([SubjectGroup({}, False, [subject])]))
     assert subject.failure is None
-    return [time_ns / 1e3 for _, time_ns in subject.runs]
+    return [run.time_ns / 1e3 for run in subject.runs]
 
 
 @contextmanager

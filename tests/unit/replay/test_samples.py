@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.replay.timing.samples import FEWEST, LEAST, Samples, effective_runs, like_with_like, ratio_quantiles, trim
+from opgrip.replay.timing.samples import FEWEST, LEAST, Samples, effective_runs, ratio_quantiles, trim
 from opgrip.replay.timing.timing_options import Effort
 
 TIMES = st.lists(st.floats(1, 1e9), min_size=2, max_size=60)
@@ -136,12 +136,3 @@ def test_runs_as_short_as_the_clock_have_no_ratio() -> None:
     assert ratio_quantiles([4.0, 0.0, 5.0], [2.0, 2.0, 0.0]) == (2.0, 2.0, 2.0)
     assert ratio_quantiles([0.0, 1.0], [1.0, 0.0]) is None
     assert ratio_quantiles([], []) is None
-
-
-def test_runs_are_compared_with_runs_of_the_same_values() -> None:
-    base = [((0, False), 1.0), ((1, False), 10.0), ((0, False), 2.0), ((1, True), 30.0)]
-    runs = [((1, False), 11.0), ((0, False), 3.0), ((0, False), 4.0)]
-    assert like_with_like(runs, base) == ([11.0, 3.0, 4.0], [10.0, 1.0, 2.0])
-    # one has no runs with new pages, the other only such runs
-    fresh = [((1, True), 20.0), ((0, True), 5.0)]
-    assert like_with_like(runs, fresh) == ([11.0, 3.0], [20.0, 5.0])
