@@ -20,8 +20,8 @@ class TimedCase:
     """The subjects of one case, which run once per round.
 
     A call may take 10 % longer if its arguments are in other memory, or if it runs second. Therefore n subjects that
-    may exchange arguments have cycles of 2n rounds: in each cycle, each subject runs twice in the memory of each other
-    one, once in a random order of the subjects and once in the reverse order. The round's place in its cycle is the
+    may exchange arguments have cycles of 2n rounds: in each cycle, each subject runs twice in the memory of each one,
+    once in an order that is drawn for the case, and once in the reverse order. The round's place in its cycle is the
     arrangement of its runs.
     """
 
@@ -46,7 +46,7 @@ class TimedCase:
         generator : source of random orders
         """
         arrangement = self._rounds % (2 * self._size)
-        if arrangement == 0:
+        if self._rounds == 0:
             self._order = generator.sample(self.subjects, len(self.subjects))
         frames = generator.randrange(DEPTHS)
         for subject in self.subjects:
