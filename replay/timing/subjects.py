@@ -77,6 +77,7 @@ class Subject:
     fewest : minimum number of runs, unless the budget is too short
     round, arrangement : number and kind of the current round of the case
     frames : number of frames on the C stack that the next timed run is below
+    wanted : input set and memory state of the next timed run, if the subject has them
     samples : times of the runs, for statistics
     runs : the kept runs, in order
     failure : error that a run raised
@@ -104,6 +105,7 @@ class Subject:
     round: int = 0
     arrangement: int = 0
     frames: int = 0
+    wanted: Hashable = None
     samples: Samples = field(init=False)
     runs: list[Run] = field(default_factory=list)
     failure: Exception | None = None
@@ -189,7 +191,8 @@ class Subject:
         began = perf_counter_ns()
         for attempt in range(1, MOST_SLOW + 1):
             self._ready.begin()
-            next_stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
+            has_wanted = self.wanted is not None and self.samples.shares.get(self.wanted)
+            next_stratum: Any = self.wanted if has_wanted else self.samples.next_stratum
             index, fresh = next_stratum
             graph = self._graph_of(index, stopwatch) if stopwatch.method == GRAPH else None
             runs = self._arguments(self.input_sets[index], self._size)
@@ -294,11 +297,11 @@ class Subject:
 
 
 def paired_runs(runs: Sequence[Run], base: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Return pairs of runs of two subjects of a case: those of the same round with the same input values, and where
-    both subjects have runs in the same memory state, in the same state.
+    """Return pairs of runs of two subjects of a case: those of the same round, with the same input values and the same
+    memory state as far as this holds for half of them.
     """
     run_of_round = {run.round: run for run in base}
     pairs = [(run, run_of_round[run.round]) for run in runs if run.round in run_of_round]
-    return [pair for pair in pairs if pair[0].stratum == pair[1].stratum] or [
-        pair for pair in pairs if pair[0].stratum[0] == pair[1].stratum[0]
-    ]
+    with_values = [(run, other) for run, other in pairs if run.stratum[0] == other.stratum[0]]
+    alike = [(run, other) for run, other in pairs if run.stratum == other.stratum]
+    return next(found for found in (alike, with_values, pairs) if 2 * len(found) >= len(pairs))

@@ -49,8 +49,11 @@ class TimedCase:
         if self._rounds == 0:
             self._order = generator.sample(self.subjects, len(self.subjects))
         frames = generator.randrange(DEPTHS)
+        # runs of a round are compared, so they have the same values
+        wanted = next((subject.samples.next_stratum for subject in self.active), None)
         for subject in self.subjects:
             subject.round, subject.arrangement, subject.frames = self._rounds, arrangement, frames
+            subject.wanted = wanted
         for group in self._groups:
             # a failed subject has released its arguments
             active = [subject for subject in group if subject.failure is None]

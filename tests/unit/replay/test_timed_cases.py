@@ -14,19 +14,22 @@ from hypothesis import strategies as st
 
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.results.paired_ratio import EQUAL, FASTER, SLOWER, UNDECIDED, _joined_chance, paired_ratio
-from opgrip.replay.timing.stopwatch import on_deeper_stack
+from opgrip.replay.timing.stopwatch import Stopwatch, on_deeper_stack
 from opgrip.replay.timing.subjects import InputSet, Run, Subject, paired_runs
 from opgrip.replay.timing.timed_cases import TimedCase, timed_cases
+from opgrip.replay.timing.timing_options import DISCRETE
 from opgrip.traces.schema.arguments import TensorSpec
 
 ROUNDS = 96
 
 
-def subject_of(number: int = 0, **rest: Any) -> Subject:
-    inputs = Inputs((TensorSpec((4,), (1,), torch.float32, "cpu"),), {}, {}, device_map("cpu", None), 0)
-    inputs.keep()
+def subject_of(number: int = 0, sets: int = 1, **rest: Any) -> Subject:
+    spec = TensorSpec((4,), (1,), torch.float32, "cpu")
+    all_inputs = [Inputs((spec,), {}, {}, device_map("cpu", None), 0) for _ in range(sets)]
+    for inputs in all_inputs:
+        inputs.keep()
     options = {"mutates": False, "fresh": None, "result_bytes": 0} | rest
-    return Subject(number, "tested", "eager", torch.sin, [InputSet([inputs])], **options)
+    return Subject(number, "tested", "eager", torch.sin, [InputSet([item]) for item in all_inputs], **options)
 
 
 @given(st.integers(1, 4), st.integers(0, 99))
@@ -113,9 +116,29 @@ def test_runs_are_compared_within_a_round_and_with_the_same_values() -> None:
     base = runs((0, False, 1.0, 0), (1, False, 10.0, 1), (0, False, 2.0, 2), (1, True, 30.0, 3))
     own = runs((0, False, 3.0, 0), (1, False, 11.0, 1), (0, True, 4.0, 2), (0, True, 5.0, 3), (0, False, 6.0, 4))
     assert [(one.time_ns, two.time_ns) for one, two in paired_runs(own, base)] == [(3.0, 1.0), (11.0, 10.0)]
-    # one has no runs with new pages, the other only such runs
+    # one has only runs with new pages, the other few
     fresh = runs((0, True, 20.0, 0), (1, True, 5.0, 1), (1, True, 7.0, 2))
     assert [(one.time_ns, two.time_ns) for one, two in paired_runs(fresh, base)] == [(20.0, 1.0), (5.0, 10.0)]
+
+
+def test_subjects_of_a_round_run_on_the_same_values_also_after_dropped_runs() -> None:
+    watch, generator = Stopwatch(DISCRETE, lambda: None, 0.0), Random(0)
+    subjects = [subject_of(sets=3, exchanges="alike") for _ in range(2)]
+    case = TimedCase(subjects)
+    for number in range(30):
+        for subject in case.next_round(generator):
+            stratum, time_ns = subject.time(watch, None)
+            if (number, subject) != (7, subjects[1]):
+                subject.keep(Run(stratum, time_ns, subject.round, subject.arrangement))
+    pairs = paired_runs(*(subject.runs for subject in subjects))
+    assert len(pairs) == 29
+    assert all(one.stratum == two.stratum for one, two in pairs)
+    assert {one.stratum[0] for one, _ in pairs} == {0, 1, 2}
+
+
+def test_runs_on_other_values_are_compared_if_few_have_the_same() -> None:
+    own, base = ([Run(((number + shift) % 2, False), 1.0, number, 0) for number in range(6)] for shift in (0, 1))
+    assert len(paired_runs(own, base)) == 6
 
 
 def timed_pairs(factor: float, generator: Random, count: int = ROUNDS) -> list[tuple[int, float, float]]:
