@@ -86,7 +86,7 @@ def with_times(result: Result, samples: Samples, workload: Workload, variant: Va
 
 
 def with_pairs(row: Result, subject: Subject, other: Subject, base_us: float) -> Result:
-    """Return a row with the ratios of its subject's runs to those of another subject in the same rounds.
+    """Return a row with the ratios of its subject's times to another subject's in the same rounds.
 
     base_us : median time of the other subject in us
     """

@@ -149,8 +149,8 @@ class Subject:
     def run_before(self, generator: Random) -> None:
         """Run once without timing, before another subject is timed, in a separate NVTX range.
 
-        generator : chooses the memory of the arguments among those of all subjects that exchange them, so that none of
-            these is more often in the caches
+        generator : chooses the memory of the arguments among all subjects that exchange them, so that the caches hold
+            each equally often
         """
         self._before.begin()
         try:
@@ -297,8 +297,8 @@ class Subject:
 
 
 def paired_runs(runs: Sequence[Run], base: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Return pairs of runs of two subjects of a case: those of the same round, with the same input values and the same
-    memory state as far as this holds for half of them.
+    """Return pairs of runs of two subjects in the same round of a case. If half of them have the same input values,
+    only these are returned, and if half also have the same memory state, only pairs with both.
     """
     run_of_round = {run.round: run for run in base}
     pairs = [(run, run_of_round[run.round]) for run in runs if run.round in run_of_round]
