@@ -22,18 +22,16 @@ from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType, MethodType, TracebackType
 from typing import Any
 
+# bytecode instructions that raise no errors themselves, but at which Python checks for signals and thread exceptions
 _CHECKS = frozenset({"RESUME", "JUMP_BACKWARD", "JUMP_ABSOLUTE"})
-"""bytecode instructions that raise no errors themselves, but at which Python checks for signals and thread exceptions
-"""
+# prefixes of bytecode instructions after which Python makes these checks, and which can also raise errors themselves
 _CHECKS_AFTER = ("CALL", "PRECALL", "POP_JUMP", "YIELD")
-"""prefixes of bytecode instructions after which Python makes these checks, and which can also raise errors themselves
-"""
+# exceptions that C functions raise without arguments
 _WITHOUT_ARGUMENTS = (StopIteration, StopAsyncIteration, MemoryError, queue.Empty)
-"""exceptions that C functions raise without arguments"""
+# pattern of file paths that belong to libraries and not to the user
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|/opgrip/|^<")
-"""pattern of file paths that belong to libraries and not to the user"""
+# pattern of the message that Python raises if it cannot create the exception that a thread set
 _NOT_MADE = re.compile(r"_PyErr_SetObject: exception |.*\.__init__\(\) missing ", re.DOTALL)
-"""pattern of the message that Python raises if it cannot create the exception that a thread set"""
 
 
 def raise_if_from_program(error: BaseException) -> None:
@@ -104,8 +102,6 @@ def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
     """Return True if another thread made this thread raise an exception, by `PyThreadState_SetAsyncExc`.
 
     Python creates such an exception from its class without arguments, at one of a few bytecode instructions.
-
-    raised_at : innermost entry of the exception's traceback
     """
     instruction = _instruction(raised_at)
     if instruction in _CHECKS:
@@ -125,15 +121,12 @@ def _instruction(entry: TracebackType) -> str:
     return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] if entry.tb_lasti >= 0 else "RESUME"
 
 
-SWITCHES = ("append", "force", "partial", "resume")
-"""flags without a value that error messages recommend"""
+SWITCHES = ("append", "force", "partial", "resume")  # flags without a value that error messages recommend
 
 
 class UserError(Exception):
     """An error that the user can correct; commands print it as one line and exit with status 2.
 
-    Parameters
-    ----------
     problem : description of the mistake, with the name of the file, option or package
     hint : remedy for the user; empty if it is clear from the problem
     """
@@ -151,8 +144,6 @@ class UserError(Exception):
 class NothingSelectedError(UserError):
     """Raised if a trace contains nothing that the user selected; not an error if another of several traces does.
 
-    Attributes
-    ----------
     advice : end of the hint that also applies to other traces, such as a better pattern to try; empty if there is none
     """
 
@@ -211,8 +202,7 @@ def shortened(text: str, most: int) -> str:
     return f"{start.rpartition(' ')[0] or start} ..."
 
 
-MOST = 1000
-"""maximum number of characters of an unknown error's message"""
+MOST = 1000  # maximum number of characters of an unknown error's message
 
 
 def place_of(error: BaseException) -> str:

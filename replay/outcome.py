@@ -29,21 +29,17 @@ from opgrip.replay.workers.journal import journal_path
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# columns that a notebook shows if they have values, in addition to columns that differ between variants;
+# `Results.frame` has all columns
 SHOWN = ("case", "op", "shapes", "count", "share", "mode", "status", "captured_us", "median_us", "speed_up", "error")
-"""columns that a notebook shows if they have values, in addition to columns that differ between variants;
-`Results.frame` has all columns
-"""
 
-PRINTED = 60
-"""maximum number of rows that `print` shows"""
+PRINTED = 60  # maximum number of rows that `print` shows
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Results:
     """The rows of a replay.
 
-    Attributes
-    ----------
     rows : one row for each variant of a case, in table order
     header : trace, versions and device of the replay
     """
@@ -73,9 +69,8 @@ class Results:
     def save(self, path: str | Path, force: bool = False) -> None:
         """Write the rows to a file in the format that its suffix names, such as `.json`, `.csv` or `.xlsx`.
 
-        Raises
-        ------
-        UserError : if the suffix is unknown, the file exists and `force` is False, or the file cannot be written
+        Raises UserError if the suffix is unknown, the file exists and `force` is False, or the file cannot be
+        written.
         """
         with in_words_of_python():
             write_results(self.rows, self.header, Path(path), force)
@@ -118,8 +113,6 @@ class Results:
             results.plot("shapes", op="aten.conv*").savefig("convolutions.pdf")
             after.plot("history", beside={"before": before})
 
-        Parameters
-        ----------
         kind : `modes`, `scaling`, `operators`, `shapes`, `roofline` or `history`; None selects `modes` if there are
             several modes, `scaling` if threads, batch or streams vary, else `operators`
         beside : other runs by name, drawn before these results, which are labelled `this`
@@ -129,9 +122,8 @@ class Results:
         over : column of the x axis
         title : title; by default trace, machine and version of torch
 
-        Raises
-        ------
-        UserError : if matplotlib is not installed, an argument is invalid for this kind, or there is nothing to draw
+        Raises UserError if matplotlib is not installed, an argument is invalid for this kind, or there is nothing to
+        draw.
         """
         from opgrip.display.figures import in_style
 
@@ -151,9 +143,7 @@ class Results:
 def read_run(path: str | Path) -> Results:
     """Read results from a file written by `opreplay -o` or by the results store.
 
-    Raises
-    ------
-    UserError : if the file does not exist or its format cannot be read
+    Raises UserError if the file does not exist or its format cannot be read.
     """
     frame = load_results(path)
     return Results(rows_in(frame, Path(path)), header_of(frame.attrs, Path(path)))
@@ -202,9 +192,7 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
 def is_completed(output: OutputOptions) -> bool:
     """Return True if `--resume` is given and the output file exists and is complete.
 
-    Raises
-    ------
-    UserError : if `--resume` is given without `--output`
+    Raises UserError if `--resume` is given without `--output`.
     """
     if not output.resume:
         return False
@@ -237,8 +225,6 @@ class Scorer(Protocol):
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline, and return a function that prints the scores of several traces relative to it.
 
-        Parameters
-        ----------
         baseline : file of the baseline, or None for the one that is installed
         """
 

@@ -51,8 +51,7 @@ class ProgramSettings(Protocol):
     def by_clock_of_device(self) -> bool: ...
 
 
-PARTIAL = ".partial-"
-"""prefix of folders that are not complete, followed by the process id"""
+PARTIAL = ".partial-"  # prefix of folders that are not complete, followed by the process id
 
 
 def make_program(

@@ -307,8 +307,6 @@ def options_of(args: argparse.Namespace) -> RunRequest:
 def _with_untrusted(request: RunRequest) -> RunRequest:
     """Return the request for candidates that run in separate processes (`--untrusted`), which times each run by the
     host's clock.
-
-    Raises `UserError` for an option that `--untrusted` does not support.
     """
     names = {*request.modes.all_names} - {EAGER, CANDIDATE}
     refused = {
@@ -328,8 +326,6 @@ def _with_untrusted(request: RunRequest) -> RunRequest:
 def _with_candidates(request: RunRequest) -> RunRequest:
     """Return the request changed so that it replays only calls of operators that have a candidate, in the reference
     mode and with the candidate.
-
-    Raises `UserError` if options contradict each other.
     """
     operators, modules, selection = request.candidates.operators, request.candidates.modules, request.selection
     if selection.op:

@@ -14,6 +14,7 @@ from opgrip.tools.verbs import verbs
 
 USAGE = "opgrip [-h] [--version] VERB ..."
 WIDTH = 80
+# what the subcommands of a group are about, by the name of the group
 GROUPS = {
     "autostart": "let Python programs accept requests to record",
     "candidate": "your own implementation of an operator",
@@ -22,7 +23,6 @@ GROUPS = {
     "trace": "one trace or several",
     "zoo": "traces of real models that ship",
 }
-"""what the subcommands of a group are about, by the name of the group"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,8 +108,6 @@ def make_parser(prepared: Collection[str] | None = None) -> argparse.ArgumentPar
     """Return the parser of `opgrip`, with a parser for each subcommand; `trace info` is the subcommand `info` of the
     group `trace`.
 
-    Parameters
-    ----------
     prepared : names of the subcommands whose options are added; None for all
     """
     parser = _OpgripParser("opgrip", usage=USAGE, epilog=_list_verbs())

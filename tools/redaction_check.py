@@ -31,21 +31,17 @@ from opgrip.traces.schema.arguments import leaves, tensors
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.table.call_table import COUNT
 
-CASES = 10
-"""number of replayed cases; the cases with most time are chosen"""
+CASES = 10  # number of replayed cases; the cases with most time are chosen
 REPEATS = "3"
 CRASHED = "its process crashed"
 
-Given = dict[int, Any]
-"""output sizes by signature, or the reason why there are none"""
+Given = dict[int, Any]  # output sizes by signature, or the reason why there are none
 
 
 @dataclass(frozen=True, slots=True)
 class RedactionCheck:
     """Comparison of the replays of a trace and of its redacted version.
 
-    Attributes
-    ----------
     cases : number of replayed cases
     sized : number of cases whose outputs have the same sizes in both, or that cannot run for the same reason in both
     ran : number of cases of the original trace that could run

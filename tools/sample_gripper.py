@@ -38,15 +38,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 PARAMETERS = ("entry", "calls", "tags", "name", "to", "by_reference")
-DLOP_ENTRY = "class_entry"
-"""name of `entry` in DLOP-Bench's grip"""
+DLOP_ENTRY = "class_entry"  # name of `entry` in DLOP-Bench's grip
 
 
 class Gripping:
     """Functions that are gripped (their calls are recorded) until `close` is called, or the block or the program ends.
 
-    Attributes
-    ----------
     written : folders of the written samples
     refused : reason why a function could not be gripped, by function name
     """
@@ -192,10 +189,7 @@ def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
 
 
 def _with_method(owner: type, entry: str, grips: Grips) -> type:
-    """Grip one method of a class and return the class; an inherited method is gripped for this class only.
-
-    owner, entry : the class, and the name of the method
-    """
+    """Grip one method of a class and return the class; an inherited method is gripped for this class only."""
     holder = next((cls for cls in owner.__mro__ if entry in vars(cls)), None)
     if holder is None:
         raise UserError(f"{owner.__qualname__} has no method {entry}", "name one with entry=")

@@ -32,8 +32,8 @@ from opgrip.traces.schema.tensor_specs import TensorSpec
 
 _BUILTINS = ("bool", "int", "float", "complex", "str", "bytes", "list", "tuple", "dict", "set", "frozenset", "object")
 
+# prefixes of functions in torch.nn.functional that are internal
 _NOT_OF_TENSORS = ("_", "assert_", "boolean_", "handle_", "has_")
-"""prefixes of functions in torch.nn.functional that are internal"""
 
 
 def _safe_objects() -> Iterator[tuple[str, Any]]:
@@ -60,8 +60,8 @@ def name_of(definition: Any) -> str:
     return f"{definition.__module__}:{definition.__qualname__}"
 
 
+# classes and functions that any trace may name, because they are harmless as arguments
 SAFE_OBJECTS: dict[str, Any] = {}
-"""classes and functions that any trace may name, because they are harmless as arguments"""
 SAFE_OBJECTS.update(_safe_objects())
 
 
@@ -98,10 +98,7 @@ class _Maker:
         self._shared: dict[int, Any] = {}
 
     def make(self, value: Any, shared: int | None = None) -> Any:
-        """Return the argument that a spec describes.
-
-        shared : number by which other occurrences of the object refer to it, or None
-        """
+        """Return the argument that a spec describes."""
         match value:
             case torch.Size() | None | bool() | int() | float() | complex() | str():
                 return value
@@ -228,9 +225,6 @@ def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Ca
     """Return an object, and a function that fills in its content.
 
     Objects of types such as tuples and tensors must be created with their content; the function does nothing then.
-
-    content : spec of the content as a builtin type, or None; see `ObjectSpec`
-    make : returns the argument that a spec describes
     """
     nothing = lambda: None  # noqa: E731
     match content:

@@ -31,17 +31,14 @@ from opgrip.traces.zoo.manifest import FORMAT, MANIFEST, MODELS, SUFFIX
 if TYPE_CHECKING:
     from opgrip.traces import Trace
 
+# memory bandwidth in bytes per second; it affects how much time a long-tail function could save, not whether it is one
 BANDWIDTH = 1e10
-"""memory bandwidth in bytes per second; it affects how much time a long-tail function could save, not whether it is one
-"""
 
 
 def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
     """Return what the manifest stores about the file of a trace: versions, machine, numbers of calls and operators, and
     hash.
 
-    Parameters
-    ----------
     step_ms : time of a step without capture
     """
     from opgrip.traces import load
@@ -93,10 +90,8 @@ def _versions(content: Trace, library: str) -> dict[str, str]:
     return versions
 
 
-LEVEL = 19
-"""highest compression level at which reading takes no more memory than usual"""
-QUANTILE_DIGITS = 4
-"""number of digits of quantiles; more digits are sampling noise and would be a fifth of a file"""
+LEVEL = 19  # highest compression level at which reading takes no more memory than usual
+QUANTILE_DIGITS = 4  # number of digits of quantiles; more digits are sampling noise and would be a fifth of a file
 
 
 def recipe_command(trace: ZooTrace) -> list[str]:
@@ -108,8 +103,6 @@ def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
     """Write a captured trace in compressed form to `path`, with its command in the header and shorter numbers, and
     return `path`.
 
-    Parameters
-    ----------
     plain : the captured trace, uncompressed
     """
     first, *lines = plain.read_bytes().splitlines(keepends=True)
@@ -166,8 +159,6 @@ def _line(record: dict[str, Any]) -> bytes:
 class Distinct:
     """How many distinct operators and functions several traces of the zoo contain together.
 
-    Attributes
-    ----------
     traces : number of traces counted
     operators : number of operators, including extension functions
     extension_functions : number of extension functions, such as the functions of mmcv
@@ -201,15 +192,12 @@ def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
     return Distinct(len(recorded_traces), len(operators), extensions, len(functions))
 
 
-TIMEOUT_S = 1800.0
-"""time limit in seconds for a capture, and again for timing its step without capture"""
+TIMEOUT_S = 1800.0  # time limit in seconds for a capture, and again for timing its step without capture
+# Python code that runs `opcapture` without its script
 OPCAPTURE = "import sys; from opgrip.capture.start import main; sys.exit(main())"
-"""Python code that runs `opcapture` without its script"""
 STEPS = 5
-ENOUGH_S = 20.0
-"""time in seconds after which no more steps are timed"""
-LAST_WORDS = 300
-"""maximum number of characters reported of a process's last message"""
+ENOUGH_S = 20.0  # time in seconds after which no more steps are timed
+LAST_WORDS = 300  # maximum number of characters reported of a process's last message
 
 
 def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
@@ -229,14 +217,10 @@ def make_trace(
 ) -> ZooTrace:
     """Record a trace of the zoo into a folder, and return its description with the data on the new file.
 
-    Parameters
-    ----------
     timeout_s : seconds after which a process is killed
     times_step : True to time a step without capture in another process; if False, its time is stored as 0
 
-    Raises
-    ------
-    UserError : if the capture fails, crashes or takes too long; the folder is then unchanged
+    Raises UserError if the capture fails, crashes or takes too long; the folder is then unchanged.
     """
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / f"{trace.name}.jsonl"
@@ -251,8 +235,6 @@ def differences_of_new_recording(trace: ZooTrace, shipped: Path, timeout_s: floa
     """Record a trace again in a temporary folder, and return one line for each signature whose number of calls differs
     from that in the shipped trace.
 
-    Parameters
-    ----------
     timeout_s : seconds after which the capture is killed
     """
     from opgrip.traces import load
@@ -295,18 +277,7 @@ def _step_ms(arguments: Sequence[str]) -> float:
 
 
 def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
-    """Run Python with arguments in a separate process group, and return its stdout.
-
-    Parameters
-    ----------
-    words : arguments of Python
-    trace : the trace to name in errors
-    timeout_s : seconds after which the process is killed
-
-    Raises
-    ------
-    UserError : if the process fails, or takes longer
-    """
+    """Run Python with arguments in a separate process group, and return its stdout."""
     environment = os.environ | {"OPGRIP_STORE": ""}
     finished = run_program([sys.executable, *words], timeout_s, environment, started=_offer_to_killer)
     if finished.status is None:

@@ -24,8 +24,6 @@ from opgrip.traces.schema.records import OPERATOR, Calls, End, Signature
 class CountDifference:
     """An operator whose calls torch and a trace count differently.
 
-    Attributes
-    ----------
     op : operator, such as `aten::add`
     torch_calls, trace_calls : number of calls that torch reports, and number in the trace
     explained : reason why the capture does not see the operator, if known; see docs/capture.md
@@ -127,6 +125,7 @@ def explanation(name: str, torch_calls: int, trace_calls: int) -> str | None:
     return None
 
 
+# operators that are counted under another name, because torch may call one in place of the other
 SAME = {
     "aten::_reshape_alias": "aten::view",
     "aten::_index_put_impl": "aten::index_put",
@@ -135,28 +134,27 @@ SAME = {
     # the gradients of max, sort and index
     "aten::zeros": "aten::new_zeros",
 }
-"""operators that are counted under another name, because torch may call one in place of the other"""
 
 OTHER_FORM = "same total: under a dispatch mode, autograd calls another variant of the operator"
 
 PRINTING = "opgrip: a tensor is printed"
 
+# operators with an overload that only calls another operator, each with that other operator
 MADE_OF = {"aten::repeat_interleave": "aten::repeat_interleave", "aten::where": "aten::nonzero_numpy"}
-"""operators with an overload that only calls another operator, each with that other operator"""
 
+# operators that do not always reach a dispatch mode, each with the reason
 NOT_DISPATCHED = {
     "aten::empty": "torch.tensor() and similar functions allocate without the dispatcher",
     "aten::detach": "torch.tensor() detaches its result without the dispatcher",
     "aten::_local_scalar_dense": "torch.tensor() of a list of tensors reads each of them without the dispatcher",
 }
-"""operators that do not always reach a dispatch mode, each with the reason"""
 
+# operators that only a dispatch mode sees, each with the reason
 NOT_TOLD = {
     "aten::clone": "autograd copies the tensor that an in-place operator overwrites, below the operator",
     "aten::detach": "torch's own copies of a tensor's metadata are operators only under a dispatch mode",
     "aten::scalar_tensor": "autograd converts numbers to tensors only under a dispatch mode",
 }
-"""operators that only a dispatch mode sees, each with the reason"""
 
 
 def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:

@@ -233,8 +233,8 @@ class Findings:
     )
 
 
+# option classes in the order of the help text
 OPTIONS = (ModelName, ModelOptions, OperatorOptions, Steps, TraceOutput, RecordingOptions, OnDemandOptions, Findings)
-"""option classes in the order of the help text"""
 
 
 def make_parser() -> argparse.ArgumentParser:

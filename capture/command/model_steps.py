@@ -37,10 +37,9 @@ from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, cause_of, in_words_of_python, place_of
 from opgrip.traces.table.trace import Trace, load
 
+# maximum number of warm-up steps that run under the capture, which then examines new calls without recording them
 MOST_LEARNED = 2
-"""maximum number of warm-up steps that run under the capture, which then examines new calls without recording them"""
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-"""suffixes of trace files"""
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # suffixes of trace files
 
 
 def ignore_own_warnings() -> None:
@@ -91,8 +90,6 @@ def make_capture(
 ) -> Capture:
     """Return the capture that the options request; it has not begun yet.
 
-    Parameters
-    ----------
     output : path of the trace
     details : fields for the trace's header
     model : module whose submodules give the calls their module paths, or None
@@ -127,9 +124,7 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 
     During the last warm-up steps, the capture examines new signatures without recording calls.
 
-    Raises
-    ------
-    UserError : a step fails, or calls no operator; the trace is discarded then
+    Raises UserError: a step fails, or calls no operator; the trace is discarded then.
     """
     total, learned = args.warmup + args.steps, capture.schedule.warmup
     doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"
@@ -200,10 +195,10 @@ def values_problem(capture: Capture) -> str | None:
     return f"full values could not be written to {full.path.name}: {reason_of(full.failure)}"
 
 
+# options of the command that `capture` does not take: they print a table, or apply to programs that continue to run
 OF_COMMAND = ("audit", "find_longtail", *words_in(OnDemandOptions))
-"""options of the command that `capture` does not take: they print a table, or apply to programs that continue to run"""
+# options about a model that can also be used with a given module; the others only apply while a model is built
 OF_MODULES = ("run", "warmup", "steps", "autocast")
-"""options about a model that can also be used with a given module; the others only apply while a model is built"""
 
 
 def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **options: Any) -> Trace:
@@ -214,18 +209,15 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
         trace = capture(model, "unet.jsonl", torch.rand(8, 3, 64, 64), run="train", steps=3)
         trace = capture("faster-rcnn_r50_fpn_1x_coco.py", "faster_rcnn.jsonl", input_size="320x320")
 
-    Parameters
-    ----------
     model : a module, or a model source as for `opcapture --model`
     output : path of the trace file
     inputs : inputs of a module: a tensor, a tuple of positional inputs, or a dictionary; each step gets copies
     options : options of `opcapture --help` by their long names, with `_` in place of `-`; a list for options that take
         several values. With `run="train"`, the module's parameters change. The module's training mode is restored
 
-    Raises
-    ------
-    TypeError : unknown option
-    UserError : invalid values, a model that cannot be built or fails, or a trace that cannot be written
+    Raises TypeError: unknown option.
+
+    Raises UserError: invalid values, a model that cannot be built or fails, or a trace that cannot be written.
     """
     excluded = (*OF_COMMAND, "model", "output")
     with in_words_of_python(), warnings.catch_warnings():

@@ -42,8 +42,7 @@ from opgrip.traces.analysis.longtail import CaptureCost, find_longtail, print_lo
 from opgrip.traces.analysis.machine_ceilings import bandwidth_of
 from opgrip.traces.table.trace import load
 
-MOST_NAMES = 4
-"""maximum number of files or operators that are listed by name; the others are only counted"""
+MOST_NAMES = 4  # maximum number of files or operators that are listed by name; the others are only counted
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
@@ -255,8 +254,8 @@ def _print_longtail(capture: Capture, file: IO[str]) -> None:
 
 
 BLOCKS, ROUNDS, WARMUP = 6, 50, 30
+# quantile of the measured times that is used; a low one, because other work on the machine only makes times longer
 LOW = 0.25
-"""quantile of the measured times that is used; a low one, because other work on the machine only makes times longer"""
 
 
 def own_cost() -> CaptureCost:
@@ -285,8 +284,6 @@ def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
 
     Without a capture, only the time from the start of one call to the start of the next is known. A recorded call's
     duration beyond that time counts as added to the call, and the rest of the increase as added between calls.
-
-    boxes : input of the operators
     """
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:

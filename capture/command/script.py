@@ -18,13 +18,11 @@ from opgrip.capture.program.processes import rank
 from opgrip.cli.command import did_you_mean
 from opgrip.errors import MissingFileError, UserError, one_line
 
+# time in seconds that threads of process groups get to take the interpreter lock and release the tensors of collectives
+#
+# DistributedDataParallel holds the lock while it joins these threads, so without this pause both can wait for ever
+# (torch 2.13).
 FOR_GROUPS_S = 0.1
-"""time in seconds that threads of process groups get to take the interpreter lock and release the tensors of
-collectives
-
-DistributedDataParallel holds the lock while it joins these threads, so without this pause both can wait for ever (torch
-2.13).
-"""
 
 
 def check_script(arguments: Sequence[str]) -> None:
@@ -58,15 +56,11 @@ def run_script(
 
     An exception that ends the script is reported by `sys.excepthook`.
 
-    Parameters
-    ----------
     arguments : as in `check_script`
     compiled : function that compiles a script's source, given source and file name; None for Python's own `compile`
     ended_in : called with the exception that ends the script, including `SystemExit`
 
-    Raises
-    ------
-    UserError : the script could not be started
+    Raises UserError: the script could not be started.
     """
     before = list(sys.argv), list(sys.path)
     # keeps the script's objects, or the error whose frames hold them, alive as long as the script's threads
@@ -104,10 +98,7 @@ def run_script(
 
 
 def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> dict[str, Any]:
-    """Run a script's file, and return the global names that it defined.
-
-    compiled : as in `run_script`
-    """
+    """Run a script's file, and return the global names that it defined."""
     if compiled is None or not Path(file).is_file():
         return runpy.run_path(file, run_name="__main__")
     try:
@@ -150,10 +141,7 @@ def _status(code: object) -> int:
 
 
 def _report(error: BaseException, frames: TracebackType | None) -> int:
-    """Report an exception that ended the script, by `sys.excepthook` as `python` does; return the exit status.
-
-    frames : traceback to report
-    """
+    """Report an exception that ended the script, by `sys.excepthook` as `python` does; return the exit status."""
     error = error.with_traceback(frames)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
     try:

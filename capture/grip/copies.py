@@ -29,9 +29,7 @@ class Arrays:
     def take(self, array: Array) -> ArraySpec:
         """Return the `ArraySpec` of an array; its tensor is a copy if torch does not support the array's strides.
 
-        Raises
-        ------
-        TypeError, ValueError : the array's dtype does not exist in torch
+        Raises TypeError, ValueError: the array's dtype does not exist in torch.
         """
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         root = _root(array)
@@ -64,8 +62,7 @@ def _address(array: Array) -> int:
     return address
 
 
-ALIGNMENT = 16
-"""alignment of copies in memory in bytes, sufficient for every dtype"""
+ALIGNMENT = 16  # alignment of copies in memory in bytes, sufficient for every dtype
 
 
 @contextmanager
@@ -139,11 +136,7 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> torch.Tensor:
-    """Return a tensor with the shape and strides of `tensor` over `memory`.
-
-    first : byte of the tensor's storage at which the copy `memory` begins, before rounding down to a multiple of
-        `ALIGNMENT`
-    """
+    """Return a tensor with the shape and strides of `tensor` over `memory`."""
     offset = tensor.storage_offset() - first // ALIGNMENT * ALIGNMENT // tensor.dtype.itemsize
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     copy = empty.set_(memory, offset if tensor.numel() else 0, tensor.shape, tensor.stride())

@@ -32,8 +32,6 @@ from opgrip.traces.schema.python_objects import SharedSpec
 class GrippedCall:
     """A recorded call of a gripped function, with live arguments and results.
 
-    Attributes
-    ----------
     args, kwargs : copies made before the call, with the tensors' strides and requires_grad
     results : copy of the returned value
     after : copy of the arguments after the call if the call wrote into them, else None
@@ -58,8 +56,6 @@ class GrippedCall:
 class Gripped:
     """A gripped function with its recorded calls, from which a sample is written.
 
-    Attributes
-    ----------
     function : the original function, without the wrapper
     owner : class of a method, None for a function
     entry : qualified name, such as `delta2bbox` or `Coder.decode`
@@ -78,16 +74,14 @@ class Gripped:
     by_reference: bool = False
 
 
+# maximum size in bytes of all tensors together in the arguments, and in the results, of a recorded call
 MOST_BYTES = 1 << 30
-"""maximum size in bytes of all tensors together in the arguments, and in the results, of a recorded call"""
 
 
 @dataclass(frozen=True, slots=True)
 class Keep:
     """Settings for recording the calls of a gripped function.
 
-    Attributes
-    ----------
     calls : maximum number of recorded calls, all with different signatures
     name : name of the sample; None for the function's own name
     tags : tags of the sample from the user, such as `Reduce`, in addition to detected ones
@@ -104,8 +98,6 @@ class Keep:
 class Keeper:
     """Records the first calls of one gripped function, each with another signature.
 
-    Attributes
-    ----------
     function : the original function
     owner : class of a method, None for a function
     entry : qualified name of the function
@@ -147,8 +139,6 @@ class Keeper:
         """Run a call and return its result; record the call if its signature is new. Errors of recording are only
         counted.
 
-        Parameters
-        ----------
         arguments : the arguments as nested specs, from `take` in `objects.py`
         args, kwargs : the live arguments
         call : function that runs the call
@@ -272,8 +262,6 @@ def owner_of(function: FunctionType, entry: str) -> type | None:
 class _RandomStates:
     """States of random number generators before a call.
 
-    Attributes
-    ----------
     cpu, device : states of torch's generators for the CPU and for the current accelerator, if there is one
     others : states of Python's and numpy's generators
     """
@@ -287,8 +275,6 @@ class _RandomStates:
 class _Before:
     """State before a call of a gripped function runs.
 
-    Attributes
-    ----------
     names : classes, functions and enum members to which `tree` refers by name
     tree : the arguments as specs, with copied tensors
     random_states : states of random number generators
@@ -340,12 +326,7 @@ def _random_states() -> _RandomStates:
 
 
 def _has_drawn(before: _RandomStates) -> bool:
-    """Return True if torch's CPU generator has drawn numbers since the states `before` were taken.
-
-    Raises
-    ------
-    CannotHold : another generator drew numbers; samples do not seed it
-    """
+    """Return True if torch's CPU generator has drawn numbers since the states `before` were taken."""
     now = _random_states()
     if now.others != before.others:
         raise CannotHold("it draws random numbers with a generator other than torch's")

@@ -48,16 +48,12 @@ class Grips:
     """Context manager that grips functions that match patterns, also in modules loaded later, and functions passed
     to `grip`.
 
-    Parameters
-    ----------
     patterns : patterns for the names of functions
     keep : settings for recording calls
     to : folder for samples, or None for no samples; a sample is written when it has enough calls, at the latest by
         `finish`
     recorder : recorder of a trace that also gets the calls, or None
 
-    Attributes
-    ----------
     written : folders of the samples
     refused : reason why a function could not be gripped or written, by name of the function
     """
@@ -267,15 +263,11 @@ class Grips:
 class WatchedFunction:
     """Wrapper that records the calls of a function, for a sample, in a trace, or both.
 
-    Parameters
-    ----------
     function : the original function
     entry : qualified name of the function
     recorder : recorder of the trace, or None
     keeper : recorder of calls for a sample, or None
 
-    Attributes
-    ----------
     active : True while calls are recorded
     called : True after the first call
     """

@@ -36,8 +36,7 @@ from opgrip.traces.schema.python_objects import (
 )
 from opgrip.traces.schema.tensor_specs import plain_name
 
-MOST_VALUES = 100_000
-"""maximum number of values in the arguments of a recorded call"""
+MOST_VALUES = 100_000  # maximum number of values in the arguments of a recorded call
 
 _PLAIN = frozenset(
     {
@@ -46,10 +45,10 @@ _PLAIN = frozenset(
     }
 )
 _HASHABLE = _PLAIN - {type(...)}
+# builtin types from which classes may derive; the content of such objects is read as the builtin type
 _BUILTIN = (list, tuple, dict, set, frozenset, str, int, float, complex, bytes)
-"""builtin types from which classes may derive; the content of such objects is read as the builtin type"""
+# classes implemented in C whose objects can still be read and created
 _ROOTS = frozenset({object, *_BUILTIN, OrderedDict, defaultdict, deque, SimpleNamespace, *torch.Tensor.__mro__})
-"""classes implemented in C whose objects can still be read and created"""
 _MODULE_TABLES = ("_parameters", "_buffers", "_modules")
 _FRESH_MODULE = vars(nn.Module())
 _MODULE_HOOKS = frozenset(name for name, value in _FRESH_MODULE.items() if isinstance(value, dict)) - {*_MODULE_TABLES}
@@ -65,8 +64,6 @@ class CannotHold(Exception):
 class SpecTree:
     """Arguments of a call as nested specs.
 
-    Attributes
-    ----------
     tree : nested specs, live tensors and plain values; `Opaque` for values that a sample cannot hold
     names : classes, functions and enum members to which `tree` refers by name
     refused : reason why a sample cannot hold an argument, ignoring fields of objects; None if it can hold all
@@ -88,8 +85,6 @@ def take(value: Any) -> SpecTree:
 class _Parts:
     """The parts of an object.
 
-    Attributes
-    ----------
     cls : class of the object
     fields : attributes by name
     content : if the class derives from a builtin type, the value as this type, else None

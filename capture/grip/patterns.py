@@ -24,8 +24,6 @@ LOCALS = "<locals>"
 class Pattern:
     """Pattern for the names of functions, with wildcards as in file names.
 
-    Attributes
-    ----------
     module : pattern for the name of the module that defines a function, or of a parent package that re-exports it
     qualname : pattern for qualified names such as `delta2bbox`, `Coder.decode`, `make.<locals>.inner`
     """
@@ -67,8 +65,6 @@ def parse_pattern(text: str) -> Pattern:
 class GripTarget:
     """A function whose name matches a pattern.
 
-    Attributes
-    ----------
     function : the function; for an inner function, the function that contains it
     owner : class in which the function was found, or None
     qualname : qualified name that the pattern matches
@@ -108,10 +104,7 @@ def _in_namespace(
 
 
 def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
-    """Yield the methods that a class inherits and that a pattern names for this class.
-
-    prefix : qualified name of the class, with a dot at its end
-    """
+    """Yield the methods that a class inherits and that a pattern names for this class."""
     for pattern in patterns:
         # without wildcards, which match the class that defines the method as well, or should not match at all
         name = pattern.qualname.rpartition(".")[2]
@@ -224,8 +217,7 @@ def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
                 yield value
 
 
-HEAP = 1 << 9
-"""flag `Py_TPFLAGS_HEAPTYPE` of classes created at run time; classes implemented in C cannot be changed"""
+HEAP = 1 << 9  # flag `Py_TPFLAGS_HEAPTYPE` of classes created at run time; classes implemented in C cannot be changed
 
 
 _OWN_PACKAGE = __name__.rpartition(".")[0]
@@ -233,8 +225,7 @@ _OWN_PACKAGE = __name__.rpartition(".")[0]
 
 Decorate = Callable[[Any], Any]
 
-_FUTURE = 0x1FF0000
-"""code flags that `from __future__` imports set"""
+_FUTURE = 0x1FF0000  # code flags that `from __future__` imports set
 
 
 class CannotDecorate(Exception):
@@ -262,9 +253,7 @@ def decorated_inside(
     is_gripped : returns True if the inner function with this qualified name is decorated
     decorate : the decorator
 
-    Raises
-    ------
-    CannotDecorate : the source is missing, or differs from the loaded code
+    Raises CannotDecorate: the source is missing, or differs from the loaded code.
     """
     code = function.__code__
     try:
@@ -288,10 +277,7 @@ def decorated_inside(
 
 
 def _compile_function(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType, qualname: str) -> CodeType:
-    """Return the code of a function, compiled with the same enclosing variables as the loaded `code`.
-
-    node, qualname : definition and qualified name of the function
-    """
+    """Return the code of a function, compiled with the same enclosing variables as the loaded `code`."""
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef = node
     owner = qualname.split(".")[-2] if qualname.count(".") else LOCALS
     if owner != LOCALS:
@@ -329,10 +315,7 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
 
 
 def _rename_code(code: CodeType, qualname: str) -> CodeType:
-    """Return code in which each function has the qualified name that it has in its module.
-
-    qualname : qualified name of the outermost function
-    """
+    """Return code in which each function has the qualified name that it has in its module."""
     before = f"{_AROUND}.{LOCALS}.{qualname.rpartition(f'{LOCALS}.')[2]}"
 
     def name(text: str) -> str:

@@ -26,8 +26,8 @@ IN_PLACE = "InPlace"
 REDUCE = "Reduce"
 BROADCAST = "Broadcast"
 VIEW = "ViewAttribute"
+# tags of a sample that are derived from a run of its function; other tags are derived from the source
 RANDOM = "Random"
-"""tags of a sample that are derived from a run of its function; other tags are derived from the source"""
 
 _INDEXING = frozenset(
     {
@@ -89,8 +89,6 @@ def at_own_work() -> bool:
 class Running(OrderlyMode):
     """Dispatch mode that counts and times the operators of a block, below autograd and autocast.
 
-    Attributes
-    ----------
     operators, operator_ns : number and total time of the operators
     tags : tags of a sample, such as `Reduce`, that follow from the operators so far
     """

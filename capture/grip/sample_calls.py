@@ -164,16 +164,14 @@ def _short(value: Any) -> str:
 
 VALUES = "calls.safetensors"
 
+# maximum number of bytes of full values in one sample; further calls keep only value models and metadata of results
 WHOLE_BYTES = 64 << 20
-"""maximum number of bytes of full values in one sample; further calls keep only value models and metadata of results"""
 
 
 def write_calls(folder: Path, gripped: Gripped) -> None:
     """Write the recorded calls of a gripped function into its sample's folder.
 
-    Raises
-    ------
-    UserError : a file exists already, or safetensors is not installed
+    Raises UserError: a file exists already, or safetensors is not installed.
     """
     full = FullValues(folder / VALUES, most_bytes=WHOLE_BYTES)
     records: list[Record] = [Thread(0, "MainThread")]
@@ -205,10 +203,7 @@ class _Writing:
         self._contexts: list[dict[str, Any]] = []
 
     def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
-        """Yield the records of a call; records of its tensor values are written before them.
-
-        number, name : index of the call, and name of the sample
-        """
+        """Yield the records of a call; records of its tensor values are written before them."""
         # the random state comes first, because the values of the rest may exhaust the limit
         state = None if call.random_state is None else self._describe(call.random_state)
         args, kwargs = self._describe((call.args, call.kwargs))
@@ -241,13 +236,9 @@ def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall
     Nothing that the files name is imported. If the full values of a call are missing, its arguments are drawn from
     value models, its `results` are a `Sketch`, and its `after` is None.
 
-    Parameters
-    ----------
     classes : classes and functions of the arguments by name, such as the namespace of the sample's module
 
-    Raises
-    ------
-    UserError : files are missing, or a class is unknown
+    Raises UserError: files are missing, or a class is unknown.
     """
     trace = load(folder / CALLS, partial=False, unbounded=True)
     reading = _Reading(trace, classes)
@@ -308,13 +299,9 @@ def as_it_ran(call: GrippedCall) -> Iterator[None]:
 class RecordedSample:
     """A sample written by `grip`. The constructor loads and runs the sample's code, so use it only for trusted folders.
 
-    Parameters
-    ----------
     folder : folder of the sample
 
-    Raises
-    ------
-    UserError : the folder contains no sample, or its code cannot be loaded
+    Raises UserError: the folder contains no sample, or its code cannot be loaded.
     """
 
     def __init__(self, folder: str | Path) -> None:

@@ -209,8 +209,6 @@ class CallRecording(ThreadMode):
     ) -> CallPoint:
         """Return the `CallPoint` of a call that differs from the last few known successors of the last call; create it
         if it is new.
-
-        argument_storages : storage numbers of the tensors in the arguments
         """
         if is_higher_order(func):
             outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))

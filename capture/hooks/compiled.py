@@ -41,8 +41,6 @@ leave_compiled(OpaqueMode)
 class CompiledWatch:
     """A context in which the calls of regions that torch.compile compiled are recorded.
 
-    Parameters
-    ----------
     compiled : `operators` runs compiled code as its original operators, without discarding the compiled code; `opaque`
         records each call of a region that inductor compiled as one call
     """

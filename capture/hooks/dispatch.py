@@ -32,15 +32,13 @@ from opgrip.capture.torch_compat.torch_private import (
 from opgrip.errors import is_from_program
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+# types in a tuple of results that is recorded without a search for tensors in it
 RESULTS = frozenset({torch.Tensor, type(None)})
-"""types in a tuple of results that is recorded without a search for tensors in it"""
 
 
 class RecordingMode(CallRecording):
     """Dispatch mode that records the calls of one thread and runs every call unchanged.
 
-    Attributes
-    ----------
     last, started : call point and start in ns of the last operator call
     """
 
@@ -165,8 +163,6 @@ class RecordingMode(CallRecording):
     ) -> Storages | None:
         """Return the storage numbers of a call's tensors. Return None if a tensor has no number yet, or if the tensors
         do not share memory in the same way as in the predicted call.
-
-        node : call point of the predicted call
         """
         number = self._numbers.get
         if node.layout == SEVERAL:

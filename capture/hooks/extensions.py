@@ -113,8 +113,6 @@ class ExtensionWatch(ModuleWatch):
     def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
         """Record calls of a ctypes library's functions; a function that was not accessed before is wrapped at its first
         access.
-
-        name : name of the module that uses the library
         """
         original = type(library)
         patches, recording = self._patches, self._recording
@@ -170,10 +168,9 @@ def _is_compiled_function(value: Any) -> bool:
     return callable(value) and type(value).__module__ in ("builtins", "_ctypes", "ctypes", "nanobind")
 
 
+# classes of kernels whose `run` method launches the kernel, by module
 LAUNCHING = {"triton.runtime.jit": ("JITFunction",), "triton.runtime.interpreter": ("InterpretedFunction",)}
-"""classes of kernels whose `run` method launches the kernel, by module"""
-TUNING = {"triton.runtime.autotuner": ("Autotuner",)}
-"""classes whose `_bench` method tries a configuration, by module"""
+TUNING = {"triton.runtime.autotuner": ("Autotuner",)}  # classes whose `_bench` method tries a configuration, by module
 TRIED = "launched by Triton's autotuner, to try a configuration"
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -258,8 +255,6 @@ class TritonWatch(ModuleWatch):
 class Launch:
     """A launch of a Triton kernel in the form in which a trace records it.
 
-    Attributes
-    ----------
     name : `module:function` of the kernel
     args : run-time arguments of the kernel, in the order of its parameters
     kwargs : grid, constants and options
@@ -288,10 +283,8 @@ def name_of(kernel: Any) -> str:
 def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
     """Return the description of a launch, from the arguments of the kernel's `run` method.
 
-    Raises
-    ------
-    Exception : the program's function for the grid failed. Triton should then call it again, so that the error reaches
-        the program
+    Raises Exception: the program's function for the grid failed. Triton should then call it again, so that the
+    error reaches the program.
     """
     parameters = _parameters_of(kernel)
     named = {name: kwargs[name] for name in parameters.names if name in kwargs}
@@ -349,8 +342,6 @@ def _constant(value: Any) -> Any:
 def _inside(recorder: Recorder, mode: ThreadMode, function: str | None) -> Iterator[None]:
     """Record the calls of the block as calls inside `function`, the name of a function or operator; change nothing if
     it is None.
-
-    mode : dispatch mode of the thread
     """
     if function is None:
         yield

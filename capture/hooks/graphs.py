@@ -22,10 +22,9 @@ from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.accelerator_records import Graph
 
+# what a launch of a graph needs: the counter of times that the recording's tables were cleared and its value, the
+# numbers of the launch's signature and of its (signature, scope) pair, and the function that runs the launch
 Launch = tuple[Epochs, int, int, int, Callable[..., Any]]
-"""what a launch of a graph needs: the counter of times that the recording's tables were cleared and its value, the
-numbers of the launch's signature and of its (signature, scope) pair, and the function that runs the launch
-"""
 
 
 class GraphWatch:
@@ -124,9 +123,6 @@ class GraphWatch:
     def _prepare(self, kind: str, original: Callable[..., Any], graph: Any, mode: ThreadMode) -> Launch | None:
         """Return what is needed to record launches of a graph from the thread's current location; None if they cannot
         be recorded.
-
-        kind : type of the device
-        original : function that launches the graph
         """
         recorder = self.recorder
         try:

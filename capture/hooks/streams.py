@@ -22,8 +22,8 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.accelerator_records import Wait
 
+# function that records the effect of a function of torch, such as a wait, from that function's result and arguments
 Note = Callable[..., None]
-"""function that records the effect of a function of torch, such as a wait, from that function's result and arguments"""
 
 
 class StreamWatch:

@@ -41,8 +41,6 @@ def measured(
     """Return a function that calls `run` and measures its device time or page faults; None if the call needs neither
     measurement.
 
-    Parameters
-    ----------
     number : number of the call's signature
     run : function that runs the operator
     func : operator, or None for other functions
@@ -113,8 +111,6 @@ def _look(
     """Record the values in a call's arguments, and return a function that records those in its result.
 
     Return None if no observation of the call was requested, or observations have used their share of the time.
-
-    node : call point of the call
     """
     recorder, observations = mode.recorder, mode.recorder.observations
     began = perf_counter_ns()

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 
 
 LEARNING_RATE = 1e-3
-CHANNELS = 3
-"""number of channels of the images that are generated for a factory that returns only a module"""
+CHANNELS = 3  # number of channels of the images that are generated for a factory that returns only a module
 SIZES = ("batch_size", "input_size", "sequence_length")
-OTHERS = ("builtin:", "opinfo:", "transformers:")
-"""prefixes of the names of models from other sources"""
+OTHERS = ("builtin:", "opinfo:", "transformers:")  # prefixes of the names of models from other sources
 _FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
@@ -48,14 +46,10 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
     The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. The settings
     `batch_size`, `input_size`, `sequence_length` and `run` are passed to parameters with these names.
 
-    Parameters
-    ----------
     text : `package.module:factory` or `path/to/file.py:factory`
     source : the name that the user gave to the model, if it is not `text`
 
-    Raises
-    ------
-    UserError : the factory does not exist, fails, or returns something else
+    Raises UserError: the factory does not exist, fails, or returns something else.
     """
     import torch
     from torch.utils._pytree import tree_map
@@ -78,15 +72,11 @@ def program_of(
 ) -> ModelProgram:
     """Return the program that runs a module on its inputs.
 
-    Parameters
-    ----------
     inputs : a tensor, a tuple of positional inputs, or a dictionary
     run : `predict`, `loss` or `train`
     name, details : name of the model, and further fields for the trace's header
 
-    Raises
-    ------
-    UserError : `run` is `generate`, or `train` for a module without parameters to train
+    Raises UserError: `run` is `generate`, or `train` for a module without parameters to train.
     """
     if run not in RUNS_OF_ALL:
         raise UserError(f"--run {run} does not apply to a module", f"choose {listed(RUNS_OF_ALL)}")
@@ -174,10 +164,7 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
 
 
 def _refuse(unused: Sequence[str], text: str) -> None:
-    """Raise `UserError` if the user set a size for which the factory has no parameter.
-
-    unused : names of such sizes
-    """
+    """Raise `UserError` if the user set a size for which the factory has no parameter."""
     if unused:
         flag = unused[0].replace("_", "-")
         raise UserError(f"--{flag} does not apply to {text}", f"give the factory a parameter {unused[0]}")
@@ -247,9 +234,7 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def total_loss(output: Any) -> torch.Tensor:
     """Return the loss in the output of a model, which is a tensor, an object with `loss`, or a dictionary of losses.
 
-    Raises
-    ------
-    UserError : the output has no loss
+    Raises UserError: the output has no loss.
     """
     import torch
 

@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 
 BATCH_SIZE = 1
-FRAMES = 2
-"""number of frames in a generated video"""
-LEAST_CLASSES = 2
-"""minimum number of classes for which mmdet can generate labels, because it leaves out the first"""
+FRAMES = 2  # number of frames in a generated video
+LEAST_CLASSES = 2  # minimum number of classes for which mmdet can generate labels, because it leaves out the first
 DETECTION_SIZE = (800, 1333)
 SEGMENTATION_SIZE = (512, 1024)
 
@@ -34,16 +32,12 @@ SEGMENTATION_SIZE = (512, 1024)
 def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> dict[str, Any]:
     """Return random inputs of one step, as a data loader passes them to `test_step` and `train_step`.
 
-    Parameters
-    ----------
     model : model that gets the inputs; in training, a segmentor is set to pad its inputs to their size
     config : config of the model
     scope : package of the model, such as `mmdet`
     options : options `batch_size` (default: 1) and `input_size` (default: size of the config's test pipeline)
 
-    Raises
-    ------
-    UserError : inputs for models of this package are not supported
+    Raises UserError: inputs for models of this package are not supported.
     """
     maker = _MAKERS.get(scope)
     if maker is None:
@@ -80,11 +74,7 @@ def _of_one_class(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
-    """Return random videos of a few frames as inputs of a tracker; in training the first frame is the key frame.
-
-    shape : channels, height and width of a frame
-    classes : number of classes
-    """
+    """Return random videos of a few frames as inputs of a tracker; in training the first frame is the key frame."""
     from mmdet.testing import demo_track_inputs
 
     batch_size = options.batch_size or BATCH_SIZE
@@ -168,9 +158,7 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
 
     Nothing is downloaded: pretrained weights that the config names are ignored.
 
-    Raises
-    ------
-    UserError : the config does not exist or is invalid, or a package that it needs is missing
+    Raises UserError: the config does not exist or is invalid, or a package that it needs is missing.
     """
     if not text.endswith(SUFFIXES) and not Path(text).is_file():
         raise _no_model(text)
@@ -204,9 +192,7 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
 def find_config(text: str) -> Path:
     """Return the config file for a path, or for the name of a config in an installed package.
 
-    Raises
-    ------
-    UserError : no config has that name, or several configs have it
+    Raises UserError: no config has that name, or several configs have it.
     """
     path = Path(text)
     if path.is_file():
@@ -324,10 +310,7 @@ def _names_a_checkpoint(value: Any) -> bool:
 
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
-    """Return a function that runs one step as mmengine's loops do.
-
-    run : `predict`, `loss` or `train`
-    """
+    """Return a function that runs one step as mmengine's loops do."""
     import torch
 
     if run == "predict":

@@ -19,16 +19,14 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+# pattern of torch's message for a class that its safe loader rejects
 _UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
-"""pattern of torch's message for a class that its safe loader rejects"""
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a module's weights from a file with torch's safe loader, which runs no code from the file.
 
-    Raises
-    ------
-    UserError : the file is missing, contains more than weights, or does not match the model
+    Raises UserError: the file is missing, contains more than weights, or does not match the model.
     """
     import torch
 
@@ -51,15 +49,13 @@ def load_weights(model: nn.Module, path: Path) -> None:
         ) from error
 
 
-RUNS_OF_ALL = (PREDICT, LOSS, TRAIN) = ("predict", "loss", "train")
-"""kinds of steps that every model supports"""
+RUNS_OF_ALL = (PREDICT, LOSS, TRAIN) = ("predict", "loss", "train")  # kinds of steps that every model supports
 GENERATE = "generate"
-RUNS = (*RUNS_OF_ALL, GENERATE)
-"""all kinds of steps"""
+RUNS = (*RUNS_OF_ALL, GENERATE)  # all kinds of steps
 NEW_TOKENS = 8
 AUTOCASTS = ("bfloat16", "float16")
+# shapes of the tensors of operators: from torch's table, larger, or random
 DEFAULT, LARGE, RANDOM = SHAPES = ("default", "large", "random")
-"""shapes of the tensors of operators: from torch's table, larger, or random"""
 
 
 _OF_MODULES = ("models", "modules")
@@ -168,8 +164,6 @@ class ModelOptions:
 class ModelProgram:
     """A model with its inputs and the function that runs one step of it.
 
-    Attributes
-    ----------
     name : short name, suitable for a file name
     model : module to which module paths in the trace are relative
     inputs : function that returns the inputs of one step, with the same values each time; a step may change them
@@ -237,8 +231,6 @@ class ModelSource:
     """A kind of names that `--model` accepts, such as configs or classes of a package, and the function that builds the
     models.
 
-    Attributes
-    ----------
     form : form of the source's model names, for the help text
     matches : function that returns True for a `--model` of this source
     load : function that builds the program, or raises `UserError`
@@ -272,9 +264,7 @@ def source_of(name: str) -> ModelSource:
 def load_program(name: str, options: ModelOptions) -> ModelProgram:
     """Build the program of the model that the user names with `--model`.
 
-    Raises
-    ------
-    UserError : no source matches, or the source cannot load the model or does not support the options
+    Raises UserError: no source matches, or the source cannot load the model or does not support the options.
     """
     source = source_of(name)
     if options.run not in source.runs:

@@ -45,9 +45,7 @@ def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
 
     Nothing is downloaded.
 
-    Raises
-    ------
-    UserError : the architecture does not exist, its config cannot be built, or the package is missing
+    Raises UserError: the architecture does not exist, its config cannot be built, or the package is missing.
     """
     package = needed("transformers", EXTRA)
     # otherwise transformers prints its defaults
@@ -163,6 +161,7 @@ model_sources.register("transformers")(
 
 
 EXTRA = "transformers"
+# tasks in the order in which `usual_class` looks for a class; without any, it takes the class without a head
 _TASKS = (
     "SEQ_TO_SEQ_CAUSAL_LM",
     "SPEECH_SEQ_2_SEQ",
@@ -185,7 +184,6 @@ _TASKS = (
     "TEXT_TO_WAVEFORM",
     "PRETRAINING",
 )
-"""tasks in the order in which `usual_class` looks for a class; without any, it takes the class without a head"""
 
 
 def architectures() -> list[str]:
@@ -316,8 +314,7 @@ def _paths_of(config: Any, key: str) -> Iterator[str]:
             yield from (f"{name}.{path}" for path in _paths_of(inner, key))
 
 
-SMALL = "small"
-"""value of `--cfg-options` for a small config"""
+SMALL = "small"  # value of `--cfg-options` for a small config
 
 WIDTH, HEADS, LAYERS, WORDS, EXPERTS = 96, 4, 2, 1024, 4
 HEAD = WIDTH // HEADS
@@ -349,8 +346,7 @@ _SIZES: Mapping[str, int] = MappingProxyType(
         "vocab_size": WORDS,
     }
 )
-_SPECIAL = ("_token_id", "_token_index")
-"""suffixes of the names of settings that contain a token id"""
+_SPECIAL = ("_token_id", "_token_index")  # suffixes of the names of settings that contain a token id
 
 
 def small_settings(config: Any) -> dict[str, Any]:

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-OBJECTS = 4
-"""number of objects in an image"""
-CHARACTERS = 20
-"""number of characters in a transcript"""
+OBJECTS = 4  # number of objects in an image
+CHARACTERS = 20  # number of characters in a transcript
+# heads that return one class per example
 OF_EXAMPLES = (
     "ForImageClassification",
     "ForVideoClassification",
@@ -27,7 +26,6 @@ OF_EXAMPLES = (
     "ForNextSentencePrediction",
     "ForImageClassificationWithTeacher",
 )
-"""heads that return one class per example"""
 
 
 def make_labels(model: Any, parameters: Collection[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,22 +95,18 @@ def _masks_of_objects(model: Any, batch: int, size: tuple[int, int]) -> dict[str
 BATCH_SIZE = 1
 SEQUENCE_LENGTH = 128
 IMAGE_SIZE = 224
-SAMPLES = 16000
-"""number of samples of a sound: one second at the usual rate of speech models"""
-FRAMES = 100
-"""number of frames of a sound given as features: one second in frames of 10 ms"""
+SAMPLES = 16000  # number of samples of a sound: one second at the usual rate of speech models
+FRAMES = 100  # number of frames of a sound given as features: one second in frames of 10 ms
 VIDEO_FRAMES = 8
 POINTS = 2
+# names of settings with the token that marks an image's position in a text
 PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
-"""names of settings with the token that marks an image's position in a text"""
 
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
     """Properties of a model and sizes from the options, from which inputs are generated.
 
-    Attributes
-    ----------
     model, config : the model and its config
     parameters : names of the parameters of `forward`
     batch, sequence : number of examples in a batch, and number of tokens in a text
@@ -292,6 +286,7 @@ def _bool_masked_pos(request: InputRequest) -> Tensor | None:
     return torch.rand(request.batch, patches) < 0.4
 
 
+# functions that generate the value of each `forward` parameter; other parameters keep their default
 _MAKERS: dict[str, Callable[[InputRequest], Any]] = {
     "input_ids": _input_ids,
     "attention_mask": _attention_mask,
@@ -304,4 +299,3 @@ _MAKERS: dict[str, Callable[[InputRequest], Any]] = {
     "input_points": _input_points,
     "bool_masked_pos": _bool_masked_pos,
 }
-"""functions that generate the value of each `forward` parameter; other parameters keep their default"""

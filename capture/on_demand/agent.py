@@ -39,16 +39,11 @@ from opgrip.errors import UserError, one_line
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.session import RecordingSession
 
-MOST_CONNECTIONS = 8
-"""maximum number of simultaneous clients; more are disconnected"""
-REQUEST_S = 2.0
-"""time in seconds within which a complete request must arrive"""
-MOST_FAILURES = 100
-"""maximum number of distinct failures that are counted"""
-END_S = 10.0
-"""time in seconds for writing a recording when the program ends"""
-PAUSE_S = 0.1
-"""pause in seconds before another attempt, for example after the system ran out of file descriptors"""
+MOST_CONNECTIONS = 8  # maximum number of simultaneous clients; more are disconnected
+REQUEST_S = 2.0  # time in seconds within which a complete request must arrive
+MOST_FAILURES = 100  # maximum number of distinct failures that are counted
+END_S = 10.0  # time in seconds for writing a recording when the program ends
+PAUSE_S = 0.1  # pause in seconds before another attempt, for example after the system ran out of file descriptors
 
 
 class Agent:
@@ -255,11 +250,7 @@ class Agent:
     def _record_for(
         self, link: socket.socket, request: RecordingRequest, answer: Callable[[str, Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Record for a client until the recording ends or the client disconnects; return the result of `finish`.
-
-        link : connection to the client
-        answer : sends an answer of a kind with some fields
-        """
+        """Record for a client until the recording ends or the client disconnects; return the result of `finish`."""
         over = threading.Event()
 
         def armed(fields: Mapping[str, Any]) -> None:
@@ -307,12 +298,7 @@ def _position() -> int | None:
 
 
 def _wait_for_torch(most_s: float) -> None:
-    """Wait until the program has loaded torch, because two threads that import torch at once get incomplete modules.
-
-    Raises
-    ------
-    UserError : torch was not loaded within `most_s`
-    """
+    """Wait until the program has loaded torch, because two threads that import torch at once get incomplete modules."""
     until_s = time.monotonic() + most_s
     while (torch := sys.modules.get("torch")) is None or getattr(torch.__spec__, "_initializing", False):
         if time.monotonic() >= until_s:
@@ -338,9 +324,7 @@ _watches_forks = False
 def start_agent(settings: AgentSettings) -> Agent:
     """Return the agent of this process, which is started if there is none.
 
-    Raises
-    ------
-    UserError : a socket or thread cannot be created
+    Raises UserError: a socket or thread cannot be created.
     """
     global _agent, _watches_forks
     with _starting:

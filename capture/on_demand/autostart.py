@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 FILE = "opgrip_autostart.pth"
 VARIABLE = "OPGRIP_CAPTURE"
+# line that Python runs when it starts; it imports nothing unless the variable is set (`os` is already loaded then)
 LINE = (
     f'import os; "{VARIABLE}" in os.environ and '
     "exec('try:\\n from opgrip.capture.on_demand.autostart import begin\\n begin()\\nexcept ImportError:\\n pass')\n"
 )
-"""line that Python runs when it starts; it imports nothing unless the variable is set (`os` is already loaded then)"""
 
 
 def startup_file() -> Path:
@@ -77,9 +77,7 @@ def _start() -> None:
 def start(settings: AgentSettings) -> Agent:
     """Start the agent of this process, including its signal handler and periodic recordings, and return it.
 
-    Raises
-    ------
-    UserError : a socket or thread cannot be created
+    Raises UserError: a socket or thread cannot be created.
     """
     from opgrip.capture.on_demand.agent import start_agent
     from opgrip.errors import UserError

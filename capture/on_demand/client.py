@@ -35,8 +35,8 @@ from opgrip.cli.command import listed, printable
 from opgrip.errors import UserError
 
 CONNECT_S = 2.0
+# time in seconds for a process to describe itself; a process that holds the interpreter lock longer counts as busy
 TELL_S = 5.0
-"""time in seconds for a process to describe itself; a process that holds the interpreter lock longer counts as busy"""
 MOST_AT_ONCE = 16
 
 
@@ -44,8 +44,6 @@ MOST_AT_ONCE = 16
 class RecordableProcess:
     """A running process with an agent, which can be asked to record.
 
-    Attributes
-    ----------
     pid, socket : process id, and path of the agent's socket
     about : description by the process (see `Agent.about`); empty if it did not answer in time
     workers : process ids of its workers, for example data loaders
@@ -102,9 +100,7 @@ def find_processes(word: str) -> list[RecordableProcess]:
 
     Workers are only found by process id.
 
-    Raises
-    ------
-    UserError : no process matches, or several processes match that are not ranks of one job
+    Raises UserError: no process matches, or several processes match that are not ranks of one job.
     """
     everyone = processes()
     items = [item for item in everyone if str(item.pid) == word] or [
@@ -125,9 +121,7 @@ def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dic
     do : kind of the request, one of `REQUESTS`
     fields : further fields of the request
 
-    Raises
-    ------
-    UserError : the process refuses the request, or ends before it has answered
+    Raises UserError: the process refuses the request, or ends before it has answered.
     """
     try:
         connection = _connect(process.socket)
@@ -201,12 +195,7 @@ def _process_at(path: Path) -> RecordableProcess | None:
 
 
 def _connect(path: Path) -> MessageSocket:
-    """Return a connection to the process that a socket's path names.
-
-    Raises
-    ------
-    OSError : no process, or one of another id or user, listens on the socket
-    """
+    """Return a connection to the process that a socket's path names."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_S)
     try:
@@ -248,12 +237,9 @@ def _advice(word: str, everyone: Sequence[RecordableProcess]) -> str:
 
 INJECTED = Path(__file__).with_name("injected.py")
 DEBUGGER_S = 60
-LEAVE_S = 10
-"""time in seconds for gdb to detach from the process after a timeout"""
-APPEAR_S = 20
-"""time in seconds for the agent's socket to appear"""
-TRIES = 3
-"""number of attempts, because all threads of a process may be busy when it is stopped"""
+LEAVE_S = 10  # time in seconds for gdb to detach from the process after a timeout
+APPEAR_S = 20  # time in seconds for the agent's socket to appear
+TRIES = 3  # number of attempts, because all threads of a process may be busy when it is stopped
 
 
 def attach(pid: int) -> str:
@@ -261,9 +247,7 @@ def attach(pid: int) -> str:
 
     Return a line for the user that names the method.
 
-    Raises
-    ------
-    UserError : the system does not allow it, or the agent cannot run in the process
+    Raises UserError: the system does not allow it, or the agent cannot run in the process.
     """
     _check_process(pid)
     if _has_agent(pid):
@@ -311,9 +295,8 @@ def _inject_by_debugger(pid: int) -> str:
 
 
 def _run_debugger(gdb: str, pid: int) -> str:
-    """Run gdb on a process and return its output; after a timeout, gdb first removes its breakpoint from the process.
-
-    gdb : path of the debugger
+    """Run gdb on a process and return its output; after a timeout, gdb first removes its breakpoint from the
+    process.
     """
     # the process is stopped while gdb reads symbols, which takes many seconds for torch's libraries
     quick = ["-iex", "set auto-solib-add off"]

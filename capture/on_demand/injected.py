@@ -11,16 +11,15 @@ import re
 import sys
 from typing import Any
 
+# pattern of functions in which threads wait
 _WAITING = re.compile(
     r"_*(GI_+|libc_+|new_|do_)*(p?poll|p?select|epoll_p?wait\d?|accept4?|(clock_)?nanosleep|sem_\w*wait\w*|futex\w*|"
     r"pthread_cond_\w*wait\w*|recv\w*|read|pause|wait4|waitid)(_\w+)?(@.*)?"
 )
-"""pattern of functions in which threads wait"""
+# pattern of functions that hold a lock of the C library, or wait for one
 _LOCKS = re.compile(r"lll_lock|malloc|free|calloc|_dl_|dlopen|mutex_lock")
-"""pattern of functions that hold a lock of the C library, or wait for one"""
 _FRAMES = 6
-_LIBRARIES = (r"/libc[-.]", "/libpthread", "/libpython")
-"""patterns of libraries whose symbols gdb must load"""
+_LIBRARIES = (r"/libc[-.]", "/libpthread", "/libpython")  # patterns of libraries whose symbols gdb must load
 _SIGNALS = "SIGHUP SIGQUIT SIGUSR1 SIGUSR2 SIGALRM SIGTERM SIGCHLD SIGWINCH SIGPROF SIGVTALRM SIGIO SIGPIPE"
 
 

@@ -16,16 +16,12 @@ from opgrip.cli.command import printable
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError, one_line
 
-LOOK_S = 0.3
-"""interval in seconds between two checks of the job's progress"""
-AHEAD_S = 0.5
-"""time in seconds after which the common first step should begin"""
+LOOK_S = 0.3  # interval in seconds between two checks of the job's progress
+AHEAD_S = 0.5  # time in seconds after which the common first step should begin
+# maximum number of attempts; if a rank had already passed the first step, the next one leaves twice as much time
 MOST_TRIES = 6
-"""maximum number of attempts; if a rank had already passed the first step, the next one leaves twice as much time"""
-END_S = 10.0
-"""time in seconds for writing recordings that Ctrl-C has ended"""
-MOST_WORKERS = 4
-"""maximum number of process ids of workers that are printed"""
+END_S = 10.0  # time in seconds for writing recordings that Ctrl-C has ended
+MOST_WORKERS = 4  # maximum number of process ids of workers that are printed
 
 
 def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter: Reporter) -> list[RecordableProcess]:
@@ -36,9 +32,7 @@ def choose_ranks(items: Sequence[RecordableProcess], rank: int | None, reporter:
     items : processes that the user named
     rank : number of the only rank to record, or None
 
-    Raises
-    ------
-    UserError : the rank does not run on this machine
+    Raises UserError: the rank does not run on this machine.
     """
     job = items[0].job
     if job is None:
@@ -84,9 +78,7 @@ def record_together(
 
     request : fields of the request to record
 
-    Raises
-    ------
-    UserError : a process refuses the request
+    Raises UserError: a process refuses the request.
     """
     if len(chosen) == 1 or request.get("begins_at") is not None:
         return _Round(chosen, request, reporter).run()

@@ -20,18 +20,15 @@ from typing import Any
 from opgrip.cli.command import counted
 from opgrip.errors import UserError, shortened
 
-PROTOCOL = 1
-"""protocol version; a process refuses requests of another version"""
+PROTOCOL = 1  # protocol version; a process refuses requests of another version
+# kinds of requests: describe the process, record, end the recording
 TELL, RECORD, STOP = REQUESTS = ("tell", "record", "stop")
-"""kinds of requests: describe the process, record, end the recording"""
+# kinds of answers: description, recording can begin, reason why no step has begun, facts about the recording, refusal
 ABOUT, ARMED, WAITING, DONE, REFUSED = ("about", "armed", "waiting", "done", "refused")
-"""kinds of answers: description, recording can begin, reason why no step has begun, facts about the recording, refusal
-"""
 
 _MOST_MESSAGE_BYTES = 1 << 16
 _SUFFIX = ".sock"
-_MOST_PATH_BYTES = 100
-"""maximum number of bytes of a socket's path; the system's limit is 107"""
+_MOST_PATH_BYTES = 100  # maximum number of bytes of a socket's path; the system's limit is 107
 _PRIVATE = 0o700
 
 
@@ -46,10 +43,9 @@ class MessageSocket:
     def receive(self, seconds: float | None) -> dict[str, Any] | None:
         """Return the next message, or None if the other end has closed.
 
-        Raises
-        ------
-        ValueError : for data that is not a message
-        TimeoutError : if the message is not complete within `seconds`
+        Raises ValueError for data that is not a message.
+
+        Raises TimeoutError if the message is not complete within `seconds`.
         """
         until = None if seconds is None else monotonic() + seconds
         while b"\n" not in self._buffer:
@@ -96,8 +92,6 @@ def may_ask(link: socket.socket) -> bool:
 class RecordingRequest:
     """A client's request to record; for fields that are None, the process uses its own settings.
 
-    Attributes
-    ----------
     output : pattern for the path of the trace
     steps, warmup : number of steps to record, and of steps before them that are examined but not recorded
     seconds : time in seconds during which steps to record may begin
@@ -126,6 +120,7 @@ _REQUEST_KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("seconds", "wait_s"), _NUMBER),
     "options": dict,
 }
+# types of the fields of answers that clients read; other fields are ignored
 _ANSWER_KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("answer", "why", "name", "command"), (str,)),
     **dict.fromkeys(("torch", "job", "file", "limit", "problem"), (str, type(None))),
@@ -134,9 +129,8 @@ _ANSWER_KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("recording", "stopped"), (bool,)),
     "notes": (list,),
 }
-"""types of the fields of answers that clients read; other fields are ignored"""
+# fields that an answer about a written file must have
 _WITH_FILE = ("steps", "calls", "signatures", "dropped", "bytes")
-"""fields that an answer about a written file must have"""
 _MOST_NUMBER = 1 << 63
 _MOST_TEXT = 40
 
@@ -219,9 +213,7 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 def make_folder() -> Path:
     """Return this user's private folder for sockets, which is created if it does not exist.
 
-    Raises
-    ------
-    UserError : other users own the folder or can enter it
+    Raises UserError: other users own the folder or can enter it.
     """
     problem: UserError | None = None
     for folder in _own_folders(os.geteuid()):

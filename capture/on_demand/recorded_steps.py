@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 class Extent:
     """The steps that a recording on demand includes.
 
-    Attributes
-    ----------
     steps : number of recorded steps; None for all steps that begin within `seconds`
     seconds : time in seconds after the start of the first step during which more steps may begin
     warmup : number of steps before the recorded ones in which the capture examines signatures without recording calls
@@ -55,8 +53,6 @@ here = _Here()
 class StepRecording:
     """Decides which steps are recorded, and records each in the thread that runs it.
 
-    Attributes
-    ----------
     steps : number of recorded steps that have ended
     cut : number of steps that were unfinished when the recording or their thread ended
     refused : number of steps that could not be recorded, by reason

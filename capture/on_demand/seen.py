@@ -21,15 +21,12 @@ from opgrip.errors import UserError
 from opgrip.traces.analysis.difference_sides import SUFFIX, Side, read_day, write_day
 from opgrip.traces.table.trace import load
 
-LOCK_S = 10.0
-"""time in seconds to wait while another process of the service counts a recording"""
+LOCK_S = 10.0  # time in seconds to wait while another process of the service counts a recording
 
 
 class SeenSignatures:
     """The signatures that all processes of a service on this machine have called.
 
-    Parameters
-    ----------
     folder : folder of the service's recordings
     name : name of the service; None if its files must reveal neither name nor host
     """

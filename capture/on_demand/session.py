@@ -37,8 +37,6 @@ from opgrip.traces.values import value_models
 class ThreadStep:
     """A step that is being recorded.
 
-    Attributes
-    ----------
     mode : dispatch mode of the thread that runs the step
     mark : `record_function` block around the step's calls, or None
     """
@@ -125,15 +123,11 @@ class StepCapture(Capture):
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
         """Start recording this thread.
 
-        Parameters
-        ----------
         nested : True if the step is one call of a module, which always ends before a dispatch mode that was on when it
             began. If False, the step is refused while a dispatch mode of the program is on
         label : label of the step's calls in the trace
 
-        Raises
-        ------
-        RuntimeError : a dispatch mode of the program is active, which might end before the step
+        Raises RuntimeError: a dispatch mode of the program is active, which might end before the step.
         """
         if not nested and innermost_mode() is not None:
             raise RuntimeError("a torch dispatch mode of the program is active and might end before the step")
@@ -188,16 +182,13 @@ class StepCapture(Capture):
         self._hooks.close()
 
 
-LOOK_S = 0.05
-"""interval in seconds between two checks of the time while a recording runs"""
+LOOK_S = 0.05  # interval in seconds between two checks of the time while a recording runs
+# time in seconds without a step after which the reason is reported, and other calls of modules may count as steps
 EXPLAIN_S = 2.0
-"""time in seconds without a step after which the reason is reported, and other calls of modules may count as steps"""
+# time in seconds, at most half of the time limit, without a step after which other calls of modules count as steps even
+# if the program has an optimizer
 LATE_S = 30.0
-"""time in seconds, at most half of the time limit, without a step after which other calls of modules count as steps
-even if the program has an optimizer
-"""
-GRACE_S = 5.0
-"""time in seconds that unfinished steps get when a recording is ended early"""
+GRACE_S = 5.0  # time in seconds that unfinished steps get when a recording is ended early
 
 
 class RecordingSession:
@@ -229,9 +220,7 @@ class RecordingSession:
         """Begin to record with the next step, and return a description: path of the file, number of the current step
         (see `position`), and kinds of steps.
 
-        Raises
-        ------
-        UserError : no file can be written
+        Raises UserError: no file can be written.
         """
         self._capture.open()
         try:

@@ -21,19 +21,17 @@ STEPS, WARMUP = 3, 1
 DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+# pattern of the parts added to a name: the rank, and a number if a file with the name exists
 _MARKS = re.compile(r"^([^.]*)(?:\.\d+)?(?:\.rank\d+)?(?=\.)")
-"""pattern of the parts added to a name: the rank, and a number if a file with the name exists"""
 _ADVISED_SIGNALS = ("USR1", "USR2")
+# signals that are used for something else
 _OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")
-"""signals that are used for something else"""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
     """Settings for the recordings of one process.
 
-    Attributes
-    ----------
     name : name of the process in `opcapture list`
     output : pattern for the absolute paths of recordings
     steps, seconds, warmup : steps of a recording whose request does not name them; see `Extent`
@@ -121,6 +119,8 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+# for each environment variable, the field of `AgentSettings` or option of `Capture`, and its parser (see
+# docs/production.md)
 VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OPGRIP_STEPS": ("steps", positive),
     "OPGRIP_SECONDS": ("seconds", interval),
@@ -132,9 +132,6 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OPGRIP_PRIVATE": ("private", _switch),
     "OPGRIP_MAX_DISK": ("max_disk_bytes", byte_count),
 }
-"""for each environment variable, the field of `AgentSettings` or option of `Capture`, and its parser (see
-docs/production.md)
-"""
 
 
 def settings_of(environment: Mapping[str, str]) -> AgentSettings:

@@ -51,8 +51,6 @@ class StepSource(ABC):
 class ThreadState(threading.local):
     """State of a thread with respect to its steps.
 
-    Attributes
-    ----------
     step : the step that the thread is in, or None
     left_on : an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
     call_is_wide : value of `ModuleSteps.is_wide` when the current outermost call of a module began; None outside of
@@ -148,18 +146,15 @@ class OptimizerSteps(Boundaries):
             self.pass_boundary()
 
 
+# reasons why calls of modules are not steps
 TRAINING, INSIDE, OTHER = "in training mode", "inside a call that began before", "of other classes"
-"""reasons why calls of modules are not steps"""
-MOST_NAMES = 3
-"""maximum number of module classes that are named for each reason"""
+MOST_NAMES = 3  # maximum number of module classes that are named for each reason
 
 
 class ModuleSteps(StepSource):
     """Detects calls of modules as steps: calls of modules whose class matches a pattern or, without a pattern, that are
     not in training mode. Calls inside such a call are not steps.
 
-    Attributes
-    ----------
     passed : names of classes of modules whose calls were not steps, by reason
     is_wide : True to count more calls as steps: those in training mode, and those inside a call that began before the
         recording

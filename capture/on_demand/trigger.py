@@ -27,9 +27,7 @@ from opgrip.errors import UserError, one_line, raise_if_from_program
 def listen_to(number: signal.Signals) -> None:
     """Record the next steps whenever a signal arrives. The result is printed to stderr, because no client waits for it.
 
-    Raises
-    ------
-    UserError : the program already handles that signal, or this is not its main thread
+    Raises UserError: the program already handles that signal, or this is not its main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
@@ -129,8 +127,6 @@ def step() -> None:
 class Triggered:
     """A recording that the program requested with `trigger`.
 
-    Attributes
-    ----------
     result : facts about the recording: `file`, `steps`, `calls` and others; None while it runs, or if it failed
     problem : reason why the trace is missing; None if the trace exists or the recording still runs
     """
@@ -174,8 +170,6 @@ def trigger(
 
     Later failures raise no exception; see `Triggered.problem`.
 
-    Parameters
-    ----------
     output : name of the trace, a pattern such as `step-%h-%p-%n.jsonl`; None for the pattern set at the program's start
     steps : number of recorded steps; 3 unless the program was started with another number
     seconds : record all steps that begin within this time
@@ -183,9 +177,7 @@ def trigger(
     step_module : pattern for the classes of modules whose outermost calls count as steps
     options : options of `Capture`
 
-    Raises
-    ------
-    UserError : the agent, or the thread that records, cannot be started
+    Raises UserError: the agent, or the thread that records, cannot be started.
     """
     # import here: two threads that import torch at once get incomplete modules
     from opgrip.capture.on_demand import session

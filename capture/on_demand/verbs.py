@@ -182,8 +182,8 @@ VERBS = {
 }
 
 
+# options that apply only to captures of whole programs
 _OF_WHOLE_PROGRAMS = ("last", "grip", "grip_to", "find_longtail", "audit", "force")
-"""options that apply only to captures of whole programs"""
 
 
 def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> int:

@@ -18,8 +18,7 @@ from opgrip.capture.program.patches import Patches
 from opgrip.capture.torch_compat.accelerator_private import stream_queries
 from opgrip.capture.torch_compat.torch_private import out_of_tree_device
 
-KINDS = ("cuda", "xpu")
-"""torch's own device types with streams and events; a backend outside torch adds another"""
+KINDS = ("cuda", "xpu")  # torch's own device types with streams and events; a backend outside torch adds another
 
 _SAME = nullcontext()
 
@@ -137,8 +136,6 @@ class DeviceQueries:
     """Functions that query this thread's state on one kind of accelerator; implemented in C if torch has such
     functions.
 
-    Attributes
-    ----------
     is_capturing : returns True if the current stream captures work for a CUDA or HIP graph
     current_device : returns the index of the current device
     stream_handle : returns a number that identifies the current stream of the device with this index
@@ -176,8 +173,8 @@ def describe_devices() -> dict[str, str]:
     return names
 
 
+# names of graph classes in the accelerators' modules; each class has `capture_begin` and `capture_end`
 CLASSES = ("CUDAGraph", "XPUGraph", "Graph")
-"""names of graph classes in the accelerators' modules; each class has `capture_begin` and `capture_end`"""
 
 
 def graph_classes() -> Iterator[tuple[str, Any]]:

@@ -10,22 +10,16 @@ from opgrip.errors import UserError
 if TYPE_CHECKING:
     from opgrip.traces.analysis.redaction import Policy
 
-SKETCH, FULL = VALUES = ("sketch", "full")
-"""what is kept of tensor values: a value model, or also the full values"""
-VALUE_SHARE = 0.2
-"""share of the program's time that may be spent on observing values of later calls"""
+SKETCH, FULL = VALUES = ("sketch", "full")  # what is kept of tensor values: a value model, or also the full values
+VALUE_SHARE = 0.2  # share of the program's time that may be spent on observing values of later calls
+# how a compiled region is recorded: as its original operators, or as one call
 OPERATORS, OPAQUE = COMPILED = ("operators", "opaque")
-"""how a compiled region is recorded: as its original operators, or as one call"""
+# how calls on an accelerator are timed: with the accelerator's records of kernels if available, else with events;
+# always with events before and after; always with records
 AUTO, EVENTS, KERNELS = DEVICE_TIMES = ("auto", "events", "kernels")
-"""how calls on an accelerator are timed: with the accelerator's records of kernels if available, else with events;
-always with events before and after; always with records
-"""
-KNOWN_EXTENSIONS = ("mmcv._ext",)
-"""extension modules whose functions are recorded if the program has loaded them"""
-CALLS = 3
-"""maximum number of recorded calls of a gripped function, each with another signature"""
-GRIPS = "grips"
-"""default folder for gripped samples; `samples` contains the ones that ship with opgrip"""
+KNOWN_EXTENSIONS = ("mmcv._ext",)  # extension modules whose functions are recorded if the program has loaded them
+CALLS = 3  # maximum number of recorded calls of a gripped function, each with another signature
+GRIPS = "grips"  # default folder for gripped samples; `samples` contains the ones that ship with opgrip
 
 
 def check_choices(model: object, values: str, device_time: str) -> None:
@@ -67,8 +61,8 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
         )
 
 
+# default path of a private trace; the name of the script or model would reveal what was recorded
 OUTPUT = "private.jsonl"
-"""default path of a private trace; the name of the script or model would reveal what was recorded"""
 
 
 def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:

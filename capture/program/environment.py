@@ -59,12 +59,14 @@ def _version(package: str) -> str:
         return "unknown"
 
 
+# functions that read settings which a program changes often
 MODES: dict[str, Callable[[], Any]] = {
     "grad": torch.is_grad_enabled,
     "inference": torch.is_inference_mode_enabled,
 }
-"""functions that read settings which a program changes often"""
 
+# functions that read settings which a program rarely changes; autocast is missing, because it is off where calls are
+# recorded
 SETTINGS: dict[str, Callable[[], Any]] = {
     "deterministic": torch.are_deterministic_algorithms_enabled,
     "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
@@ -73,10 +75,8 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "threads": torch.get_num_threads,
     "default_dtype": torch.get_default_dtype,
 }
-"""functions that read settings which a program rarely changes; autocast is missing, because it is off where calls are
-recorded
-"""
 
+# functions that read settings once the program uses CUDA
 CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
     "cudnn": lambda: torch.backends.cudnn.enabled,
     "cudnn_benchmark": lambda: torch.backends.cudnn.benchmark,
@@ -84,7 +84,6 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
     "cudnn_tf32": lambda: torch.backends.cudnn.allow_tf32,
     "stream": lambda: torch.cuda.current_stream().stream_id,
 }
-"""functions that read settings once the program uses CUDA"""
 
 
 def read_context() -> tuple[Any, ...]:

@@ -52,16 +52,15 @@ def _inside(code: CodeType, prefix: str) -> Iterator[tuple[tuple[str, int], str]
 FORWARD, BACKWARD, OPTIMIZER = "forward", "backward", "optimizer"
 
 _CALLS_FORWARD = nn.Module._call_impl.__code__
-_OF_GRAPHS = "<eval_with_key>"
-"""prefix of the file name of code that torch generates from a graph"""
+_OF_GRAPHS = "<eval_with_key>"  # prefix of the file name of code that torch generates from a graph
 _OF_TRITON = "triton."
 _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep)
+# packages whose functions are not part of the program; samples and built-in models are
 _OWN_PACKAGES = tuple(
     f"opgrip.{package}." for package in ("capture", "cli", "display", "platform", "replay", "tools", "traces", "zoo")
 )
-"""packages whose functions are not part of the program; samples and built-in models are"""
+# module that runs a command of opgrip; frames outside of it belong to the command and not to the recorded program
 _RUNNER = "opgrip.cli.command"
-"""module that runs a command of opgrip; frames outside of it belong to the command and not to the recorded program"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +68,6 @@ class Location:
     """Location of a thread in the program, as tracked by the hooks. `Places` creates each location once, so that
     locations are compared by identity.
 
-    Attributes
-    ----------
     module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
     inside : name of the recorded function, such as a gripped one, that the thread is running; None outside of all
@@ -127,8 +124,6 @@ class Places:
 class ModulePaths:
     """Paths of the modules that were called so far, identified by id, because modules may redefine `==`.
 
-    Parameters
-    ----------
     model : root of all module paths; without it, each outermost module that is called starts its own path
     """
 
@@ -174,8 +169,6 @@ class ModulePaths:
 class SourceLine:
     """A line of the program's source that a thread executes.
 
-    Attributes
-    ----------
     function : qualified name of the function
     file : path of the file: for a module derived from its name, such as `mmdet/models/necks/fpn.py`; for a script
         relative to the working directory
@@ -246,10 +239,7 @@ def is_running(frame: FrameType) -> bool:
 
 
 def _short_name(file: str, module: object) -> str | None:
-    """Return the path of a source file as the trace shows it, or None if the file is not part of the program.
-
-    module : name of the module, or None
-    """
+    """Return the path of a source file as the trace shows it, or None if the file is not part of the program."""
     if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith((_OF_TRITON, *_OWN_PACKAGES)):
         return None
     if isinstance(module, str) and module != "__main__" and file.endswith(".py"):

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+# functions that return the fields of a trace's name: host, process id, rank (0 without one), UTC time such as
+# 20260131T235959, number of the recording within the process, percent sign
 FIELDS: dict[str, Callable[[], str]] = {
     "h": socket.gethostname,
     "p": lambda: str(os.getpid()),
@@ -22,9 +24,6 @@ FIELDS: dict[str, Callable[[], str]] = {
     "n": lambda: "1",
     "%": lambda: "%",
 }
-"""functions that return the fields of a trace's name: host, process id, rank (0 without one), UTC time such as
-20260131T235959, number of the recording within the process, percent sign
-"""
 FIELD = re.compile(r"%(.?)", re.DOTALL)
 
 
@@ -62,8 +61,8 @@ def child_path(path: str | Path) -> Path:
     return with_mark(path, f"pid{os.getpid()}")
 
 
+# regular expression for the mark of a trace that a child process is writing, or could not end
 CUT = r"\.part(\d+)-\d+\.pid\1"
-"""regular expression for the mark of a trace that a child process is writing, or could not end"""
 
 
 def _is_being_written(path: Path) -> bool:
@@ -81,8 +80,6 @@ def _is_being_written(path: Path) -> bool:
 class ChildFiles:
     """Traces that child processes wrote next to the trace of this process.
 
-    Parameters
-    ----------
     path : path of this process's trace, which does not exist yet or will be replaced
     """
 
@@ -117,10 +114,7 @@ class ChildFiles:
                     file.unlink(missing_ok=True)
 
     def _find(self, mark: str = r"\.pid\d+") -> dict[Path, tuple[int, int]]:
-        """Return the traces of child processes, with inode and modification time, which show if a file was replaced.
-
-        mark : regular expression for the part of the name between the trace's name and its suffixes
-        """
+        """Return the traces of child processes, with inode and modification time, which show if a file was replaced."""
         stem, dot, suffixes = self._path.name.partition(".")
         form = re.compile(rf"{re.escape(stem)}{mark}{re.escape(dot + suffixes)}")
         children = {}

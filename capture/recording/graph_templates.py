@@ -22,8 +22,7 @@ from opgrip.traces.schema.records import Record
 if TYPE_CHECKING:
     from opgrip.capture.recording.thread_mode import ThreadMode
 
-ENGINE = "autograd"
-"""name of the threads in which autograd runs the backward pass that another thread captures"""
+ENGINE = "autograd"  # name of the threads in which autograd runs the backward pass that another thread captures
 
 Columns = NDArray[np.int64]
 
@@ -32,8 +31,6 @@ Columns = NDArray[np.int64]
 class GraphCapture:
     """The calls that the program made while it captured a CUDA or HIP graph.
 
-    Attributes
-    ----------
     signature : number of the signature of the graph's launches
     mode : dispatch mode of the thread that captured the graph
     started_ns, ended_ns : start and end of the graph's capture by `perf_counter_ns`
@@ -84,8 +81,6 @@ class GraphCapture:
 class KeptGraph:
     """The calls of a CUDA or HIP graph, for recordings that begin after the graph was captured.
 
-    Attributes
-    ----------
     graph : record of the graph, with the numbers that the recording of the graph's capture has assigned
     records : records to which the graph's record refers, by type and number
     keys : for each signature number, the key (from `call_key`) by which another recording finds the equal signature
@@ -96,8 +91,8 @@ class KeptGraph:
     keys: Mapping[int, Hashable]
 
 
+# graphs of this process whose capture was seen while nothing was recorded
 kept_graphs: WeakKeyDictionary[Any, KeptGraph] = WeakKeyDictionary()
-"""graphs of this process whose capture was seen while nothing was recorded"""
 
 
 class GraphTemplates:
@@ -106,8 +101,6 @@ class GraphTemplates:
     add_signature : function that adds a signature for the launches of a graph, given the launch's name, the device and
         the graph's number, and returns the signature's number
 
-    Attributes
-    ----------
     signatures : for each graph, the number of the signature of its launches
     all_signatures : numbers of the signatures of all graphs, also of graphs that no longer exist
     captures : captures of graphs whose calls were not yet taken from the threads' modes, oldest first

@@ -27,22 +27,19 @@ from opgrip.capture.program.capture_choices import VALUE_SHARE
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
 
+# minimum ratio, and minimum difference in ns, of the times of two call sites that count as different
 DIFFERENT, LEAST_NS = 1.5, 20_000
-"""minimum ratio, and minimum difference in ns, of the times of two call sites that count as different"""
-MOST_PLACES = 48
-"""maximum number of scopes, and of storages of the first tensor, that are kept per signature"""
+MOST_PLACES = 48  # maximum number of scopes, and of storages of the first tensor, that are kept per signature
+# numbers of call sites that are kept if there are too many: fastest, slowest with several calls, and slowest with a
+# single call; more of the last kind are kept, because some of them were only interrupted
 FASTEST, SLOWEST, SLOWEST_ONCE = 4, 6, 12
-"""numbers of call sites that are kept if there are too many: fastest, slowest with several calls, and slowest with a
-single call; more of the last kind are kept, because some of them were only interrupted
-"""
+# number of calls of a signature after which a call site with a single call is not expected to recur
 MOST_CALLS_BETWEEN = 2048
-"""number of calls of a signature after which a call site with a single call is not expected to recur"""
 MOST_SIGNATURES = 10_000
-MOST_LOOKS = 4
-"""maximum number of call sites to observe per signature"""
+MOST_LOOKS = 4  # maximum number of call sites to observe per signature
 
+# call site: number of its scope, and number of the first tensor's storage; `ANY` if that memory is not used again
 PlaceKey = tuple[int, int]
-"""call site: number of its scope, and number of the first tensor's storage; `ANY` if that memory is not used again"""
 ANY = -1
 Key = TypeVar("Key", bound=Hashable)
 
@@ -57,8 +54,6 @@ class _Table(Generic[Key]):
     Entries are plain integers: with an object per entry, Python's garbage collector would traverse all of the program's
     objects.
 
-    Attributes
-    ----------
     least_ns : shortest duration in ns at each call site, which is the one least delayed by other processes and the
         capture
     first : for each call site that has occurred once, the index of that call among the signature's calls, from 1
@@ -72,10 +67,7 @@ class _Table(Generic[Key]):
         self._forget_dull()
 
     def add(self, place: Key, duration_ns: int, call: int) -> bool:
-        """Add the duration of a call at call site `place`; return True if the result of `recurring_ns` may change.
-
-        call : index of the call among the signature's calls, from 1
-        """
+        """Add the duration of a call at call site `place`; return True if the result of `recurring_ns` may change."""
         least_ns = self.least_ns.get(place)
         if least_ns is None:
             if self._dull_from_ns <= duration_ns <= self._dull_to_ns and call < self._dull_until:
@@ -101,8 +93,6 @@ class _Table(Generic[Key]):
     def _thin_out(self, call: int) -> None:
         """Keep only the fastest and slowest call sites, both among the recurring ones and among the ones that may still
         recur.
-
-        call : number of calls that the signature has had
         """
         least_ns, first, oldest = self.least_ns, self.first, call - MOST_CALLS_BETWEEN
         ranked = sorted(least_ns, key=least_ns.__getitem__)
@@ -128,8 +118,6 @@ def _extremes(ranked: list[Key], slowest: int) -> list[Key]:
 class _CallSites:
     """All call sites of one signature, with the durations of their calls.
 
-    Attributes
-    ----------
     requested : call sites whose observation was requested
     """
 
@@ -220,16 +208,14 @@ class PlaceTimes:
                 self._complete.add(number)
 
 
+# which calls of a signature to observe: the 2nd, 4th and 8th that is looked up by key and not predicted
 EARLY = frozenset({2, 4, 8})
-"""which calls of a signature to observe: the 2nd, 4th and 8th that is looked up by key and not predicted"""
+# number of a signature's calls after which one is observed again; for each further observation, four times as many
 LATE = 32
-"""number of a signature's calls after which one is observed again; for each further observation, four times as many"""
-MOST_TRIES = 1000
-"""number of calls of a signature that are compared with the requested call sites before giving up"""
-MOST = 8
-"""maximum number of observations of one signature after its first call"""
+MOST_TRIES = 1000  # number of calls of a signature that are compared with the requested call sites before giving up
+MOST = 8  # maximum number of observations of one signature after its first call
+# time in ns that observations may take in addition to their share, so that short programs are observed too
 ALLOWANCE_NS = 20_000_000
-"""time in ns that observations may take in addition to their share, so that short programs are observed too"""
 
 
 class Look(Enum):
@@ -243,12 +229,8 @@ class Look(Enum):
 class Observations:
     """Schedule of the repeated observations of the tensor values in a signature's calls.
 
-    Parameters
-    ----------
     share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
-    Attributes
-    ----------
     spent_ns : total time of the capture's own work, except the work for calls that were predicted (see
         `capture/signatures/predictions.py`)
     suspended : True if nothing is observed

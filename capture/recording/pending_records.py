@@ -22,8 +22,6 @@ class OwnCalls(threading.local):
     Wrappers of recorded functions check the mark: a function that is called while the capture describes a call is not
     recorded, because the description of its call might need the function again.
 
-    Attributes
-    ----------
     lock : held while the thread runs such operators; each thread has its own. A lock is always released again, whereas
         a flag could stay set when an exception arrives at a bad moment
     """
@@ -35,14 +33,10 @@ class OwnCalls(threading.local):
 class PendingRecords:
     """Records that must be written before the calls that refer to them, encoded as lines of JSON.
 
-    Parameters
-    ----------
     own_calls : marks the thread while it describes records, because operators that it runs for this are not recorded
     privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
     redacts_late : True to leave redaction and encoding to the code that writes records to a file
 
-    Attributes
-    ----------
     lock : held while the recording's tables are extended
     lines : records with their encoded lines
     """
@@ -112,8 +106,6 @@ class PendingRecords:
 class LostCalls:
     """Counts of calls and tensor values that could not be recorded.
 
-    Attributes
-    ----------
     dropped : calls that ran and are not in the trace, by operator and reason
     passed_by : calls that are missing although the calls inside them are in the trace, by operator and reason
     without_values : tensors whose values could not be read, by operator and reason

@@ -57,8 +57,6 @@ from opgrip.traces.table.step_starts import MOST_STEPS
 class Recorder:
     """The tables and threads of one process's recording; see the table in the module's docstring.
 
-    Parameters
-    ----------
     make_mode : function that returns a new dispatch mode for a thread without one
     model : module to which module paths are relative; without it, each outermost module that is called starts its own
         path
@@ -198,8 +196,6 @@ class Recorder:
     def prune(self, epochs: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
         """Remove old numbers and their records; return type and number of all records to which calls may still refer.
 
-        Parameters
-        ----------
         epochs : epochs (periods between two clearings of the tables) whose numbers a thread may still use
         pairs : numbers of the (signature, scope) pairs of calls that are not written yet
         running : signature and scope of each call that has not ended
@@ -272,8 +268,6 @@ class StepMarks:
 
     started_ns : start of the recording by `perf_counter_ns`
 
-    Attributes
-    ----------
     program_reports : True if the program reports its steps
     in_header : True if the trace's header contains the number of steps; then nothing is collected here
     """

@@ -16,20 +16,16 @@ from opgrip.capture.program.places import Location, Places, SourceLine, SourceLi
 from opgrip.capture.recording.pending_records import PendingRecords
 from opgrip.traces.schema.records import Context, Record, Scope
 
-PAIR = "pair"
-"""kind of the numbers that identify a pair of signature and scope"""
+PAIR = "pair"  # kind of the numbers that identify a pair of signature and scope
+# smallest number of a (signature, scope) pair; it marks the beginning of a call in `ThreadMode.rows`, because it is
+# larger than all other integers there
 FIRST_PAIR = 1 << 61
-"""smallest number of a (signature, scope) pair; it marks the beginning of a call in `ThreadMode.rows`, because it is
-larger than all other integers there
-"""
 
 
 class Epochs:
     """Assigns numbers to records, and knows in which epoch, the period between two clearings of the recorder's tables,
     each number was assigned.
 
-    Attributes
-    ----------
     current : number of the current epoch
     """
 
@@ -79,8 +75,6 @@ Sites = tuple[SourceLine, ...]
 class ScopeTable:
     """The scopes of one recording, with their numbers, and the pairs of signature and scope of its calls.
 
-    Attributes
-    ----------
     refines : True to assign a call to the module whose method makes it, even if the module itself was not called
     pairs : (signature, scope, number of tensors) by the number of the pair
     """

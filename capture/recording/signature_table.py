@@ -35,8 +35,6 @@ class SignatureTable:
 
     note_new : called before a new signature is added
 
-    Attributes
-    ----------
     closed : number of signatures whose records were made
     differentiable : numbers of signatures with an argument that requires a gradient
     marks : numbers of the signatures of `record_function` labels
@@ -268,8 +266,6 @@ class SignatureTable:
     def _refine(self, signature: Signature, name: Hashable) -> Signature:
         """Return the signature with value models refined by what the outputs show, such as the number of nonzero
         elements.
-
-        name : operator
         """
         try:
             with self._own_calls.lock, without_modes(), without_functions():

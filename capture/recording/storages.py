@@ -17,22 +17,18 @@ from opgrip.capture.torch_compat.torch_private import pin, storage_address, stor
 from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.records import NO_STORAGE
 
+# number of new storages, and of their bytes in the host's memory, after which `sweep` looks for freed ones. The limits
+# are low because the addresses are then still in the processor's cache, and because pinned addresses fragment the
+# memory of the host's allocator.
 SWEEP, SWEEP_BYTES = 256, 1 << 25
-"""number of new storages, and of their bytes in the host's memory, after which `sweep` looks for freed ones. The limits
-are low because the addresses are then still in the processor's cache, and because pinned addresses fragment the memory
-of the host's allocator.
-"""
+# number of sweeps after which remaining storages move to a list that is swept less often, and number of sweeps after
+# which that list is swept
 MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
-"""number of sweeps after which remaining storages move to a list that is swept less often, and number of sweeps after
-which that list is swept
-"""
 
 
 class StorageNumbers:
     """Numbers of the storages of all tensors in arguments and results of calls.
 
-    Attributes
-    ----------
     numbers : storage number by pinned address
     new_number : returns the next number
     young : addresses pinned since the last sweep
@@ -68,9 +64,7 @@ class StorageNumbers:
     def numbers_of(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
         """Return the storage numbers of an operator's results, without results that are None.
 
-        Raises
-        ------
-        RuntimeError, NotImplementedError : for a tensor without storage
+        Raises RuntimeError, NotImplementedError for a tensor without storage.
         """
         number, add = self.numbers.get, self._add
         numbers: list[int] = []
@@ -106,10 +100,7 @@ class StorageNumbers:
                     unpin(address)
 
     def _add(self, storage: torch.UntypedStorage, is_on_host: bool) -> int:
-        """Pin the address of a storage, and return the storage's number.
-
-        is_on_host : True if the storage's bytes count towards the next sweep
-        """
+        """Pin the address of a storage, and return the storage's number."""
         address, number = pin(storage), next(self.new_number)
         registered_number = self.numbers.setdefault(address, number)
         if registered_number == number:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 class ThreadCalls:
     """Some calls of one thread.
 
-    Attributes
-    ----------
     mode : dispatch mode of the thread
     calls : (N, 4), for each call the number of its (signature, scope) pair, start and end in ns, and autograd's
         sequence number

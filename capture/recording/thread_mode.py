@@ -21,8 +21,8 @@ from opgrip.capture.torch_compat.torch_private import NO_SEQUENCE, current_autog
 if TYPE_CHECKING:
     from opgrip.capture.recording.recorder import Recorder
 
+# sequence number of a call without an autograd node, or of a backward call without a forward call
 UNPAIRED = -(1 << 62)
-"""sequence number of a call without an autograd node, or of a backward call without a forward call"""
 
 
 class ThreadMode(OrderlyMode):
@@ -30,8 +30,6 @@ class ThreadMode(OrderlyMode):
 
     The subclass `RecordingMode` processes the calls.
 
-    Attributes
-    ----------
     number : number of the mode, because a thread's ident is reused after the thread ends
     idents : numbers by which an accelerator's records may identify the thread
     place : current location of the thread; hooks change it with `enter` and `leave`
@@ -95,8 +93,6 @@ class ThreadMode(OrderlyMode):
         """Run a function that the dispatcher does not see, and record its call and the calls inside it; return its
         result.
 
-        Parameters
-        ----------
         name, kind : name and kind of the signature
         run : function without arguments that calls the function
         args, kwargs : the function's arguments, for the record only
@@ -181,11 +177,7 @@ class ThreadMode(OrderlyMode):
         self._frames = [entry for entry in self._frames if entry[0] is not token]
 
     def _go(self, place: Location, depth: int | None = None, in_backward: bool | None = None) -> None:
-        """Set the location to `place`.
-
-        depth : number of entered locations to keep; None for all
-        in_backward : whether the thread is in a backward pass; None if that has not changed
-        """
+        """Set the location to `place`."""
         # These statements contain no call, so that no exception of the program can occur between them: the thread is in
         # either the old or the new location, and predicts nothing.
         before, self.place = self.place, place
@@ -210,8 +202,6 @@ class ThreadMode(OrderlyMode):
 class ThreadModes:
     """The dispatch modes of all threads of a process, one for each thread.
 
-    Attributes
-    ----------
     all : the modes, in order of first use
     idle : True if no calls are recorded
     by_steps : True to record a thread only while it is in a step

@@ -179,10 +179,7 @@ class CaptureReport:
             yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
 
     def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
-        """Copy the results of the writing thread to this object, and warn about failures.
-
-        was_discarded : True if no file was to be left
-        """
+        """Copy the results of the writing thread to this object, and warn about failures."""
         recorder = self._recorder
         if not was_discarded:
             self.grips.finish()

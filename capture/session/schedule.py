@@ -16,8 +16,6 @@ from opgrip.capture.recording.recorder import Recorder
 class Watching:
     """Turns the hooks of a capture, and the dispatch mode of the current thread, on and off.
 
-    Parameters
-    ----------
     watches : context managers of the hooks, in the order in which they are entered
     with_mode : True to also record the current thread
     """
@@ -65,8 +63,6 @@ class Schedule:
     Steps are counted as in `torch.profiler.schedule`: the first step runs from the start of the capture to the first
     `Capture.step()`.
 
-    Parameters
-    ----------
     active : number of recorded steps per cycle
     wait : number of steps per cycle that run without capture, before the others
     skip : number of steps before the first cycle
@@ -112,5 +108,4 @@ class Schedule:
         return self.wait + self.warmup + self.active
 
 
-ALWAYS = Schedule()
-"""schedule that records every step from the start"""
+ALWAYS = Schedule()  # schedule that records every step from the start

@@ -36,8 +36,6 @@ else:
 class SpawnWatch:
     """Sends the capture's settings to the processes that this process spawns between `start` and `stop`.
 
-    Parameters
-    ----------
     describe : function that returns the settings for a process that is being spawned (see `begin`), or None to leave it
         unrecorded
     failed : function called with an error because of which a spawned process is not recorded

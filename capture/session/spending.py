@@ -17,26 +17,20 @@ from opgrip.capture.hooks.scopes import ScopeWatch
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.timing.budget import StepTimes
 
+# number of blocks of the model on which costs are measured, number of timed steps, and number of steps before them in
+# which the recorder learns the sequence of calls
 BLOCKS, REPEATS, LEARNT = 20, 9, 4
-"""number of blocks of the model on which costs are measured, number of timed steps, and number of steps before them in
-which the recorder learns the sequence of calls
-"""
-CALLS = 4
-"""number of calls per block; a linear layer makes two calls"""
-INTEGERS = 7
-"""approximate number of integers that are stored per call, used before any call was counted"""
+CALLS = 4  # number of calls per block; a linear layer makes two calls
+INTEGERS = 7  # approximate number of integers that are stored per call, used before any call was counted
+# approximate cost in ns of recording a step, in addition to its calls. Measured: a transformer's step took 600 us
+# longer when only that step was recorded, with four calls of 10 us each
 STEP_NS = 150_000
-"""approximate cost in ns of recording a step, in addition to its calls. Measured: a transformer's step took 600 us
-longer when only that step was recorded, with four calls of 10 us each
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """Costs of recording in ns, if no signature or scope is new.
 
-    Attributes
-    ----------
     call : cost per operator call, including a part of the cost of the modules around it
     passed : cost per call of a module in a thread that is not recorded
     """
@@ -51,8 +45,6 @@ class Spending:
     The cost of calls, measured on a small model, is multiplied by a factor derived from the times of the program's
     steps.
 
-    Attributes
-    ----------
     steps : times of the program's steps
     """
 

@@ -23,16 +23,14 @@ from opgrip.capture.program.accelerators import (
 from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.traces.values.model import sample
 
+# maximum number of elements of a tensor that is copied completely; larger tensors are sampled. For each quarter of
+# `MOST_BYTES` in use, samples become four times smaller.
 MOST_ELEMENTS = 1 << 18
-"""maximum number of elements of a tensor that is copied completely; larger tensors are sampled. For each quarter of
-`MOST_BYTES` in use, samples become four times smaller.
-"""
+# maximum number of bytes of all copies on devices, and of copies on the host without a fitted value model; if there is
+# no space for a tensor, its values are read at a later call
 MOST_BYTES = 256 << 20
-"""maximum number of bytes of all copies on devices, and of copies on the host without a fitted value model; if there is
-no space for a tensor, its values are read at a later call
-"""
+# maximum number of bytes, and of copies, that are transferred to the host together
 TRANSFER_BYTES, TRANSFER_COPIES = 16 << 20, 256
-"""maximum number of bytes, and of copies, that are transferred to the host together"""
 NO_SPACE = "no space for a copy of its values on the device"
 NO_COPIES_IN_GRAPHS = "called only while a graph was captured"
 
@@ -43,8 +41,6 @@ EMPTY = torch.empty(0)
 class Waiting:
     """A copy of a device tensor whose values are not on the host yet.
 
-    Attributes
-    ----------
     number : number of the tensor's value model
     op, argument : operator that takes the tensor, and name of the argument
     copy : the copy on the device; empty once its values have arrived
@@ -126,10 +122,7 @@ class Deferred:
         self._bytes = self._host_bytes = 0
 
     def _transfer(self, graphs: GraphCaptures, wait: bool) -> bool:
-        """Transfer some finished copies of one device to the host; return False if there are none.
-
-        graphs, wait : as for `ready`
-        """
+        """Transfer some finished copies of one device to the host; return False if there are none."""
         if not self._waiting:
             return False
         device = self._waiting[0].copy.device

@@ -24,8 +24,6 @@ from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, ha
 class _Fitted:
     """A value model that has a number.
 
-    Attributes
-    ----------
     model : the model; None until the values of a device tensor have arrived
     key : key of the full values if they are kept, else None
     """
@@ -40,8 +38,6 @@ class Fitter:
     pend : function that adds a record to be written
     next_number : function that returns the number of the next value model
 
-    Attributes
-    ----------
     full : store of full values, or None to keep only models
     without_values : tensors without a model, by operator and reason
     spared : True if no values are read, to save time
@@ -273,10 +269,7 @@ def varies_by_values(signature: Signature, name: Hashable) -> bool:
 
 
 def _names(name: Hashable) -> Callable[[int | str], str]:
-    """Return a function that returns the name of an argument for its position or keyword.
-
-    name : operator or name of a function
-    """
+    """Return a function that returns the name of an argument for its position or keyword."""
     schema = getattr(name, "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
 

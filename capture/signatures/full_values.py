@@ -20,10 +20,9 @@ from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.traces.io.tensor_file import ALIGNMENT, load_safetensors, to_stored, values_path
 from opgrip.traces.values.model import array_of
 
+# maximum number of tensors, because readers of safetensors accept a list of at most 100 MB, with about 110 bytes per
+# tensor
 MAX_TENSORS = 500_000
-"""maximum number of tensors, because readers of safetensors accept a list of at most 100 MB, with about 110 bytes per
-tensor
-"""
 
 
 def check(trace: str | Path | None, force: bool) -> None:
@@ -41,9 +40,7 @@ def check(trace: str | Path | None, force: bool) -> None:
 def path_beside(trace: str | Path) -> Path:
     """Return the path of the file with the full values of a trace.
 
-    Raises
-    ------
-    UserError : if the trace goes to standard output
+    Raises UserError if the trace goes to standard output.
     """
     if str(trace) == "-":
         raise UserError("full values need a file next to the trace", "name a file for it with --output")
@@ -54,8 +51,6 @@ def path_beside(trace: str | Path) -> Path:
 class _Entry:
     """Values in the temporary file.
 
-    Attributes
-    ----------
     start, size : position and size in bytes
     dtype : dtype in which they are stored
     """
@@ -70,8 +65,6 @@ class FullValues:
 
     most_bytes : maximum size of all kept values; None for no limit
 
-    Attributes
-    ----------
     bytes_written : size of all kept values
     over : True if values were left out because of the limit `most_bytes`
     failure : error that prevented values from being written, or None
@@ -205,10 +198,7 @@ def _find_repeated_dimensions(tensor: torch.Tensor) -> list[int]:
 
 
 def _key(tensor: torch.Tensor, data: memoryview) -> str:
-    """Return a hash of the dtype, content and repeated dimensions of a tensor.
-
-    data : content of its memory
-    """
+    """Return a hash of the dtype, content and repeated dimensions of a tensor."""
     repeated = _find_repeated_dimensions(tensor)
     form = f"{tensor.dtype} {[*tensor.shape, repeated] if repeated else ''}"
     content = blake2b(form.encode(), digest_size=16)

@@ -34,8 +34,8 @@ from opgrip.traces.schema.tensor_specs import (
 )
 
 _PREFIX = "__torch__.torch.classes."
+# namespaces of collectives that take a group's name
 _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "_dtensor"})
-"""namespaces of collectives that take a group's name"""
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
@@ -133,13 +133,13 @@ def unpack(value: Any) -> ObjectSpec | None:
     return ObjectSpec(PACKED_BY + operator, content=content if isinstance(content, tuple) else (content,))
 
 
+# operators that pack parameters, by class of the result
 _PACKED = {
     "quantized.LinearPackedParamsBase": "linear_prepack",
     "quantized.Conv2dPackedParamsBase": "conv2d_prepack",
     "quantized.Conv3dPackedParamsBase": "conv3d_prepack",
     "quantized.EmbeddingPackedParamsBase": "embedding_bag_prepack",
 }
-"""operators that pack parameters, by class of the result"""
 
 
 def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Hashable, ...]]:

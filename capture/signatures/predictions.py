@@ -39,31 +39,25 @@ from opgrip.capture.program.places import Location
 from opgrip.capture.torch_compat.torch_private import Check, arguments_check, is_composite, keywords_check
 from opgrip.errors import raise_if_from_program
 
-HISTORY = 6
-"""number of preceding calls, by family, by which call points are distinguished"""
-CANDIDATES = 3
-"""number of signatures of an operator that are tried before the key is computed"""
-MOST_NODES = 100_000
-"""maximum number of call points per thread"""
+HISTORY = 6  # number of preceding calls, by family, by which call points are distinguished
+CANDIDATES = 3  # number of signatures of an operator that are tried before the key is computed
+MOST_NODES = 100_000  # maximum number of call points per thread
+# number of calls of a signature after the first one before it gets a test, which costs as much as several lookups by
+# key
 SIGHTINGS = 3
-"""number of calls of a signature after the first one before it gets a test, which costs as much as several lookups by
-key
-"""
-SUCCESSORS = 4
-"""number of call points that are tried after the last one, before the operator's recent signatures"""
+SUCCESSORS = 4  # number of call points that are tried after the last one, before the operator's recent signatures
+# values in place of `SIGHTINGS`: for warm-up steps under the capture, and for signatures that get no test
 LEARNT, NEVER = 1, 1 << 62
-"""values in place of `SIGHTINGS`: for warm-up steps under the capture, and for signatures that get no test"""
+# maximum number of tests per signature; several are needed because a test fails if the dispatcher's state differs
 MOST_TESTS = 3
-"""maximum number of tests per signature; several are needed because a test fails if the dispatcher's state differs"""
 
+# location, (gradient mode, inference mode), history, signature number
 Point = tuple[Location, tuple[bool, bool], tuple[int, ...], int]
-"""location, (gradient mode, inference mode), history, signature number"""
 NO_MODES = (False, False)
 
+# positions of a call's tensors: anywhere; first argument; first two arguments; some arguments; in a list that is the
+# first argument
 CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
-"""positions of a call's tensors: anywhere; first argument; first two arguments; some arguments; in a list that is the
-first argument
-"""
 
 
 def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -79,8 +73,6 @@ def never(*ignored: object) -> bool:
 class Recognizer:
     """A signature of an operator, and the compiled tests that recognize its calls.
 
-    Attributes
-    ----------
     family : number of the first signature of the operator with similar tensors and any scalars
     check : test for the arguments of a call without keyword arguments
     check_both : test for the arguments of a call with keyword arguments
@@ -123,8 +115,6 @@ class Recognizer:
 class CallPoint(Recognizer):
     """A signature at a call site, with the call points that followed it: a node in the graph of predictions.
 
-    Attributes
-    ----------
     after : call point that followed most recently
     successors : the last few call points that followed, the latest first
     history : families of the signatures of the last few calls, including this one
@@ -230,8 +220,6 @@ class CallPredictor:
         """Return the recognizer of the signature with this number; if it has been looked up often enough, it gets a
         test that these arguments pass.
 
-        Parameters
-        ----------
         number, family : numbers of the signature, and of its family
         storages : storage numbers of the call's tensors
         sightings : number of lookups of the signature from which on it gets a test
@@ -262,8 +250,6 @@ class CallPredictor:
     ) -> CallPoint:
         """Return the call point for a recognized call that follows call point `last`; make it if it is new.
 
-        Parameters
-        ----------
         entry : recognizer of the call
         modes : True if gradient mode is on, and True if inference mode is
         point : returns the number of the call's scope, and that of its (signature, scope) pair
@@ -347,8 +333,6 @@ def _has_tensors(values: Sequence[Any]) -> bool:
 def _alias(func: Any, places: tuple[int, ...]) -> int:
     """Return the index, in `places`, of the tensor argument that always shares memory with the operator's single
     result, or -1 if none does.
-
-    places : indices of the tensor arguments among all arguments
     """
     schema = getattr(func, "_schema", None)
     if schema is None or len(schema.returns) != 1 or schema.returns[0].alias_info is None:

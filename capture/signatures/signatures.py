@@ -41,13 +41,12 @@ from opgrip.traces.schema.tensor_specs import PACKED, QUANTIZED, STORAGE, memory
 
 _BY_VALUE = frozenset({bool, int, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format})
 _SIMPLE_BASES = (bool, int, float, complex, str)
+# types of arguments that only Python functions take and that are recorded unchanged
 _AS_THEY_ARE = (
     *(ScalarSpec, NamedSpec, SameSpec, Opaque),
     *(set, frozenset, slice, range, bytes, type(...)),
 )
-"""types of arguments that only Python functions take and that are recorded unchanged"""
-_KEYS = _BY_VALUE | {float, tuple, bytes, torch.Size}
-"""types that are allowed as dictionary keys"""
+_KEYS = _BY_VALUE | {float, tuple, bytes, torch.Size}  # types that are allowed as dictionary keys
 _STRIDED = torch.strided
 
 
@@ -122,8 +121,7 @@ def _add_unusual(parts: list[Any], tensors: list[torch.Tensor], value: Any) -> N
         parts.append(kind)
 
 
-MOST_OUTLINES = 256
-"""maximum number of custom objects that are kept alive with their keys"""
+MOST_OUTLINES = 256  # maximum number of custom objects that are kept alive with their keys
 _outlines: dict[int, tuple[torch.ScriptObject, Hashable, int]] = {}
 
 

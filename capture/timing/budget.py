@@ -12,23 +12,18 @@ from typing import Protocol
 
 from opgrip.traces.schema.records import THINNED
 
-BURST_S = 20.0
-"""a capture may spend at once what its share allows in this time in seconds; it starts with this credit"""
+BURST_S = 20.0  # a capture may spend at once what its share allows in this time in seconds; it starts with this credit
+# parts of the maximum credit below which values are not observed, and below which scopes are not tracked
 WITH_VALUES, WITH_SCOPES = 1 / 2, 1 / 4
-"""parts of the maximum credit below which values are not observed, and below which scopes are not tracked"""
+# part of the share that is spent, because up to a third of the extra time of recorded steps appeared in no measurement
 MARGIN = 0.65
-"""part of the share that is spent, because up to a third of the extra time of recorded steps appeared in no measurement
-"""
+# approximate time in ns at the start of a step: if the step is skipped, and if the credit is checked; measured in a
+# program that fills the caches between steps
 PASSED_NS, LOOK_NS = 3000, 25_000
-"""approximate time in ns at the start of a step: if the step is skipped, and if the credit is checked; measured in a
-program that fills the caches between steps
-"""
-OF_SHORT = 0.01
-"""approximate upper limit of the time for skipping a step, as a part of a short step"""
+OF_SHORT = 0.01  # approximate upper limit of the time for skipping a step, as a part of a short step
+# maximum part of the share for checks of the credit; and maximum number of steps that are skipped between checks if
+# there are more checks than this part allows
 OF_LOOKS, MOST_PASSED = 0.1, 64
-"""maximum part of the share for checks of the credit; and maximum number of steps that are skipped between checks if
-there are more checks than this part allows
-"""
 
 
 class Thinning(IntEnum):
@@ -44,8 +39,6 @@ class Thinning(IntEnum):
 class WorkDone:
     """Work of a recording that slows the program, as counts and times.
 
-    Attributes
-    ----------
     calls, integers : number of calls taken from the threads, and of integers in their rows
     modules_passed : number of module calls in threads that are not recorded
     writing_ns : processor time of the writing thread in ns
@@ -82,8 +75,6 @@ class Budget:
     spending : object that returns the time that the capture has taken
     now_ns : function that returns the current time in ns
 
-    Attributes
-    ----------
     left_out : how often each kind of data was left out
     """
 
@@ -160,20 +151,15 @@ class Budget:
         return self.spending.ns() + self._passing_ns
 
 
+# PRIOR: approximate cost of recording a real program, relative to recording a model whose calls are all alike and whose
+# code and tables are in the caches. SPREAD: factor by which this ratio differs between programs
 PRIOR, SPREAD = 3.0, 2.0
-"""PRIOR: approximate cost of recording a real program, relative to recording a model whose calls are all alike and
-whose code and tables are in the caches. SPREAD: factor by which this ratio differs between programs
-"""
-LEAST, MOST = 1.0, 30.0
-"""limits of the ratio that `PRIOR` estimates"""
-MEMORY = 64
-"""approximate number of recent steps that a mean covers"""
-ENOUGH = 8
-"""number of steps of each kind that are required before their mean is used"""
+LEAST, MOST = 1.0, 30.0  # limits of the ratio that `PRIOR` estimates
+MEMORY = 64  # approximate number of recent steps that a mean covers
+ENOUGH = 8  # number of steps of each kind that are required before their mean is used
+# number of steps that a preceding recorded step slows down. Measured with a transformer's steps of 0.55 ms: the first
+# two took 0.11 and 0.03 ms longer, the third 0.02 ms
 AFTER = 2
-"""number of steps that a preceding recorded step slows down. Measured with a transformer's steps of 0.55 ms: the first
-two took 0.11 and 0.03 ms longer, the third 0.02 ms
-"""
 
 
 class RunningMean:
@@ -198,8 +184,6 @@ class RunningMean:
 class _Here(threading.local):
     """Measurement of the step that a thread is in.
 
-    Attributes
-    ----------
     since_ns : start of the step, or None if no step is measured
     measured_ns : measured time of the capture's own work until the start of the step
     steps : mean time of steps of the same kind, to which the step's time will be added
@@ -235,8 +219,6 @@ class StepTimes:
     def begin(self, is_recorded: bool | None, measured_ns: float, reckoned_ns: float) -> None:
         """Note that this thread begins a step, or that it is now outside of all steps. Either ends its previous step.
 
-        Parameters
-        ----------
         is_recorded : True if the step is recorded, False if it is left out of the recording; None if no step begins
         measured_ns : measured time of the capture's own work in the program's threads since the recording began
         reckoned_ns : estimated time of recording calls in all threads since the recording began

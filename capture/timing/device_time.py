@@ -20,8 +20,7 @@ from opgrip.capture.program.accelerators import (
 )
 from opgrip.errors import raise_if_from_program
 
-NOT_TIMED = -1
-"""device time of a call that ran only on the host"""
+NOT_TIMED = -1  # device time of a call that ran only on the host
 
 
 def make_event(device: torch.device) -> Any:

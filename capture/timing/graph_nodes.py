@@ -13,10 +13,10 @@ from opgrip.platform.activity_records import LaunchedWork
 from opgrip.traces.schema.accelerator_records import Graph, GraphTimes
 from opgrip.traces.schema.records import Record
 
+# signature of a launch, its thread, and its position among the thread's calls
 GraphLaunch: TypeAlias = tuple[int, int, int]
-"""signature of a launch, its thread, and its position among the thread's calls"""
+# by signature and name of a kernel: number of runs and their total time in ns
 KernelCounts: TypeAlias = dict[int, dict[str, list[int]]]
-"""by signature and name of a kernel: number of runs and their total time in ns"""
 
 
 def add_kernel(kernels: KernelCounts, signature: int, item: LaunchedWork) -> None:
@@ -30,8 +30,6 @@ def add_kernel(kernels: KernelCounts, signature: int, item: LaunchedWork) -> Non
 class _Nodes:
     """The nodes of one CUDA graph.
 
-    Attributes
-    ----------
     signatures : signature of each call in the graph
     added : for each node, the time at which it was added, and the index of its call
     """

@@ -34,22 +34,17 @@ from opgrip.platform.activity_records import (
 from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
 from opgrip.traces.schema.records import Record
 
+# number of calls after which the collection of records is ended and begun again, because torch's profiler stops at 128
+# MiB of records
 MOST_CALLS_OF_WINDOW = 100_000
-"""number of calls after which the collection of records is ended and begun again, because torch's profiler stops at 128
-MiB of records
-"""
 
 
 class KernelTimes:
     """Collects an accelerator's records of its work, and assigns them to the calls that were written.
 
-    Parameters
-    ----------
     is_required : True to collect records from the start, which initializes the accelerator, and never use events; False
         to collect them once the program has started an accelerator, unless another profiler uses the records
 
-    Attributes
-    ----------
     failure : reason why the records are missing, or None
     fallback : reason why calls were timed by events instead, or None
     graphs : the CUDA graphs that the program captured
@@ -169,10 +164,6 @@ class KernelTimes:
     def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
         """Set the device time of each call that launched nothing to 0, and of each call whose kernels may not have been
         recorded to -1, which means unknown.
-
-        block : written calls of one thread
-        spans : for each period in which torch's profiler ran, its start in ns, and the times from which and until which
-            its records are complete
         """
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             for started, first, last in spans:
@@ -235,8 +226,6 @@ class KernelTimes:
     ) -> None:
         """Keep calls that are written now, until their records have arrived; the calls of a thread must come in order.
 
-        Parameters
-        ----------
         thread : number of the thread in the trace
         idents : numbers by which the accelerator's records may identify the thread
         signatures, starts, ends : signature, start and end of each call; times in ns

@@ -12,11 +12,9 @@ from typing import Any
 from opgrip.platform.activity_records import ID_BITS, ActivityProfile, LaunchedWork, is_launch, is_work, launched_by
 from opgrip.traces.formats.profiler_events import LAUNCH as KERNEL_LAUNCH
 
-FOREVER_NS = (1 << 63) - 1
-"""end time in ns of a graph capture or of a profile that has not ended"""
+FOREVER_NS = (1 << 63) - 1  # end time in ns of a graph capture or of a profile that has not ended
 CLOCK_READINGS = 20
-CUT_NS = 1_000_000_000
-"""time in ns; a window that ends with a longer time without a launch counts as incomplete"""
+CUT_NS = 1_000_000_000  # time in ns; a window that ends with a longer time without a launch counts as incomplete
 
 
 def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
@@ -36,8 +34,6 @@ def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
 class WrittenCalls:
     """Calls of one thread that were written, whose device times may still be unknown.
 
-    Attributes
-    ----------
     thread : thread number in the trace
     idents : numbers by which the records may identify the thread
     first : index of the first call among all calls of the thread
@@ -95,8 +91,6 @@ def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> 
 class Window:
     """Records of work launched between two times by `perf_counter_ns`.
 
-    Attributes
-    ----------
     profile : profile that owns the memory of `events`, kept so that they stay valid
     events : events of torch's profiler
     distance_ns : time by the events' clock minus time by `perf_counter_ns`

@@ -26,10 +26,9 @@ from numpy.typing import NDArray
 
 from opgrip.platform.contention import TICK_NS, is_slow
 
+# minimum size in bytes of a tensor for which page faults are counted; smaller tensors are rarely in new pages
 LARGE = 1 << 16
-"""minimum size in bytes of a tensor for which page faults are counted; smaller tensors are rarely in new pages"""
-FEWEST = 8
-"""minimum number of page faults of a call that are recorded"""
+FEWEST = 8  # minimum number of page faults of a call that are recorded
 
 
 def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> bool:
@@ -56,8 +55,6 @@ def _bytes(tensor: torch.Tensor) -> int:
 class CountedCall(NamedTuple):
     """Page faults and times of one call.
 
-    Attributes
-    ----------
     faults : page faults of all threads, because the operator's worker threads write the result
     start_ns, duration_ns : start and duration without the counting itself, which is part of the call's recorded time
     system_ns, processor_ns : kernel time and total processor time of all threads, which most kernels count in ticks
@@ -113,25 +110,18 @@ def _usage() -> resource.struct_rusage:
     return resource.getrusage(resource.RUSAGE_SELF)
 
 
-SLOW = 2.0
-"""minimum time of a page fault, relative to the usual time, that counts as slow"""
+SLOW = 2.0  # minimum time of a page fault, relative to the usual time, that counts as slow
+# maximum time of a page fault, relative to the usual time; the kernel spent any time beyond that on other work
 SLOWEST = 200.0
-"""maximum time of a page fault, relative to the usual time; the kernel spent any time beyond that on other work"""
-PRIOR_TICKS = 2
-"""weight, in ticks, of the time per fault of all calls of a block in the estimate for one signature"""
-LEAST_PART = 0.1
-"""minimum part of a call's time spent on slow page faults for the call to be marked"""
+PRIOR_TICKS = 2  # weight, in ticks, of the time per fault of all calls of a block in the estimate for one signature
+LEAST_PART = 0.1  # minimum part of a call's time spent on slow page faults for the call to be marked
 
 
 class SlowMemory:
     """Detects calls whose page faults took much longer than usual.
 
-    Parameters
-    ----------
     usual_ns : usual time of a page fault in ns; None if unknown, which means that no call counts as slow
 
-    Attributes
-    ----------
     excess_ns : additional time of slow calls so far
     """
 
@@ -176,9 +166,6 @@ def _means(
     """Return, for each call, the ratio of summed values to summed weights over the calls of its group.
 
     A small group's ratio is close to that of all calls.
-
-    group : (N,), index of each call's group
-    prior : weight of the ratio of all calls
     """
     overall = values.sum() / weights.sum()
     sums, totals = (np.bincount(group, weights=column) for column in (values, weights))
@@ -186,18 +173,14 @@ def _means(
     return ratios[group]
 
 
-LEAST_NS = 2_000
-"""minimum duration in ns of own work that is stored"""
-PERTURBING_NS = 20_000
-"""minimum own work in ns before or within a call for which the call counts as perturbed"""
+LEAST_NS = 2_000  # minimum duration in ns of own work that is stored
+PERTURBING_NS = 20_000  # minimum own work in ns before or within a call for which the call counts as perturbed
+# own work within a call also perturbs it if it takes more than 1 / PERTURBING_PART of the call's time
 PERTURBING_PART = 20
-"""own work within a call also perturbs it if it takes more than 1 / PERTURBING_PART of the call's time"""
-NONE_OPEN = 1 << 62
-"""a time in ns later than the start of any call"""
+NONE_OPEN = 1 << 62  # a time in ns later than the start of any call
 
 Times = NDArray[np.int64]
-Runs = list[tuple[int, int]]
-"""runs of consecutive indices, each as first index and length"""
+Runs = list[tuple[int, int]]  # runs of consecutive indices, each as first index and length
 
 
 class OwnWork:

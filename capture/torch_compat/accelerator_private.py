@@ -48,5 +48,5 @@ def _profiler_entries(**names: str) -> tuple[tuple[Any, str], ...]:
     )
 
 
+# functions, as owner and name, of which every profile (and `emit_nvtx`) calls one first
 PREPARE_PROFILER = _profiler_entries(_prepare_profiler="profiler", _enable_profiler="profiler")
-"""functions, as owner and name, of which every profile (and `emit_nvtx`) calls one first"""

@@ -221,8 +221,8 @@ _HigherOrder: Any = _places.take("torch._ops.HigherOrderOperator", (), _NOT_INSI
 _keys_of = _places.take("torch._ops._compute_keyset", None, _NOT_INSIDE)
 _resolve = _places.take("torch._ops.resolve_key", None, _NOT_INSIDE)
 _MODE_HERE = "_get_current_dispatch_mode"
+# dispatch keys at which a mode, a tensor subclass or a transform handles a call again
 _REDISPATCHING = ("Python", "PythonDispatcher", "PreDispatch", "FuncTorchDynamicLayerFrontMode")
-"""dispatch keys at which a mode, a tensor subclass or a transform handles a call again"""
 
 
 def is_higher_order(func: Any) -> bool:

@@ -25,23 +25,22 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SINGLETONS = (type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
+# function that returns the node that autograd is running in this thread, or None outside a backward pass
 current_autograd_node: Callable[[], Any] = _places.take(
     "torch._C._current_autograd_node", lambda: None, "calls of a backward pass are recorded as forward ones"
 )
-"""function that returns the node that autograd is running in this thread, or None outside a backward pass"""
 
+# function that returns the number of autograd nodes that this thread has created
 sequence_number: Callable[[], int] = _places.take(
     "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass have no pair in the forward one"
 )
-"""function that returns the number of autograd nodes that this thread has created"""
 
+# function that returns the device type of a third-party backend
 out_of_tree_device: Callable[[], str] = _places.take(
     "torch._C._get_privateuse1_backend_name", lambda: "privateuseone", "accelerators of other packages have no times"
 )
-"""function that returns the device type of a third-party backend"""
 
-NO_SEQUENCE = (1 << 64) - 1
-"""sequence number of autograd nodes that accumulate gradients, which no operator created"""
+NO_SEQUENCE = (1 << 64) - 1  # sequence number of autograd nodes that accumulate gradients, which no operator created
 
 
 def _storage_address(tensor: torch.Tensor) -> int:
@@ -49,22 +48,21 @@ def _storage_address(tensor: torch.Tensor) -> int:
     return address
 
 
+# function that returns the address of a tensor's storage object, the same for all tensors in the same memory
 storage_address: Callable[[torch.Tensor], int] = _places.take(
     "torch._C._storage_address", _storage_address, "a Python object of the storage is created to read its address"
 )
-"""function that returns the address of a tensor's storage object, the same for all tensors in the same memory"""
 
 _NEVER_ABSENT = "none: no capture begins"
 
+# function that returns the address of a storage object and reserves it until `unpin`, without keeping the memory alive
 pin: Callable[[torch.UntypedStorage], int] = _places.take("torch.UntypedStorage._weak_ref", None, _NEVER_ABSENT)
-"""function that returns the address of a storage object and reserves it until `unpin`, without keeping the memory alive
-"""
 
+# function that releases an address reserved by `pin`; it must be called once for each call of `pin`
 unpin: Callable[[int], None] = _places.take("torch.UntypedStorage._free_weak_ref", None, _NEVER_ABSENT)
-"""function that releases an address reserved by `pin`; it must be called once for each call of `pin`"""
 
+# function that returns True if the storage at a pinned address has been freed
 storage_is_gone: Callable[[int], bool] = _places.take("torch.UntypedStorage._expired", None, _NEVER_ABSENT)
-"""function that returns True if the storage at a pinned address has been freed"""
 
 
 def is_made_of_tensors(kind: type) -> bool:
@@ -92,18 +90,17 @@ def is_plain(kind: type) -> bool:
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
+# function that returns a context in which tensor operations run outside all dispatch modes
+#
+# It is written in C, because a context manager in Python can be interrupted after it is entered but before its block;
+# the thread would then stay without modes.
 without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work"
 )
-"""function that returns a context in which tensor operations run outside all dispatch modes
-
-It is written in C, because a context manager in Python can be interrupted after it is entered but before its block; the
-thread would then stay without modes.
-"""
+# function that returns a context in which tensor operations run without the `__torch_function__` of subclasses
 without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C.DisableTorchFunction", nullcontext, "subclasses of the program see our own work"
 )
-"""function that returns a context in which tensor operations run without the `__torch_function__` of subclasses"""
 
 
 _has_kernel: Callable[[str, str], bool] = _places.take(
@@ -137,8 +134,6 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
     offset, `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It never
     passes if one of these differs. It may fail for equal arguments if the state of the dispatcher differs.
 
-    Parameters
-    ----------
     typed_lists : True if an argument that is a list of integers in one call is one in all calls, which allows a faster
         test
 
@@ -356,5 +351,5 @@ def collectives_begun() -> int | None:
 
 _wrapped_call = _places.take("torch.nn.Module._wrapped_call_impl", None, "calls under way are known by `_call_impl`")
 _call = _places.take("torch.nn.Module._call_impl", None, "a step that is under way can be taken for several")
+# code objects of the functions that run while a module is called
 MODULE_CALLS = frozenset(function.__code__ for function in (_wrapped_call, _call) if function is not None)
-"""code objects of the functions that run while a module is called"""

@@ -25,16 +25,12 @@ from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of
 from opgrip.traces.codec.call_blocks import perturbed_flags
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thread
 
-BLOCK = 1024
-"""maximum number of calls in one record"""
-COLUMNS = 4
-"""number of integers that a dispatch mode stores per call, followed by the storages of the call's tensors"""
+BLOCK = 1024  # maximum number of calls in one record
+COLUMNS = 4  # number of integers that a dispatch mode stores per call, followed by the storages of the call's tensors
+# minimum duration in ns of calls that other processes may have interrupted: about a time slice of the system
 INTERRUPTED_NS = 1_000_000
-"""minimum duration in ns of calls that other processes may have interrupted: about a time slice of the system"""
-MOST_SEQUENCES = 1 << 18
-"""maximum number of forward calls that wait for their backward calls"""
-UNKNOWN = -1
-"""placeholder for the signature of a (signature, scope) pair that was not looked up yet"""
+MOST_SEQUENCES = 1 << 18  # maximum number of forward calls that wait for their backward calls
+UNKNOWN = -1  # placeholder for the signature of a (signature, scope) pair that was not looked up yet
 
 
 class Blocks:
@@ -42,8 +38,6 @@ class Blocks:
 
     looks : True to request observations of the values of later calls
 
-    Attributes
-    ----------
     calls : number of calls converted so far
     marks : number of `record_function` labels included in `calls`, by signature
     perturbed : number of other calls that are marked as perturbed
@@ -79,8 +73,6 @@ class Blocks:
     def take(self, room: int | None = None) -> list[ThreadCalls]:
         """Remove and return the calls that all threads' modes have collected, in parts of at most `BLOCK` calls.
 
-        Parameters
-        ----------
         room : maximum number of calls to take in total, or None for all
         """
         blocks: list[ThreadCalls] = []
@@ -141,10 +133,7 @@ class Blocks:
         return whole
 
     def _names_of(self, calls: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Return the signature numbers and the scope numbers of calls.
-
-        calls : (N, 4), as in `ThreadCalls`
-        """
+        """Return the signature numbers and the scope numbers of calls."""
         signatures, scopes = self._describe(calls[:, 0])[:, :2].T
         return signatures.tolist(), self._pair_with_forward(scopes, calls[:, 3])
 
@@ -285,12 +274,7 @@ class Blocks:
     def _split(
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
     ) -> tuple[ThreadCalls, int]:
-        """Return the calls in the integers that a thread's mode has collected, and the number of integers used.
-
-        values : the integers, as in `ThreadMode.rows`
-        most : maximum number of calls, or None
-        open_since_ns : start of the thread's first call that has not ended
-        """
+        """Return the calls in the integers that a thread's mode has collected, and the number of integers used."""
         rows = np.array(values, dtype=np.int64)
         places = np.append(np.flatnonzero(rows >= FIRST_PAIR), len(rows))
         if most is not None:
@@ -348,8 +332,6 @@ class Blocks:
     def _pair_with_forward(self, scopes: NDArray[np.int64], sequences: NDArray[np.int64]) -> list[int]:
         """Return the scope number of each call of a thread; for a backward call, a scope that refers to its forward
         call.
-
-        scopes, sequences : (N,), scope number without forward call, and autograd sequence number
         """
         places = np.flatnonzero((sequences < 0) & (sequences != UNPAIRED))
         forward_scopes = self._forward_scopes((-1 - sequences[places]).tolist())

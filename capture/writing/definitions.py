@@ -27,25 +27,20 @@ from opgrip.traces.schema.records import (
     Values,
 )
 
+# estimated size in bytes of a call in a block; too high on purpose, so that blocks shrink before a limit
 CALL_BYTES = 48
-"""estimated size in bytes of a call in a block; too high on purpose, so that blocks shrink before a limit"""
+# memory in bytes that a capture needs per signature, with value models and predictions; measured on linear layers that
+# each get a different batch size
 SIGNATURE_BYTES = 8_000
-"""memory in bytes that a capture needs per signature, with value models and predictions; measured on linear layers that
-each get a different batch size
-"""
-INTEGER_BYTES = 40
-"""memory in bytes of an integer that a dispatch mode has collected"""
+INTEGER_BYTES = 40  # memory in bytes of an integer that a dispatch mode has collected
 
-Pending = tuple[Record, bytes]
-"""a record and its encoded line"""
+Pending = tuple[Record, bytes]  # a record and its encoded line
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
     """A record as a line of a file.
 
-    Attributes
-    ----------
     place : position among all records
     content : the encoded record, or the record itself if it will be redacted first
     references : names of the records to which it refers
@@ -62,8 +57,6 @@ class _Line:
 class _File:
     """State of one file that is being written.
 
-    Attributes
-    ----------
     redaction : redaction of this file, or None if nothing is redacted
     written : number of lines written for each name of a record
     late : names of written records to which lines were added later
@@ -82,13 +75,9 @@ class Definitions:
     Records are redacted when they are written to a file. Each file has a separate redaction, because a redaction
     renumbers value models.
 
-    Parameters
-    ----------
     privacy : policy by which records are redacted, or None to write their lines unchanged
     keeps_written : True to keep written records for further files
 
-    Attributes
-    ----------
     file : state of the file that is being written
     """
 
@@ -177,10 +166,7 @@ class Definitions:
         return b"".join(item if isinstance(item, bytes) else self.encode([item], redaction) for item in contents)
 
     def _closure(self, names: Iterable[Hashable], is_asked: Callable[[Hashable], bool]) -> Iterator[Hashable]:
-        """Yield the names, and all names to which their records refer directly or indirectly.
-
-        is_asked : returns False for a name to leave out
-        """
+        """Yield the names, and all names to which their records refer directly or indirectly."""
         waiting, visited = list(names), set[Hashable]()
         while waiting:
             name = waiting.pop()
@@ -230,8 +216,6 @@ def references_of(record: Record) -> Iterator[Hashable]:
 class RecordingLimits:
     """Limits at which a recording ends while the program continues; None for no limit.
 
-    Attributes
-    ----------
     calls : maximum number of calls
     bytes : maximum number of bytes before compression, including full values
     memory : approximate maximum number of bytes that the capture keeps in memory

@@ -29,17 +29,15 @@ from opgrip.capture.writing.ring_file import RingMirror
 from opgrip.traces.io.writer import TraceWriter, encode_line
 from opgrip.traces.schema.records import Header, Record, Scope, Signature, Thread
 
+# numbers of records of each kind after which the tables are cleared; a known signature takes about 10 kB
 MOST_OF_EPOCH = {Signature: 4096, Scope: 8192, PAIR: 16384}
-"""numbers of records of each kind after which the tables are cleared; a known signature takes about 10 kB"""
+# maximum number of traces for events that the program survives, so that a service in which requests fail continually
+# does not fill the disk
 MOST_DUMPS = 8
-"""maximum number of traces for events that the program survives, so that a service in which requests fail continually
-does not fill the disk
-"""
-SIGNAL_WAIT_S = 5.0
-"""maximum time in seconds that a signal handler waits for another thread that is writing"""
+SIGNAL_WAIT_S = 5.0  # maximum time in seconds that a signal handler waits for another thread that is writing
 
+# function that opens a trace, given the number of the trace (from 1) and fields of its header
 OpenDump = Callable[[int, dict[str, Any]], TraceWriter]
-"""function that opens a trace, given the number of the trace (from 1) and fields of its header"""
 
 
 class Ring:
@@ -89,8 +87,6 @@ class FlightRecorder(Flusher):
     path : path of the trace, next to which the ring file lies
     make_header : returns the header of a trace with some fields added
 
-    Attributes
-    ----------
     dumps : paths of the traces that were written
     left_out : number of traces not written because of the limit `MOST_DUMPS`
     """
@@ -143,8 +139,6 @@ class FlightRecorder(Flusher):
 
         Calls that are already in an earlier trace are not written again.
 
-        Parameters
-        ----------
         reason : reason to record in the trace's header
         always : True to write even if `MOST_DUMPS` traces were written
         wait : True to wait for values that are still on an accelerator
@@ -183,8 +177,6 @@ class FlightRecorder(Flusher):
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
         """Write the kept calls before the program's handler of a signal runs; return True if the handler may run now.
 
-        Parameters
-        ----------
         name : name of the signal
         always : as for `dump`
         again : raises the signal again; it is called later if the calls cannot be written now
@@ -263,11 +255,7 @@ class FlightRecorder(Flusher):
         return self._open_dump(len(self.dumps) + 1, self._flight(None))
 
     def _flight(self, reason: str | None, calls_in_trace: int = 0) -> dict[str, Any]:
-        """Return the field of a trace's header that describes the flight recorder.
-
-        reason : reason for writing the trace, or None
-        calls_in_trace : number of calls in the trace
-        """
+        """Return the field of a trace's header that describes the flight recorder."""
         happened = {} if reason is None else {"reason": reason}
         return {"flight": {"last": self.ring.last, "before": self._seen - calls_in_trace, **happened}}
 

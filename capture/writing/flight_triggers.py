@@ -21,8 +21,8 @@ from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
 
+# signals that end a program unless it handles them
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-"""signals that end a program unless it handles them"""
 
 
 class SignalWatch:
@@ -31,14 +31,10 @@ class SignalWatch:
     The program may set its handler later, and `signal.getsignal` returns the program's handler. Ignored signals stay
     ignored, and handlers that are not in Python stay in place.
 
-    Parameters
-    ----------
     stopped : function called with the name, True if the signal ends the program, and a function that raises the signal
         again; it returns True if the program's handler should run now
     handled : function called after the program's handler has returned
 
-    Attributes
-    ----------
     refused : reason why signals are not watched, or None
     """
 
@@ -124,20 +120,17 @@ class SignalWatch:
             return True
 
 
+# function that opens a trace, given its path and fields of its header
 BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
-"""function that opens a trace, given its path and fields of its header"""
 
+# attribute that marks an error as handled; it contains the process and the capture, because errors can be pickled, and
+# whether the latest calls were written
 WRITTEN = "_opgrip_written"
-"""attribute that marks an error as handled; it contains the process and the capture, because errors can be pickled, and
-whether the latest calls were written
-"""
 
 
 class Flights:
     """Makes the flight recorder of a capture write the latest calls on signals, failures and requests.
 
-    Parameters
-    ----------
     last : number of calls to keep
     """
 

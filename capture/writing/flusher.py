@@ -24,15 +24,12 @@ from opgrip.traces.schema.records import End, Record, listed
 from opgrip.traces.table.accelerators import describe_accelerators
 
 INTERVAL_S = 0.5
-SPAN_NS = 100_000_000
-"""interval in ns between checks whether other processes use the processors"""
-ALIVE_S = 1.0
-"""interval in seconds between checks whether the writing thread still runs"""
+SPAN_NS = 100_000_000  # interval in ns between checks whether other processes use the processors
+ALIVE_S = 1.0  # interval in seconds between checks whether the writing thread still runs
 PAUSE_S = 50e-6
+# length of the pauses between values that are fitted, relative to the time of fitting; the program's threads need
+# Python's interpreter lock
 PATIENCE = 12
-"""length of the pauses between values that are fitted, relative to the time of fitting; the program's threads need
-Python's interpreter lock
-"""
 UNLIMITED = RecordingLimits()
 
 
@@ -292,11 +289,7 @@ class Flusher:
         )
 
     def _fit_deferred(self, pause_s: float = 0.0, wait: bool = False) -> None:
-        """Fit value models to values that have arrived from a device.
-
-        pause_s : if positive, pause after each tensor for `PATIENCE` times the time that it took; stop after
-            `INTERVAL_S`, or if a job waits
-        """
+        """Fit value models to values that have arrived from a device."""
         fitter = self.recorder.fitter
         until_s, began_s = monotonic() + INTERVAL_S, perf_counter()
         try:

@@ -29,8 +29,7 @@ from opgrip.traces.schema.records import Entered, Header, Record, Thread
 if TYPE_CHECKING:
     from opgrip.capture.writing.flight_recorder import FlightRecorder
 
-LEAST_BYTES = 1 << 20
-"""number of bytes in a new file in addition to twice the size of the kept data"""
+LEAST_BYTES = 1 << 20  # number of bytes in a new file in addition to twice the size of the kept data
 
 Payload = Sequence[bytes | NDArray[np.int64]]
 
@@ -38,14 +37,10 @@ Payload = Sequence[bytes | NDArray[np.int64]]
 class RingFile:
     """A file of fixed size to which chunks are added, which remains readable if the process dies.
 
-    Parameters
-    ----------
     trace : path of the trace; the file is in the same folder, with `.part` and the process id in its name
     size : minimum size of the file in bytes
 
-    Raises
-    ------
-    OSError : if the file cannot be created or its disk space cannot be reserved
+    Raises OSError if the file cannot be created or its disk space cannot be reserved.
     """
 
     def __init__(self, trace: Path, size: int) -> None:
@@ -67,8 +62,6 @@ class RingFile:
     def add(self, kind: int, numbers: Sequence[int], payload: Payload = ()) -> bool:
         """Add a chunk to the file; return False if it does not fit.
 
-        Parameters
-        ----------
         kind : kind of the chunk, see `opgrip.traces.formats.flight_ring`
         numbers : up to three integers for the head of the chunk
         payload : content of the chunk

@@ -36,18 +36,14 @@ UNBOUNDED_HELP = "read traces without the limits on memory and nesting that prot
 
 USAGE_ERROR = 2
 INTERRUPTED = 130
-LIMIT = 1 << 63
-"""upper limit of integer options"""
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-"""error numbers of a device that accepts no more output"""
+LIMIT = 1 << 63  # upper limit of integer options
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)  # error numbers of a device that accepts no more output
 
 
 class OneLineParser(argparse.ArgumentParser):
     """A parser of command-line arguments that prints errors as one line, and keeps the line breaks of its description
     and epilog in the help.
 
-    Parameters
-    ----------
     surplus : hint printed in the error if the command line has a positional argument too many; empty for no hint
     """
 
@@ -97,8 +93,6 @@ class OneLineParser(argparse.ArgumentParser):
 class ShortHelp(argparse.RawDescriptionHelpFormatter):
     """Help formatter of argparse that leaves some options out of the help text.
 
-    Parameters
-    ----------
     hidden : names of the options to leave out, without `--` and with `_` in place of `-`
     """
 
@@ -262,8 +256,6 @@ WILD = "*?[]"
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
     """Return the hint `did you mean x or y?` with the names that are spelled like a mistyped word.
 
-    Parameters
-    ----------
     names : the valid names
     otherwise : text to return if no name is similar to the word
     form : format string of each name in the hint, such as `--{}`
@@ -322,7 +314,6 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
-STEP = "opgrip step"
-"""prefix of the profiler labels that mark steps for a capture on demand"""
+STEP = "opgrip step"  # prefix of the profiler labels that mark steps for a capture on demand
+# note printed above tables whose times include device time
 DEVICE_TIME = "times are device times for calls that ran on a device"
-"""note printed above tables whose times include device time"""

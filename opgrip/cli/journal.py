@@ -22,8 +22,6 @@ NEW_RUN = "start again with --force"
 class Codec(Generic[T]):
     """Two functions that convert an item of a journal to data for `json` and back.
 
-    Attributes
-    ----------
     encode : returns data for `json.dumps` from an item
     decode : returns the item from that data; may raise ValueError, TypeError, KeyError, IndexError or AttributeError
         for other data
@@ -48,8 +46,6 @@ class Journal(Generic[T]):
     The first line of the file holds the settings of the run, each further line one item. The file stays until the
     caller removes it. If it has no items, it is removed when the `with` block ends.
 
-    Parameters
-    ----------
     path : the file; None to keep the items in memory only
     codec : converts items to JSON data and back
     identity : settings of the run; a file that was written with other settings cannot be resumed
@@ -59,14 +55,10 @@ class Journal(Generic[T]):
     describe : called with the settings in the file and the settings of this run if they differ; returns words for the
         error message, such as `of a run with other options`
 
-    Attributes
-    ----------
     items : items read from the file, followed by the added items
 
-    Raises
-    ------
-    UserError : if the file has items and neither `resume` nor `replace` is set, if it belongs to another run or is
-        damaged, or if it cannot be written
+    Raises UserError if the file has items and neither `resume` nor `replace` is set, if it belongs to another run
+    or is damaged, or if it cannot be written.
     """
 
     def __init__(
@@ -112,10 +104,6 @@ class Journal(Generic[T]):
     def _read(self, file: IO[bytes], path: Path, identity: Mapping[str, Any]) -> int:
         """Append the items in the file to `items`, and return the number of bytes up to the end of the last complete
         line.
-
-        Raises
-        ------
-        UserError : if a line cannot be decoded, or if the first line is not `identity`
         """
         whole = 0
         for place, line in enumerate(file):

@@ -18,8 +18,7 @@ from opgrip.cli.command import not_negative, positive, seed
 from opgrip.cli.options import CASES, option, titled
 from opgrip.errors import UserError
 
-LEAST_BYTES = 1 << 20
-"""minimum size; a smaller one usually lacks its unit"""
+LEAST_BYTES = 1 << 20  # minimum size; a smaller one usually lacks its unit
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 UNITS_S = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 
@@ -65,6 +64,7 @@ def tolerance(text: str) -> float:
     return _number(text, "a tolerance", lambda number: 0 <= number < float("inf"))
 
 
+# torch's names of dtypes, by the short names that torch and other tools use
 SHORT_DTYPES = {
     "fp16": "float16",
     "fp32": "float32",
@@ -74,7 +74,6 @@ SHORT_DTYPES = {
     "float": "float32",
     "double": "float64",
 }
-"""torch's names of dtypes, by the short names that torch and other tools use"""
 
 
 def floating_dtype(text: str) -> str:
@@ -150,8 +149,7 @@ def matches(name: str, patterns: Sequence[str]) -> bool:
     return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-INDEXED = 1 << 62
-"""number of cases above which `random.sample` cannot take a range"""
+INDEXED = 1 << 62  # number of cases above which `random.sample` cannot take a range
 
 
 @titled("cases")
@@ -193,9 +191,7 @@ class Cut:
     def places(self, count: int) -> Sequence[int]:
         """Return the indices of the cases that the options select from a file with `count` cases, in ascending order.
 
-        Raises
-        ------
-        UserError : if the file has cases, but `--start` and `--stop` exclude all of them
+        Raises UserError if the file has cases, but `--start` and `--stop` exclude all of them.
         """
         stop = min(count, count if self.stop is None else self.stop)
         if count and stop <= self.start:

@@ -24,14 +24,14 @@ from opgrip.errors import UserError
 
 T = TypeVar("T")
 OPTION = "option"
+# Roles of a replay option.
+#
+# IDENTITY: changes what a row measures, and is shown in a column of the row. RUN: changes the meaning of all rows, and
+# is recorded in the header. CASES: selects cases. EFFORT: limits runs, time and memory. OUTPUT: changes only the
+# report.
 IDENTITY, RUN, CASES, EFFORT, OUTPUT = "identity", "run", "cases", "effort", "output"
-"""Roles of a replay option.
-
-IDENTITY: changes what a row measures, and is shown in a column of the row. RUN: changes the meaning of all rows, and is
-recorded in the header. CASES: selects cases. EFFORT: limits runs, time and memory. OUTPUT: changes only the report.
-"""
+# placeholders of option values in the help text, by the function that parses the value
 METAVARS: dict[Callable[[str], Any], str] = {Path: "FILE", positive: "N", not_negative: "N"}
-"""placeholders of option values in the help text, by the function that parses the value"""
 _titles: dict[type, str] = {}
 
 
@@ -39,8 +39,6 @@ _titles: dict[type, str] = {}
 class Option:
     """Declaration of one command-line option, stored in the metadata of a dataclass field.
 
-    Attributes
-    ----------
     help : help text, in which `%(default)s` is replaced by the default; or a function that returns it, if the text
         depends on plug-ins
     word : name of the option without `--` and with `_` in place of `-`; None if it is the field's name
@@ -159,8 +157,6 @@ def flag_of(word: str) -> str:
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
     """Raise `UserError` if the command line sets an option that does not apply to the command's inputs.
 
-    Parameters
-    ----------
     declared : the dataclasses of options to check
     purposes : kinds of input that the command does not have; an option whose `only` contains one of them must not be
         set
@@ -187,8 +183,7 @@ class Following(Repeated):
         setattr(args, self.dest, tuple(value))
 
 
-OF_COMMANDS = ("help", "help_all", "version", "debug")
-"""options that are not keywords of Python calls"""
+OF_COMMANDS = ("help", "help_all", "version", "debug")  # options that are not keywords of Python calls
 
 
 def arguments_of(
@@ -200,8 +195,6 @@ def arguments_of(
 ) -> argparse.Namespace:
     """Return the parsed command-line arguments that have the same effect as keywords of a Python call.
 
-    Parameters
-    ----------
     words : command-line arguments to parse in addition to the keywords
     keywords : values by option name, with `_` in place of `-`; a value is a number, a string, True, or a list or tuple
         of these, or None for the default
@@ -209,10 +202,9 @@ def arguments_of(
     only : names of the accepted options, or None for all; the error for any other option says that `replay()` accepts
         it
 
-    Raises
-    ------
-    TypeError : if a keyword is not the name of an accepted option
-    UserError : if a value is not valid for its option
+    Raises TypeError if a keyword is not the name of an accepted option.
+
+    Raises UserError if a value is not valid for its option.
     """
     args = parser.parse_args(words)
     others = {*OF_COMMANDS, *excluded}

@@ -91,9 +91,7 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
 def create(path: Path, force: bool) -> IO[bytes]:
     """Create and open the temporary file that `give_name` later renames to `path`.
 
-    Raises
-    ------
-    UserError : if the file cannot be written, or if `path` exists and `force` is False
+    Raises UserError if the file cannot be written, or if `path` exists and `force` is False.
     """
     check_writable(path, force)
     try:
@@ -114,9 +112,7 @@ def reason_of(error: BaseException) -> str:
 def open_ordinary(path: Path) -> IO[bytes]:
     """Open a file for reading and writing, and create it if it does not exist.
 
-    Raises
-    ------
-    UserError : if the path is a link, folder, pipe or device
+    Raises UserError if the path is a link, folder, pipe or device.
     """
     problem = UserError(f"{path} is not a regular file", "remove it")
     try:
@@ -135,15 +131,11 @@ def open_ordinary(path: Path) -> IO[bytes]:
 def give_name(part: Path, path: Path, force: bool) -> None:
     """Rename a completely written temporary file to the name of the output file.
 
-    Parameters
-    ----------
     part : the temporary file
     path : the output file, with symbolic links resolved when the temporary file was created
     force : True to replace an existing output file; if False, the temporary file is kept when there is one
 
-    Raises
-    ------
-    ExistingFileError : if the output file exists and `force` is False
+    Raises ExistingFileError if the output file exists and `force` is False.
     """
     if not force:
         try:
@@ -224,13 +216,9 @@ def _csv_cell(cell: Any) -> Any:
 def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[bytes, bytes] | None = None) -> None:
     """Write a table to an open file as Parquet.
 
-    Parameters
-    ----------
     metadata : additional key-value metadata of the file
 
-    Raises
-    ------
-    MissingPackageError : if pyarrow is not installed
+    Raises MissingPackageError if pyarrow is not installed.
     """
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     table = arrow.Table.from_pandas(frame, preserve_index=False)
@@ -243,10 +231,9 @@ def whole_folder(path: Path) -> Iterator[Path]:
     """Create a temporary folder for the block; rename it to `path` if the block succeeds, and remove it if the block
     raises an exception.
 
-    Raises
-    ------
-    ExistingFileError : if `path` exists; a folder is never replaced, because it may contain other files
-    UserError : if the folder cannot be created
+    Raises ExistingFileError if `path` exists; a folder is never replaced, because it may contain other files.
+
+    Raises UserError if the folder cannot be created.
     """
     if path.exists() or path.is_symlink():
         raise ExistingFileError(f"{path} exists", "name a folder that does not exist")
@@ -263,10 +250,8 @@ def whole_folder(path: Path) -> Iterator[Path]:
         raise
 
 
-CHUNK = 1 << 16
-"""number of bytes that are read or decompressed at a time"""
-ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")
-"""start of an address that is not a path"""
+CHUNK = 1 << 16  # number of bytes that are read or decompressed at a time
+ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")  # start of an address that is not a path
 
 
 class ByteSink(Protocol):
@@ -296,10 +281,9 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
 def read_chunks(path: Path) -> Iterator[bytes]:
     """Yield the decompressed bytes of a file, in pieces.
 
-    Raises
-    ------
-    Damage : after the last readable bytes, if the compressed data is cut or broken
-    UserError : if the file cannot be opened
+    Raises Damage after the last readable bytes, if the compressed data is cut or broken.
+
+    Raises UserError if the file cannot be opened.
     """
     if path.is_fifo():
         raise UserError(f"{path} is a pipe", "name a file, because the data is read more than once")

@@ -28,14 +28,10 @@ class MissingPackageError(UserError):
 def needed(module: str, extra: str = "") -> Any:
     """Import a module of an optional package, or one that loads slowly, and return it.
 
-    Parameters
-    ----------
     module : dotted name of the module
     extra : name of the extra of opgrip that lists the package; empty if none does
 
-    Raises
-    ------
-    MissingPackageError : if the module is not installed
+    Raises MissingPackageError if the module is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -74,8 +70,6 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """The plug-ins of one kind, by name; they are imported when one is first asked for.
 
-    Parameters
-    ----------
     package : package whose modules register plug-ins, such as `opgrip.replay.modes`; None if only entry points do
     group : name of the entry-point group in which other packages declare plug-ins, such as `opgrip.modes`
     """

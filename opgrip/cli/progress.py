@@ -41,14 +41,11 @@ def loading(prog: str) -> Iterator[None]:
 
 
 REDRAW_S = 0.1
-TIME_WIDTH = len(" 10:00:00")
-"""width of a time in characters"""
+TIME_WIDTH = len(" 10:00:00")  # width of a time in characters
+# widths in characters below which a text or a bar is left out, and the maximum width of a bar
 LEAST_TEXT, LEAST_BAR, MOST_BAR = 12, 8, 40
-"""widths in characters below which a text or a bar is left out, and the maximum width of a bar"""
-MOST_STEPS = 9999
-"""largest number of steps for which the display reserves space"""
-LARGE_BYTES = 20_000_000
-"""file size in bytes above which reading takes seconds"""
+MOST_STEPS = 9999  # largest number of steps for which the display reserves space
+LARGE_BYTES = 20_000_000  # file size in bytes above which reading takes seconds
 
 
 class Advance(Protocol):
@@ -61,8 +58,8 @@ class Advance(Protocol):
         """Count one more finished step; `now` is a text on the current state for the progress display."""
 
 
+# callback with the name of a part of a task, its finished steps, and its total steps
 ProgressCallback: TypeAlias = Callable[[str, int, int], None]
-"""callback with the name of a part of a task, its finished steps, and its total steps"""
 
 
 def ignore_progress(part: str, done: int, total: int) -> None:
@@ -72,8 +69,6 @@ def ignore_progress(part: str, done: int, total: int) -> None:
 class Reporter:
     """Prints a command's progress and notices to stderr.
 
-    Parameters
-    ----------
     prog : name of the command, printed in front of each notice
     """
 
@@ -103,8 +98,6 @@ class Reporter:
         The block gets a function to call after each finished step. That call draws the display: a thread that draws it
         would disturb measurements.
 
-        Parameters
-        ----------
         text : description of the task
         total : number of steps; None if unknown
         measures : True if the task measures times; if False, a thread updates the elapsed time between steps
@@ -165,13 +158,6 @@ class Reporter:
         terminal.
 
         Columns are left out rather than cut, so that no number is shown incompletely.
-
-        Parameters
-        ----------
-        text : description of the task
-        total : number of steps; None if unknown
-        elapsed : column with the elapsed time; None to leave it out
-        shows_remaining : True to show the estimated remaining time
         """
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 

@@ -14,9 +14,9 @@ from opgrip.cli.command import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-MOST = 120
-"""maximum length of a text in a table, in characters"""
+MOST = 120  # maximum length of a text in a table, in characters
 ELLIPSIS = "…"
+# patterns of allowed line breaks, preferred ones first: between words, after separators, next to numbers
 _BREAKS = tuple(
     map(
         re.compile,
@@ -28,7 +28,6 @@ _BREAKS = tuple(
         ),
     )
 )
-"""patterns of allowed line breaks, preferred ones first: between words, after separators, next to numbers"""
 _CUT_NUMBER = re.compile(r"[\d.]*\d\.?$")
 
 
@@ -62,11 +61,7 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    """Yield the pieces of a text between which a line may be broken; each fits into `width` terminal columns.
-
-    breaks : patterns of the places where the text may be broken, the best places first; a piece that is still too wide
-        is broken anywhere
-    """
+    """Yield the pieces of a text between which a line may be broken; each fits into `width` terminal columns."""
     if cell_len(text.rstrip()) <= width:
         yield text
     elif breaks:

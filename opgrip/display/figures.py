@@ -24,16 +24,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+# colours that colour-blind readers can distinguish: M. Okabe and K. Ito, Color Universal Design, 2008
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
-"""colours that colour-blind readers can distinguish: M. Okabe and K. Ito, Color Universal Design, 2008"""
-MARKERS = "osD^vPX"
-"""markers that distinguish series in prints without colour"""
+MARKERS = "osD^vPX"  # markers that distinguish series in prints without colour
+# metadata by file type; the time is left out so that identical data gives identical files
 METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-"""metadata by file type; the time is left out so that identical data gives identical files"""
+# pairs of a length in decades and multiples of powers of ten; axes shorter than the length are labelled at these
+# multiples
 LABELS = ((1.2, (1.0, 2.0, 5.0)), (2.5, (1.0, 3.0)))
-"""pairs of a length in decades and multiples of powers of ten; axes shorter than the length are labelled at these
-multiples
-"""
 
 
 def check_plottable(path: Path) -> None:
@@ -49,14 +47,10 @@ def check_plottable(path: Path) -> None:
 def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None:
     """Draw a figure and write it to an open file.
 
-    Parameters
-    ----------
     draw : function that returns the figure; it is called with opgrip's plot style active
     kind : format of the file: `svg`, `pdf` or `png`
 
-    Raises
-    ------
-    MissingPackageError : if matplotlib is not installed
+    Raises MissingPackageError if matplotlib is not installed.
     """
     with in_style():
         draw().savefig(file, format=kind, metadata=METADATA[kind])
@@ -88,8 +82,6 @@ def literal(text: object, most: int = 60) -> str:
 def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least: float = -inf) -> None:
     """Set the label of an axis, and print its numbers with SI prefixes and a unit, such as `20 us`.
 
-    Parameters
-    ----------
     name : the label
     unit : the unit without prefix, such as `s`; empty for none
     scale : factor that converts the plotted values to `unit`, such as 1e-6 for values in us and the unit s
@@ -164,10 +156,8 @@ def in_style() -> Iterator[None]:
         yield
 
 
-MOST_ROWS = 40
-"""maximum number of rows shown of a table; longer tables show their first and last rows"""
-PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"
-"""element classes whose text notebooks do not parse as mathematics"""
+MOST_ROWS = 40  # maximum number of rows shown of a table; longer tables show their first and last rows
+PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"  # element classes whose text notebooks do not parse as mathematics
 
 
 def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure] | None = None) -> str:

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 
 from opgrip.display.figures import in_style
 
+# resolution of an image, and of the page that shows it; a higher resolution looks sharp on screens
 DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
-"""resolution of an image, and of the page that shows it; a higher resolution looks sharp on screens"""
 
 
 class StyledFigure(Figure):

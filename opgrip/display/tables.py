@@ -16,16 +16,12 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.segment import Segment
 
-NARROWEST = 60
-"""terminal width in characters below which lines of a table wrap"""
-WIDE, TIGHT = 3, 2
-"""number of characters between columns, on wide and narrow terminals"""
-LONGEST = 300
-"""maximum length of a text cell in a pipe"""
+NARROWEST = 60  # terminal width in characters below which lines of a table wrap
+WIDE, TIGHT = 3, 2  # number of characters between columns, on wide and narrow terminals
+LONGEST = 300  # maximum length of a text cell in a pipe
+# widths that long text is folded to, tried in this order until the table fits the terminal
 FOLDED = (LONGEST, 12, 10, 8, 6)
-"""widths that long text is folded to, tried in this order until the table fits the terminal"""
-INDENT = "  "
-"""indentation of text below its row"""
+INDENT = "  "  # indentation of text below its row
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +29,6 @@ class TableColumn:
     """A column of a printed table: its heading, and how its cells are computed from the rows and fitted to the
     terminal.
 
-    Attributes
-    ----------
     value : name of the attribute of a row that the cell shows, or a function of the row; `-` is printed for None
     form : format specification of Python for the value, such as `,.1f`; such cells are right-aligned and never wrapped;
         empty for text
@@ -145,10 +139,8 @@ def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[T
 
 
 def _narrowed(cells: Mapping[TableColumn, list[str]], width: int) -> dict[TableColumn, list[str]]:
-    """Return the columns that remain if those with the highest `rank` are left out until the table fits the terminal.
-
-    cells : texts of the cells of each column
-    width : width of the terminal in characters
+    """Return the columns that remain if those with the highest `rank` are left out until the table fits the
+    terminal.
     """
     fitting = dict(cells)
     while _width(fitting, TIGHT, LONGEST) > width and (highest := max(column.rank for column in fitting)):
@@ -167,13 +159,6 @@ def _width(cells: Mapping[TableColumn, list[str]], gap: int, folded: int | None 
 def _shared_out(cells: Mapping[TableColumn, list[str]], width: int, gap: int, most: int) -> list[int]:
     """Return the width of each column in characters: its smallest width, plus space that is left in the terminal, given
     to the columns from left to right.
-
-    Parameters
-    ----------
-    cells : texts of the cells of each column
-    width : width of the terminal
-    gap : width of the space between two columns
-    most : width to which text may be wrapped
     """
     rest = width - _width(cells, gap, most)
     widths = []

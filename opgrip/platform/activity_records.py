@@ -19,15 +19,14 @@ from opgrip.platform.private_apis import PrivatePlaces
 _places = PrivatePlaces()
 private_places = _places.report
 
-ID_BITS = (1 << 32) - 1
-"""bits of a thread number that the records contain"""
+ID_BITS = (1 << 32) - 1  # bits of a thread number that the records contain
 
 _events = _places.take("torch._C._autograd._ProfilerResult.events", None, "times of kernels are refused")
 _is_profiling_here = _places.take(
     "torch._C._autograd._profiler_enabled", lambda: False, "a profile of the program is noticed when ours cannot begin"
 )
+# environment variables of programs under profilers that use the records of kernels themselves
 _INJECTIONS = {"NSYS_PROFILING_SESSION_ID": "nsys", "CUDA_INJECTION64_PATH": "a profiler of CUDA"}
-"""environment variables of programs under profilers that use the records of kernels themselves"""
 
 
 def running_profile() -> str | None:
@@ -68,18 +67,15 @@ class ActivityProfile:
         return events
 
 
+# number of kernels that are launched when a profile begins, before any others, because their records may be lost; an
+# H200 lost one
 FIRST_KERNELS = 8
-"""number of kernels that are launched when a profile begins, before any others, because their records may be lost; an
-H200 lost one
-"""
 _sleep = _places.take("torch.cuda._sleep", None, "the first calls of a captured program may have no device time")
 
 
 def launch_nothing(kind: str) -> bool:
     """Launch kernels that do nothing in the current stream, so that the first recorded kernels are not the program's.
 
-    Parameters
-    ----------
     kind : device type, such as `cuda`
 
     Returns
@@ -132,8 +128,6 @@ def is_work(event: Any) -> bool:
 class LaunchedWork:
     """A kernel, copy or fill on an accelerator, and the launch that started it; all times in ns.
 
-    Attributes
-    ----------
     name : name of the kernel, or of the copy or fill
     thread : id of the launching thread: the system's id, or the lower bits of Python's
     at_ns : time at which the launch began

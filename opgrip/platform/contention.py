@@ -21,29 +21,24 @@ import numpy as np
 import torch
 
 PROC = Path("/proc")
+# maximum share of a run that its threads may wait for processors in total, or that a hypervisor may take of all
+# processors
 SHARE = 0.05
-"""maximum share of a run that its threads may wait for processors in total, or that a hypervisor may take of all
-processors
-"""
+# time in ns that a thread may wait for a processor when it wakes up; ten microseconds are normal on a quiet machine
 WAKING_NS = 100_000
-"""time in ns that a thread may wait for a processor when it wakes up; ten microseconds are normal on a quiet machine"""
-MOST_BY_OTHERS = 0.1
-"""share of this process's processors that other programs may use"""
+MOST_BY_OTHERS = 0.1  # share of this process's processors that other programs may use
+# intervals in ns of listing threads, and of reading /proc/stat, which counts in steps of 10 ms
 THREADS_NS, OTHERS_NS = 50_000_000, 200_000_000
-"""intervals in ns of listing threads, and of reading /proc/stat, which counts in steps of 10 ms"""
+# WARM_NS: time in ns after a switch to another process from which on a run is no longer slower because of the switch
+# (measured: a call of 3 us took 30 us right after a switch, the next one 5 us). RARE: if switches are further apart
+# than this multiple of it, or a run is longer, the effect is negligible.
 WARM_NS, RARE = 200_000, 10
-"""WARM_NS: time in ns after a switch to another process from which on a run is no longer slower because of the switch
-(measured: a call of 3 us took 30 us right after a switch, the next one 5 us). RARE: if switches are further apart than
-this multiple of it, or a run is longer, the effect is negligible.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
     """How often and how long this process's threads have waited for a processor, up to a point in time.
 
-    Attributes
-    ----------
     at_ns : the point in time
     time_ns : total waiting time
     count : number of waits
@@ -59,8 +54,6 @@ class Usage:
     """Usage of the processors that this process may run on, from /proc/stat, in ns summed over processors since the
     start of the machine.
 
-    Attributes
-    ----------
     at_ns : time at which the usage was read
     busy_ns : time in which a processor ran any program, or which a hypervisor took
     stolen_ns : the part of `busy_ns` that a hypervisor took
@@ -78,8 +71,6 @@ class Contention:
 
     The kernel counts the waits of each thread; if it does not, involuntary context switches are counted instead.
 
-    Parameters
-    ----------
     proc : folder of the proc file system
     threads : number of threads that run at the same time; None for the number that torch uses for one operator
     ignored : native id of a thread whose waits are not counted
@@ -244,15 +235,12 @@ def _switches() -> int:
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 PROBED_BYTES, PROBES = 2 << 20, 3
-TICK_NS = 4_000_000
-"""time in ns of one tick, the unit in which most kernels count the system time of a process"""
+TICK_NS = 4_000_000  # time in ns of one tick, the unit in which most kernels count the system time of a process
 
 
 def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
     """Return True if the kernel spent more time on page faults than their usual cost and random variation explain.
 
-    Parameters
-    ----------
     faults : number of page faults in a run
     system_ns : time that the kernel spent in the run
     usual_ns : usual time of one page fault

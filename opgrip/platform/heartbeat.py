@@ -8,16 +8,13 @@ import struct
 from dataclasses import dataclass
 from time import monotonic_ns
 
-IDLE = -1
-"""value of `item` or `part` while the child does not work on one"""
+IDLE = -1  # value of `item` or `part` while the child does not work on one
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     """The step that a child process is at.
 
-    Attributes
-    ----------
     item : index of the item that the child works on, or `IDLE` if it works on none
     part : index of the part of the item, or `IDLE` if the item has no parts
     since_ns : time at which the step began, by the monotonic clock
@@ -35,8 +32,6 @@ class Heartbeat:
     the number of writes and the newest entries, each with a hash of its fields and its number. The hash lets a reader
     detect an incomplete entry; if a child is killed while it writes, the previous entry is still valid.
 
-    Parameters
-    ----------
     file : descriptor of the shared file, which the child inherits
     """
 

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 CGROUP = Path("/sys/fs/cgroup")
-USUAL_CACHE = 32 << 20
-"""cache size in bytes if the system does not report one"""
+USUAL_CACHE = 32 << 20  # cache size in bytes if the system does not report one
 LARGEST_PAGE = 1 << 30
-SHARE_OF_FREE = 0.9
-"""share of free memory that cases may use"""
+SHARE_OF_FREE = 0.9  # share of free memory that cases may use
 
 
 def page_size(header: Mapping[str, Any]) -> int | None:
@@ -129,9 +127,7 @@ def lines(path: str) -> list[str]:
 def parse_device(name: str) -> torch.device:
     """Return the torch device with a name such as `cuda:1`, whether or not this machine has the device.
 
-    Raises
-    ------
-    UserError : if torch knows no device of this name
+    Raises UserError if torch knows no device of this name.
     """
     import torch
 
@@ -149,9 +145,7 @@ def parse_device(name: str) -> torch.device:
 def check_device(name: str) -> torch.device:
     """Return the torch device with a name such as `cuda:1`.
 
-    Raises
-    ------
-    UserError : if torch knows no device of this name, or cannot use it on this machine
+    Raises UserError if torch knows no device of this name, or cannot use it on this machine.
     """
     import torch
 
@@ -200,18 +194,16 @@ def _is_numbers(values: object) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(item, float) and item >= 0 for item in values)
 
 
+# reasons for a lower clock that do not count as throttling: an idle GPU, and the user's settings
 IDLE = ("GpuIdle", "ApplicationsClocksSetting", "UserDefinedClocks")
-"""reasons for a lower clock that do not count as throttling: an idle GPU, and the user's settings"""
+# names of NVML's throttle reasons without prefix (`nvmlClocksEventReason`; in older versions
+# `nvmlClocksThrottleReason`)
 REASONS = (
     *IDLE,
     *("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown"),
     "DisplayClockSetting",
 )
-"""names of NVML's throttle reasons without prefix (`nvmlClocksEventReason`; in older versions
-`nvmlClocksThrottleReason`)
-"""
-KINDS = ("GPU", "MIG")
-"""prefixes of device identifiers: whole GPUs and MIG instances"""
+KINDS = ("GPU", "MIG")  # prefixes of device identifiers: whole GPUs and MIG instances
 
 
 class Gpu:
@@ -220,8 +212,6 @@ class Gpu:
     A method returns None, or leaves a value out, if the GPU, its driver or its virtual machine does not provide the
     value.
 
-    Parameters
-    ----------
     nvml : the module `pynvml`, initialized
     handle : NVML's handle of the GPU or MIG instance; clocks are read from the whole GPU
     """
@@ -301,13 +291,9 @@ class Gpu:
 def open_gpu(device: str) -> Gpu:
     """Return the counters of a GPU for `--energy`.
 
-    Parameters
-    ----------
     device : name of a torch device, such as `cuda:0`
 
-    Raises
-    ------
-    UserError : if the device is not an NVIDIA GPU, or if NVML is missing or does not permit access
+    Raises UserError if the device is not an NVIDIA GPU, or if NVML is missing or does not permit access.
     """
     if device.partition(":")[0] != "cuda":
         raise UserError(f"--energy needs an NVIDIA GPU, and {device} is not one", "remove --energy")
@@ -360,8 +346,5 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def _is_on(modes: Any) -> bool | None:
-    """Return whether a mode of the GPU, such as ECC, is on now; None if unknown.
-
-    modes : current state and state after the next reboot, as NVML returns them, or None
-    """
+    """Return whether a mode of the GPU, such as ECC, is on now; None if unknown."""
     return None if modes is None else bool(modes[0])

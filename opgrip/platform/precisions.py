@@ -17,11 +17,11 @@ import torch
 from opgrip.errors import raise_if_from_program
 from opgrip.platform.private_apis import PrivatePlaces
 
+# paths of the settings relative to `torch.backends`
 PLACES = ("cuda.matmul", "cudnn.conv", "cudnn.rnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn")
-"""paths of the settings relative to `torch.backends`"""
 VALUES = ("none", "ieee", "tf32", "bf16")
+# initial values that differ from `none`, which means full float32 precision (`ieee`)
 USUAL = {"cudnn.conv": ("tf32",), "cudnn.rnn": ("tf32",)}
-"""initial values that differ from `none`, which means full float32 precision (`ieee`)"""
 
 _places = PrivatePlaces()
 private_places = _places.report
@@ -37,8 +37,8 @@ _READERS: Mapping[str, Callable[[], str]] = {
     else partial(_getter, *place.replace("cudnn", "cuda").split("."))
     for place in PLACES
 }
+# equivalent settings of torch before 2.9
 _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf32", "cudnn.rnn": "cudnn.allow_tf32"}
-"""equivalent settings of torch before 2.9"""
 
 
 def read_precision(place: str) -> str | None:

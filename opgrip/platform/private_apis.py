@@ -34,8 +34,6 @@ class PrivatePlaces:
         """Return a function that imports an object of torch on its first call and returns it; for modules that load
         slowly.
 
-        Parameters
-        ----------
         name : dotted name of the object
         fallback : returned by the function if this version of torch lacks the object
         otherwise : what happens in that case, as a short text for `report`
@@ -56,8 +54,6 @@ class PrivatePlaces:
     def declare(self, name: str, is_usable: Callable[[], bool], otherwise: str) -> None:
         """Declare a private interface of torch, for `report`.
 
-        Parameters
-        ----------
         name : dotted name of the interface
         is_usable : returns True if this version of torch has the interface in the form that is expected
         otherwise : what happens in other versions of torch, as a short text

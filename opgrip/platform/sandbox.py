@@ -29,16 +29,12 @@ from opgrip.cli.command import own_python
 from opgrip.errors import UserError
 from opgrip.platform.heartbeat import IDLE, Heartbeat
 
-POLL_S = 0.1
-"""default time in seconds that `receive` waits for a message"""
+POLL_S = 0.1  # default time in seconds that `receive` waits for a message
 FAILED, TIMEOUT = "failed", "timeout"
-DEVICE_LOST = 75
-"""exit status of a process that can no longer use its device"""
-NOISE = ("USDT:",)
-"""beginnings of lines on stderr that torch's profiler prints and that do not explain an error"""
+DEVICE_LOST = 75  # exit status of a process that can no longer use its device
+NOISE = ("USDT:",)  # beginnings of lines on stderr that torch's profiler prints and that do not explain an error
 LONGEST_WORDS = 200
-MOST_PRINTED = 100_000
-"""maximum number of bytes that are read from the stdout and stderr of a child"""
+MOST_PRINTED = 100_000  # maximum number of bytes that are read from the stdout and stderr of a child
 PR_SET_PDEATHSIG = 1
 
 

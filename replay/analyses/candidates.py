@@ -31,13 +31,12 @@ if TYPE_CHECKING:
     from opgrip.replay.run.workload import Workload
     from opgrip.traces.analysis.machine_ceilings import Ceilings
 
-MOST_ROWS = 60
-"""maximum signatures in the table, worst verdicts first"""
+MOST_ROWS = 60  # maximum signatures in the table, worst verdicts first
+# maximum number of labels of `record_function` by which savings are printed, those opened most often first
 MOST_LABELS = 20
-"""maximum number of labels of `record_function` by which savings are printed, those opened most often first"""
+# share of the machine's limit below which an untrusted candidate's time is impossible; the limit is measured, with an
+# error
 IMPOSSIBLE = 0.5
-"""share of the machine's limit below which an untrusted candidate's time is impossible; the limit is measured, with an
-error"""
 STYLES = {"wrong": "bold red", "failed": "red", "slower": "yellow", "faster": "green"}
 
 
@@ -169,8 +168,6 @@ def _print_without_gradients(rows: Sequence[Result], file: IO[str]) -> None:
 def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:
     """Print a table of the savings by phase, label and trace, then the judgement: the mean over several models, or one
     line for each step.
-
-    steps : judged step of each trace
     """
     lines = saving_lines(steps)
     if lines:

@@ -71,8 +71,7 @@ class NsysRun:
     work: list[DeviceWork] = field(default_factory=list)
 
 
-Runs = dict[Key, list[NsysRun]]
-"""timed runs by the row's key"""
+Runs = dict[Key, list[NsysRun]]  # timed runs by the row's key
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
@@ -155,26 +154,25 @@ def _with_work(row: NsysColumns, runs: Sequence[NsysRun]) -> NsysColumns:
     )
 
 
+# usual installation paths of nsys, searched after PATH
 PLACES = (
     "/usr/local/cuda*/bin/nsys",
     "/opt/nvidia/nsight-systems/*/bin/nsys",
     "/opt/nvidia/nsight-systems-cli/*/bin/nsys",
 )
-"""usual installation paths of nsys, searched after PATH"""
 REPORT = ".nsys-rep"
 ALWAYS = ("--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
+# options of nsys that record only between cudaProfilerStart and cudaProfilerStop
 ON_GPU = ("--trace=cuda,nvtx,cublas,cudnn", "--capture-range=cudaProfilerApi", "--capture-range-end=repeat")
-"""options of nsys that record only between cudaProfilerStart and cudaProfilerStop"""
+# option of nsys that records the kernels of CUDA graphs; without it, a graph is reported as one piece of work
 BY_NODE = "--cuda-graph-trace=node"
-"""option of nsys that records the kernels of CUDA graphs; without it, a graph is reported as one piece of work"""
 ON_CPU = ("--trace=nvtx",)
 FLAGS = Flags(
     "--output",
     "--trace",
     {"-o": "--output", "-t": "--trace", "-s": "--sample", "-f": "--force-overwrite", "-c": "--capture-range"},
 )
-PASSES = 2
-"""number of runs under nsys; the second runs the cases of which the first report contains nothing"""
+PASSES = 2  # number of runs under nsys; the second runs the cases of which the first report contains nothing
 
 
 @titled("profilers")
@@ -323,11 +321,6 @@ def _exported(nsys: Nsys, report: Path) -> NsysReport:
 def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
     """Move the report files of a run to the user's path, numbered from the second file on; return the number of files
     moved.
-
-    folder : folder that contains the report files
-    output : path of the first file
-    earlier_count : number of files that earlier runs have put there
-    say : function that prints a line for the user
     """
     reports = _reports_in(folder)
     for place, report in enumerate(reports, earlier_count):

@@ -16,8 +16,8 @@ from typing import Any
 from opgrip.errors import UserError
 from opgrip.replay.timing.ranges import DOMAIN
 
+# values of `eventType` in the table of NVTX events: category name, start/end range, domain name
 CATEGORY, RANGE, NAMED_DOMAIN = 33, 60, 75
-"""values of `eventType` in the table of NVTX events: category name, start/end range, domain name"""
 EVENTS, STRINGS, CALLS = "NVTX_EVENTS", "StringIds", "CUPTI_ACTIVITY_KIND_RUNTIME"
 KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
 MEMSETS, GRAPHS = "CUPTI_ACTIVITY_KIND_MEMSET", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"

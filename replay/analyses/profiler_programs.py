@@ -23,8 +23,7 @@ from opgrip.replay.results.results import Result
 if TYPE_CHECKING:
     from opgrip.replay.run.request import RunRequest
 
-Key = tuple[int, str]
-"""key of a row: case number, and text that distinguishes the rows of the case, such as the mode"""
+Key = tuple[int, str]  # key of a row: case number, and text that distinguishes the rows of the case, such as the mode
 
 
 def key_of(row: Result) -> Key:
@@ -42,8 +41,7 @@ def why_unseen(own: Result | None) -> str:
     return own.error or f"it was {own.status} and is not in the report"
 
 
-LAST_LINES = 6
-"""number of last lines of a failed profiler to report: the first states the reason, the others the usage"""
+LAST_LINES = 6  # number of last lines of a failed profiler to report: the first states the reason, the others the usage
 
 
 def find_program(name: str, product: str, places: Sequence[str], named: str | None = None) -> str:

@@ -74,6 +74,7 @@ def _of_speed_up(heading: str, name: str, form: str, rank: int = 0) -> TableColu
     return TableColumn(heading, lambda row: None if row.speed_up is None else getattr(row.speed_up, name), form, rank)
 
 
+# columns of rows that have a `speed_up`, which may be None
 SPEED_UP_COLUMNS = (
     _of_speed_up("speed-up", "mean", ".2f"),
     _of_speed_up("p10", "low", ".2f", rank=1),
@@ -82,7 +83,6 @@ SPEED_UP_COLUMNS = (
     _of_speed_up("faster", "faster", "d", rank=1),
     _of_speed_up("slower", "slower", "d", rank=1),
 )
-"""columns of rows that have a `speed_up`, which may be None"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +97,7 @@ class SweepPoint:
     speed_up: SpeedUp | None
 
 
-DIMENSIONS = ("values", "threads", "cache")
-"""columns that can have several values in one run"""
+DIMENSIONS = ("values", "threads", "cache")  # columns that can have several values in one run
 
 
 @analyses.register("points")
@@ -200,8 +199,7 @@ def _status_column(status: str, summaries: Sequence[ModeSummary]) -> TableColumn
     return TableColumn(status, lambda item: item.statuses[status], "d", rank)
 
 
-WORTH = 1.05
-"""minimum additional speed-up for which a larger value is worth using"""
+WORTH = 1.05  # minimum additional speed-up for which a larger value is worth using
 
 
 @titled("execution")
@@ -259,8 +257,7 @@ class Scaling:
         return self.gains[place]
 
 
-SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}
-"""columns by name of the dimension"""
+SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}  # columns by name of the dimension
 
 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
@@ -307,8 +304,6 @@ def _name(row: Result) -> str:
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
     """Return the time in us for the same amount of work at each of the values `points` of an option; None if no case is
     ok at all values.
-
-    dimension : a key of `SWEPT`
     """
     point_of = attrgetter(SWEPT[dimension])
     by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}

@@ -18,8 +18,7 @@ from opgrip.replay.analyses.profiler_programs import key_of, why_unseen
 from opgrip.replay.results.results import RAN, Result, not_run
 from opgrip.replay.timing.ranges import TORCH
 
-RUNS = 3
-"""default number of runs of each row"""
+RUNS = 3  # default number of runs of each row
 SUFFIX = ".timeline.json.gz"
 
 

@@ -21,6 +21,7 @@ from opgrip.traces import Trace
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Signature
 
+# operators whose data have the batch in the first dimension, with the index of the data argument
 IMAGES = {
     "aten.convolution.default": 0,
     "aten.native_batch_norm.default": 0,
@@ -29,9 +30,9 @@ IMAGES = {
     "aten._native_batch_norm_legit.default": 0,
     "aten._batch_norm_with_update.default": 0,
 }
-"""operators whose data have the batch in the first dimension, with the index of the data argument"""
+# operators whose data may have a batch dimension or, like positions, be the same for the whole batch
 WORDS = {"aten.embedding.default": 1}
-"""operators whose data may have a batch dimension or, like positions, be the same for the whole batch"""
+# operators whose data have the batch in the first dimension, possibly multiplied by other sizes
 ROWS = {
     "aten.addmm.default": 1,
     "aten.mm.default": 0,
@@ -39,7 +40,6 @@ ROWS = {
     "aten.bmm.default": 0,
     "aten.native_layer_norm.default": 0,
 }
-"""operators whose data have the batch in the first dimension, possibly multiplied by other sizes"""
 ANCHORS = {**IMAGES, **WORDS, **ROWS}
 
 _PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
@@ -95,16 +95,13 @@ def named_tensors(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
             yield spec, name
 
 
-PASSES = 8
-"""maximum number of traversals; if a call reveals something about earlier calls, the next traversal uses it"""
+PASSES = 8  # maximum number of traversals; if a call reveals something about earlier calls, the next traversal uses it
 
 CALL, OUTSIDE = "call", "outside"
+# where a tensor's values come from, which decides whether it grows: `CALL` with the number of a signature that takes
+# sizes, or `OUTSIDE` with a storage that exists before the first call
 Origin: TypeAlias = tuple[str, int]
-"""where a tensor's values come from, which decides whether it grows: `CALL` with the number of a signature that takes
-sizes, or `OUTSIDE` with a storage that exists before the first call
-"""
-Key: TypeAlias = tuple[int, int]
-"""a tensor, identified by its storage and a number for shape, strides and offset"""
+Key: TypeAlias = tuple[int, int]  # a tensor, identified by its storage and a number for shape, strides and offset
 
 
 @dataclass(slots=True)
@@ -283,10 +280,6 @@ class BatchScale:
     ) -> tuple[tuple[int, Growth], ...]:
         """Return ((argument index, growth),) if the data argument of an operator in `ANCHORS` does not grow yet but
         should grow with the batch, otherwise an empty tuple.
-
-        going : knowledge that the current traversal has collected
-        phased, signature : the call with its phase, and its signature
-        keys, growths : key and growth of each tensor argument
         """
         place = ANCHORS.get(signature.op)
         if place is None or phased.phase != "forward" or growths[place] != PLAIN:
@@ -306,9 +299,6 @@ class BatchScale:
     def _ask(self, going: _Pass, key: Key, growth: Growth, signature: Signature, place: int) -> None:
         """Let a tensor grow with the batch in this traversal (`going`). From the next traversal on, the tensors from
         which its values come grow instead, if they can.
-
-        key, place : the tensor, and its index among the tensor arguments of the signature
-        growth : which sizes and strides of the tensor grow
         """
         origins = going.origins.get(key, ())
         going.begun = True
@@ -324,11 +314,6 @@ class BatchScale:
     def _answer(self, origin: Origin, growth: Growth, spec: TensorSpec, fits: bool) -> bool:
         """Mark the tensors of an origin as growing from the next traversal on; return False if they already grow or
         cannot grow.
-
-        origin : where the values of a later tensor come from: calls of a signature, or a storage from before the first
-            call
-        growth, spec : growth that this later tensor needs, and the tensor
-        fits : True to try only arguments of the calls that give exactly this growth
         """
         kind, number = origin
         if kind == OUTSIDE:
@@ -362,8 +347,6 @@ class BatchScale:
 def _most_frequent(counts: Counter[ScaledCall]) -> ScaledCall:
     """Return the most frequent way in which a signature's calls scale; ways of which all growths are known come before
     the others.
-
-    counts : number of calls by way
     """
     return max(counts, key=lambda verdict: (verdict.lost is None, counts[verdict]))
 

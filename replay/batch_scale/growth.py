@@ -38,8 +38,7 @@ class Growth:
         return bool(self.sizes or self.steps or self.offset)
 
 
-PLAIN = Growth()
-"""growth of a tensor that does not depend on the batch"""
+PLAIN = Growth()  # growth of a tensor that does not depend on the batch
 
 
 def growth_of(spec: TensorSpec, sizes: Collection[int]) -> Growth:
@@ -108,15 +107,14 @@ def _multiplied(values: tuple[int, ...], places: Collection[int], factor: int) -
     return tuple(value * factor if place in places else value for place, value in enumerate(values))
 
 
+# names of arguments that are sizes of tensors and may contain the batch; `output_size` is not, because it is a size of
+# images
 SIZE_ARGUMENTS = frozenset(
     {
         *("size", "sizes", "shape", "input_size", "input_sizes", "split_size", "split_sizes", "repeats"),
         *("sym_size", "end", "N"),
     }
 )
-"""names of arguments that are sizes of tensors and may contain the batch; `output_size` is not, because it is a size of
-images
-"""
 LISTED = ("aten.cat.default", "aten.stack.default")
 RESHAPED = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_alias.default")
 
@@ -202,8 +200,6 @@ def dimension_of(signature: Signature) -> int:
 def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
     """Return the bounds of a slice as growing arguments if the slice cuts the batch dimension; None for a slice of one
     element and for other calls.
-
-    growths : growth of each tensor argument
     """
     if signature.op != "aten.slice.Tensor" or len(signature.args) < 4 or not growths[0].sizes:
         return None
@@ -218,9 +214,6 @@ def _sliced(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice |
 def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice | None:
     """Return the growing argument of the backward of a slice: the batch size among the sizes of the whole tensor; None
     for other calls.
-
-    growths : growth of each tensor argument
-    The meta device does not check this size.
     """
     if signature.op not in ("aten.select_backward.default", "aten.slice_backward.default") or not growths[0].sizes:
         return None
@@ -234,10 +227,6 @@ def _put_back(signature: Signature, growths: Sequence[Growth]) -> ArgumentChoice
 def _likely(signature: Signature, growth: Growth, choice: ArgumentChoice, batch: int) -> tuple[bool, bool, int]:
     """Return a key that sorts the size arguments of a view, the most likely batch size first: sizes equal to the batch,
     then the size at the position of the growing dimension.
-
-    growth : growth of the viewed tensor
-    choice : the size that might grow
-    batch : batch size of the trace
     """
     # the tensor is the first leaf
     place = min(choice.numbers, default=0) - 1

@@ -33,10 +33,9 @@ from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.schema.records import Signature
 
+# factor for trial runs: a prime by which programs rarely multiply sizes, so that a size 7 times as large must have
+# grown
 FACTOR = 7
-"""factor for trial runs: a prime by which programs rarely multiply sizes, so that a size 7 times as large must have
-grown
-"""
 
 
 class Contradiction(Exception):
@@ -146,11 +145,7 @@ def _measure_growth(spec: TensorSpec, tensor: torch.Tensor, memory: set[int]) ->
 
 
 def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> int | None:
-    """Return the index of the batch element that a call selects or at which its slice starts; None for other calls.
-
-    growths : growth of each tensor argument
-    batch : batch size of the trace
-    """
+    """Return the index of the batch element that a call selects or at which its slice starts; None for other calls."""
     if signature.op not in ("aten.select.int", "aten.slice.Tensor") or not growths[0].sizes:
         return None
     spec, dimension = next(tensors(signature.args)), dimension_of(signature)
@@ -161,10 +156,7 @@ def _item_taken(signature: Signature, growths: Sequence[Growth], batch: int) -> 
 
 
 def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
-    """Return True if a call reorders the batch by an index tensor that does not grow with it.
-
-    growths : growth of each tensor argument
-    """
+    """Return True if a call reorders the batch by an index tensor that does not grow with it."""
     if signature.op == "aten.index_select.default":
         dimension = dimension_of(signature)
     elif signature.op == "aten.index.Tensor" and isinstance(signature.args[1][0], TensorSpec):
@@ -180,8 +172,6 @@ def _indexes_all(signature: Signature, growths: Sequence[Growth]) -> bool:
 def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, growth: Growth, batch: int) -> Growth:
     """Return the growth of a result with `outer` filled in: how many times the batch repeats along each growing
     dimension.
-
-    spec, growth : the result, and its growth without `outer`
     """
     arguments = list(zip(tensors([signature.args, signature.kwargs]), growths, strict=True))
     if signature.op in RESHAPED and len(growth.sizes) == len(growths[0].sizes) == 1:
@@ -203,10 +193,7 @@ def _outer(signature: Signature, growths: Sequence[Growth], spec: TensorSpec, gr
 
 
 def _with_steps(signature: Signature, numbers: frozenset[int]) -> frozenset[int]:
-    """Return the indices of growing sizes, and of the strides that grow with these sizes.
-
-    numbers : indices among all values in the arguments, as in `ArgumentChoice`
-    """
+    """Return the indices of growing sizes, and of the strides that grow with these sizes."""
     lists = [(place, arg) for place, arg in enumerate(signature.args) if isinstance(arg, list | tuple)]
     function = operator_of(signature)
     if len(lists) < 2 or not numbers or function is None:
@@ -237,10 +224,9 @@ def _meta_leaf(leaf: Any) -> Any:
     return as_recorded(tensor, replace(leaf, requires_grad=False))
 
 
+# if more dimensions of a call's arguments must grow: maximum number of candidates up to which pairs of them are tried,
+# and maximum number of candidates that are tried alone
 FEW, MOST_TRIED = 12, 40
-"""if more dimensions of a call's arguments must grow: maximum number of candidates up to which pairs of them are tried,
-and maximum number of candidates that are tried alone
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,9 +331,6 @@ class Judge:
     ) -> tuple[tuple[int, Growth], ...]:
         """Return (argument index, growth) of the tensor arguments that must also grow for the call to be possible;
         empty if the search finds no such arguments.
-
-        growths : growth of each tensor argument known so far
-        candidates : other arguments of the call that might grow
         """
         specs = tensors_of(signature)
         open_to = [

@@ -12,19 +12,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
+# maximum number of call sites of a case; if there are more, those with the fewest calls are added up by module and
+# phase
 MOST_SITES = 2048
-"""maximum number of call sites of a case; if there are more, those with the fewest calls are added up by module and
-phase
-"""
-OTHERS = "(others)"
-"""text in place of the module or line in an entry that adds up several call sites"""
+OTHERS = "(others)"  # text in place of the module or line in an entry that adds up several call sites
 PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ["module", "phase", "file", "line", "function"]
 
-Where = tuple[str, str, str]
-"""module, phase and line"""
-Amount = tuple[int, float]
-"""number of calls, and the sum of their times in us"""
+Where = tuple[str, str, str]  # module, phase and line
+Amount = tuple[int, float]  # number of calls, and the sum of their times in us
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +78,6 @@ def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
 
     Call sites with few calls are merged: first those in one module and phase, then, if that is not enough, whole
     modules of one phase.
-
-    totals : number of calls and time of each call site
     """
     if len(totals) <= MOST_SITES:
         return totals

@@ -35,8 +35,7 @@ from opgrip.traces.table.profiler_labels import own_calls
 from opgrip.traces.values import Drawable
 from opgrip.traces.zoo.manifest import chosen_numbers
 
-MOST_INPUT_SETS = 8
-"""maximum number of input sets of a case in addition to the first one"""
+MOST_INPUT_SETS = 8  # maximum number of input sets of a case in addition to the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +191,6 @@ def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFram
 
     Rows of single calls keep their index in the trace's call table. If `looked_at` contains only a sample of a
     signature's calls, the counts of its rows add up to the number of all its calls.
-
-    distinct : one row per distinct call of the trace, with `count`
-    looked_at : single calls of some signatures (see `calls_looked_at`)
     """
     if looked_at.empty:
         return distinct
@@ -269,8 +265,6 @@ def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any
 def _most_frequent(calls: pd.DataFrame, values: pd.Series[Any]) -> dict[int, Any]:
     """Return, by signature number, the value that occurs most often among the signature's calls, without missing
     values; the first one if several are equally frequent.
-
-    values : one value for each row of `calls`
     """
     pairs = pd.DataFrame({"signature": calls["signature"], "value": values, COUNT: counts_of(calls)}).dropna()
     counts = pairs.groupby(["signature", "value"], sort=False, observed=True)[COUNT].sum()

@@ -209,8 +209,8 @@ def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
     return settings_of_context
 
 
+# operators that do not write their results; the first call that takes such a result causes the page faults
 UNWRITTEN = ("aten.empty", "aten.new_empty")
-"""operators that do not write their results; the first call that takes such a result causes the page faults"""
 
 
 @dataclass(frozen=True, slots=True)

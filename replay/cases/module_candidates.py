@@ -14,8 +14,7 @@ from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.memory import Function
 from opgrip.traces.schema.tensor_specs import tensor_outline
 
-MOST_TENSORS = 12
-"""maximum number of tensors that an error lists"""
+MOST_TENSORS = 12  # maximum number of tensors that an error lists
 
 
 def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Sequence[Any]) -> Function:
@@ -27,9 +26,7 @@ def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Seque
     load : function that imports the implementation: a function, a class below `nn.Module` or an object of one
     args : arguments of the recorded module, on the device and in the dtype of the replay
 
-    Raises
-    ------
-    Unsupported : if the tensors do not fit the class
+    Raises Unsupported if the tensors do not fit the class.
     """
     loaded, tensors = load(), args[: len(operator.links.outside)]
     if not isinstance(loaded, nn.Module) and not (inspect.isclass(loaded) and issubclass(loaded, nn.Module)):
@@ -68,8 +65,6 @@ def _slots(
 ) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Yield, for each parameter and buffer of a module, the dictionary that holds it, its name there, and the place of
     the first unused tensor of its shape, which replaces it.
-
-    stored : for each tensor, True if it existed before the first recorded call; these are tried first
     """
     free = sorted(range(len(tensors)), key=lambda place: not stored[place])
     places: dict[int, int] = {}

@@ -23,19 +23,16 @@ from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.records import NO_STORAGE, Signature
 from opgrip.traces.table.profiler_labels import own_calls
 
-BEFORE = 4
-"""number of preceding calls that are run before a call"""
+BEFORE = 4  # number of preceding calls that are run before a call
+# number of bytes whose use evicts all older data from a cache; preceding calls before that use are not run
 FLUSHING_BYTES = 64 << 20
-"""number of bytes whose use evicts all older data from a cache; preceding calls before that use are not run"""
-MOST_PLACES = 32
-"""maximum number of calls of a case whose preceding calls are used"""
+MOST_PLACES = 32  # maximum number of calls of a case whose preceding calls are used
 MOST_CALLS = 300_000
+# number of bytes that a program may use between two uses of a tensor if the tensor is to stay in a CPU's cache
 RECENT_BYTES = 8 << 20
-"""number of bytes that a program may use between two uses of a tensor if the tensor is to stay in a CPU's cache"""
+# share of an accelerator's last-level cache that a program may use between two uses of a tensor that is to stay in it:
+# one half, because the two halves of a large cache may contain the same data
 SHARE_OF_CACHE = 0.5
-"""share of an accelerator's last-level cache that a program may use between two uses of a tensor that is to stay in it:
-one half, because the two halves of a large cache may contain the same data
-"""
 MOST_RECENT_BYTES = 1 << 30
 
 
@@ -135,10 +132,6 @@ def make_preceding_calls(
 def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
     """Return the signature numbers of the calls to run before a call: at most `BEFORE` calls, starting with the
     earliest one whose data may still be in a cache.
-
-    order : signature number of each call of the thread
-    index : index of the call in `order`
-    used_bytes : bytes that a call of each signature uses, by signature number
     """
     before: list[int] = []
     used = 0
@@ -178,10 +171,7 @@ def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Serie
 
 
 def _chosen(cases: np.ndarray) -> set[int]:
-    """Return the indices of at most `MOST_PLACES` calls of each case, evenly spaced over all of its calls.
-
-    cases : case number of each call
-    """
+    """Return the indices of at most `MOST_PLACES` calls of each case, evenly spaced over all of its calls."""
     chosen: set[int] = set()
     by_case = np.argsort(cases, kind="stable")
     _, first, count = np.unique(cases[by_case], return_index=True, return_counts=True)
@@ -201,12 +191,6 @@ def _recent(
 ) -> dict[int, dict[int, int]]:
     """Return {call index: {argument index: bytes}}: for each chosen call, the tensor arguments that were used shortly
     before, each with the number of bytes that calls have used since.
-
-    order, first_storage : for each call of a thread, its signature number and the index of its first storage in
-        `storages`
-    storages : storage numbers of all calls' tensors, arguments before results
-    used_bytes : bytes that a call of each signature uses, by signature number
-    chosen : indices of the calls to examine
     """
     argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}

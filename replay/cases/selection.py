@@ -109,9 +109,9 @@ class Selection(Cut):
         role=CASES,
         common=True,
     )
+    # True if candidates (users' implementations) select the calls: errors name `--candidate`, and the case of a module
+    # is its forward pass
     for_candidates: bool = False
-    """True if candidates (users' implementations) select the calls: errors name `--candidate`, and the case of a module
-    is its forward pass"""
     unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",), role=CASES)
     partial: bool = option(False, "replay the readable part of a cut or damaged trace", only=("traces",), role=CASES)
 
@@ -216,8 +216,7 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
     return error
 
 
-MOST_REASONS = 3
-"""maximum number of operators that are listed with reasons; others are only counted"""
+MOST_REASONS = 3  # maximum number of operators that are listed with reasons; others are only counted
 
 
 def unconverted(trace: Trace) -> str | None:

@@ -18,8 +18,7 @@ from opgrip.traces.schema.records import NO_STORAGE
 from opgrip.traces.schema.tensor_specs import plain_name
 
 DETACH = "aten.detach.default"
-_Result: TypeAlias = tuple[int, int]
-"""a result, as the number of the call and the index of the tensor"""
+_Result: TypeAlias = tuple[int, int]  # a result, as the number of the call and the index of the tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,8 +212,6 @@ def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selec
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
     """Return the outermost module around a call that matches a pattern (the call's own module is the innermost), or
     None if no module matches.
-
-    path : path of the call's own module, such as `layers.0.linear1`
     """
     if "" in patterns or (not path and matches("", patterns)):
         # the root also matches `*`, but is meant only for calls made directly in it
@@ -222,10 +220,7 @@ def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
 
 
 def _with_parents(path: str) -> list[str]:
-    """Return the paths of the modules around a call, the outermost first; empty for the root.
-
-    path : path of the call's own module
-    """
+    """Return the paths of the modules around a call, the outermost first; empty for the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
@@ -240,8 +235,7 @@ def _function(scope: Scope, phase: str, selection: Selection) -> TimelinePlace |
     return None
 
 
-UNIT = "unit"
-"""kind of the signature of a subgraph; it does not occur in traces"""
+UNIT = "unit"  # kind of the signature of a subgraph; it does not occur in traces
 
 
 def make_units(
@@ -306,10 +300,7 @@ def make_units(
 
 
 def _check_classes(runs: Sequence[SubgraphRun], types: Mapping[str, str], patterns: Sequence[str]) -> None:
-    """Raise `UserError` if a pattern of a candidate matches modules of several classes.
-
-    types : class name of each module, by module path
-    """
+    """Raise `UserError` if a pattern of a candidate matches modules of several classes."""
     paths = sorted({run.place.name for run in runs} & types.keys())
     for pattern in patterns:
         by_class = {types[path]: path for path in reversed(paths) if matches(path, (pattern,))}

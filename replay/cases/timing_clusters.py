@@ -21,10 +21,8 @@ from opgrip.traces.schema.records import NO_STORAGE, Observed, Signature
 from opgrip.traces.table.call_table import COUNT, quantiles
 from opgrip.traces.table.trace import Trace
 
-DIFFERENT = 1.5
-"""minimum ratio between the times of call sites in different clusters"""
-ANY = -1
-"""storage number of calls whose first storage is not used again"""
+DIFFERENT = 1.5  # minimum ratio between the times of call sites in different clusters
+ANY = -1  # storage number of calls whose first storage is not used again
 MOST_CALLS = 200_000
 MEMORY = "memory"
 COLUMNS = [
@@ -142,11 +140,7 @@ def calls_looked_at(trace: Trace) -> pd.DataFrame:
 def _pieces(
     parts: Iterable[tuple[pd.DataFrame, NDArray[np.int64]]], numbers: Collection[int], all_calls: int
 ) -> Iterator[pd.DataFrame]:
-    """Yield all calls of the signatures `numbers`; if there are more than `MOST_CALLS`, evenly spaced parts of them.
-
-    parts : consecutive parts of the trace's call table, each with its storage numbers
-    all_calls : number of calls of these signatures in the trace
-    """
+    """Yield all calls of the signatures `numbers`; if there are more than `MOST_CALLS`, evenly spaced parts of them."""
     read_calls = piece_calls = 0
     for part, storages in parts:
         own = part[part["signature"].isin(numbers)]
@@ -210,10 +204,7 @@ def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[n
 
 
 def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return, for each call, the number of its call site, and the typical time in ns of a call at this site.
-
-    memory : storage number of the first tensor of each call
-    """
+    """Return, for each call, the number of its call site, and the typical time in ns of a call at this site."""
     first = pd.Series(memory, index=calls.index)
     raw_ns = (calls["raw_ns"] - calls["slow_memory_ns"]).astype(float)
     calm_ns = calm_times(calls)
@@ -237,8 +228,8 @@ def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
     return calls["raw_ns"].astype(float).where(~calls["perturbed"] | calls["device_ns"].notna())
 
 
+# assumed number of floating-point operations per byte moved; 5 to 200 on real accelerators and CPUs
 FLOPS_PER_BYTE = 10
-"""assumed number of floating-point operations per byte moved; 5 to 200 on real accelerators and CPUs"""
 
 
 def estimated_cost(signature: Signature) -> float:
@@ -319,10 +310,7 @@ def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, S
 def _times_of(
     calls: pd.DataFrame, calm: pd.Series[float], timing_clusters: Iterable[TimingCluster]
 ) -> pd.Series[float]:
-    """Return the time of each call in ns; if the capture perturbed a call, the typical time of its timing cluster.
-
-    calm : time of each call in ns; nan if perturbed
-    """
+    """Return the time of each call in ns; if the capture perturbed a call, the typical time of its timing cluster."""
     times = calls["time_ns"].astype(float)
     for cluster in timing_clusters:
         own = calm[cluster.calls]

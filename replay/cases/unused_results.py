@@ -23,10 +23,10 @@ from opgrip.traces.schema.operator_arguments import interface_of, schema_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.zoo.manifest import FIELD
 
+# torch's messages for an argument that it does not differentiate, in several versions
 _REFUSED = re.compile(
     r"not differentiable with respect to argument '(\w+)'|the derivative for '(\w+)' is not implemented"
 )
-"""torch's messages for an argument that it does not differentiate, in several versions"""
 
 
 def require_gradients(signature: Signature) -> Signature:
@@ -99,6 +99,9 @@ def _released(leaf: Any) -> Any:
     return replace(leaf, requires_grad=False) if isinstance(leaf, TensorSpec) else leaf
 
 
+# indices of results that torch returns only for the operator's backward (statistics, seeds, indices), by operator
+#
+# Other results count as used, because a trace does not record which results the program itself reads.
 FOR_BACKWARD: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(
         ["_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"]
@@ -122,10 +125,6 @@ FOR_BACKWARD: Mapping[str, Sequence[int]] = {
     "mkldnn_rnn_layer": (3,),
     "_weight_norm_interface": (1,),
 }
-"""indices of results that torch returns only for the operator's backward (statistics, seeds, indices), by operator
-
-Other results count as used, because a trace does not record which results the program itself reads.
-"""
 
 
 def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
@@ -171,10 +170,7 @@ def _used_in_training(case: Case, places: set[int]) -> set[int]:
 
 
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """Return, by signature number, the indices of those of the given results that a later call takes.
-
-    candidates : indices of the results to examine, by signature number
-    """
+    """Return, by signature number, the indices of those of the given results that a later call takes."""
     argument_counts = {item.number: len(interface_of(item).inputs) for item in trace.signatures}
     # storage, signature and index of each result, (N, 3)
     results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, argument_counts)])

@@ -121,10 +121,7 @@ def _memory(tensor: Any) -> int | None:
 
 
 def _is_repeatable(operator: Function, first: _Run, inputs: Inputs) -> bool:
-    """Return True if the operator, run with another random seed, returns the same results as in the run `first`.
-
-    inputs : arguments of both runs
-    """
+    """Return True if the operator, run with another random seed, returns the same results as in the run `first`."""
     return not _differing(first, _run(operator, inputs, OTHER_SEED))
 
 

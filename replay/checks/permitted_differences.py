@@ -15,9 +15,10 @@ from opgrip.replay.checks.closeness import Plain
 from opgrip.replay.checks.verdicts import Tolerance
 from opgrip.replay.operators.memory import Arguments
 
+# operators with results for their backward only; without one, they are empty on a CPU, and of any shape elsewhere
 LEAVES_EMPTY = frozenset({"native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"})
-"""operators with results for their backward only; without one, they are empty on a CPU, and of any shape elsewhere"""
 
+# operators whose results are uninitialized memory
 UNINITIALIZED = frozenset(
     {
         *(
@@ -33,10 +34,9 @@ UNINITIALIZED = frozenset(
         *("resize", "resize_", "resize_as", "resize_as_"),
     }
 )
-"""operators whose results are uninitialized memory"""
 
+# outputs of attention operators that only their backward reads: state of a random generator, and a placeholder
 GENERATOR_OUTPUTS = frozenset({"philox_seed", "philox_offset", "rng_state", "unused"})
-"""outputs of attention operators that only their backward reads: state of a random generator, and a placeholder"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +130,7 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return the error in the indices `ours` along a dimension or into the flattened input; None if there is none.
-
-    bound : arguments of the call by name
-    theirs : indices of the reference, from which those in `ours` may differ
-    """
+    """Return the error in the indices `ours` along a dimension or into the flattened input; None if there is none."""
     return _pointing(*_source(bound, ours, theirs))
 
 
@@ -165,10 +161,7 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return the error in the indices `ours` of max pooling, or None; each must lie in its pooling window.
-
-    planes, bound : number of pooled dimensions, and the call's arguments by name
-    """
+    """Return the error in the indices `ours` of max pooling, or None; each must lie in its pooling window."""
     source = bound["self"].detach().cpu()
     reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
     # adaptive pooling has no window sizes
@@ -183,10 +176,7 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
 
 
 def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
-    """Return True if each pooling window contains its index along the dimension `-place`.
-
-    planes, bound : number of pooled dimensions, and the call's arguments by name
-    """
+    """Return True if each pooling window contains its index along the dimension `-place`."""
 
     def read_setting(name: str) -> int:
         values = list(bound.get(name) or bound["kernel_size"])
@@ -233,13 +223,13 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return bool(same.all())
 
 
+# operators that return the indices of chosen elements, with the position of this output
 INDEX_OUTPUT = {
     **dict.fromkeys(["argsort", "argmax", "argmin"], 0),
     **dict.fromkeys(["sort", "topk", "max", "min", "kthvalue", "median", "nanmedian", "mode", "cummax", "cummin"], 1),
     **dict.fromkeys([f"{name}_with_indices" for name in ("max_pool2d", "max_pool3d")], 1),
     **dict.fromkeys(["adaptive_max_pool2d", "adaptive_max_pool3d"], 1),
 }
-"""operators that return the indices of chosen elements, with the position of this output"""
 
 _RULES: dict[str, Chosen] = {
     "sort": _each_once,
@@ -272,20 +262,13 @@ def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[An
     return f"{wrong:,} elements differ from the masked input" if wrong else None
 
 
-RUNS = 32
-"""number of runs of the reference for a random result"""
-MOST_RUNS = 256
-"""maximum number of runs, used for results with few elements"""
-POOLED = 4096
-"""number of elements, over all runs, above which more runs are not worth their time"""
-POSITIONS = 1 << 16
-"""number of evenly spaced elements that are tested in a result"""
-FALSE_ALARM = 1e-7
-"""probability that a test rejects a correct result"""
-COMPARED = 8
-"""number of reference runs that are compared with the other runs"""
-DEPENDENT = 2.0
-"""allowed distance of a result, relative to the distance of the reference's runs from each other"""
+RUNS = 32  # number of runs of the reference for a random result
+MOST_RUNS = 256  # maximum number of runs, used for results with few elements
+POOLED = 4096  # number of elements, over all runs, above which more runs are not worth their time
+POSITIONS = 1 << 16  # number of evenly spaced elements that are tested in a result
+FALSE_ALARM = 1e-7  # probability that a test rejects a correct result
+COMPARED = 8  # number of reference runs that are compared with the other runs
+DEPENDENT = 2.0  # allowed distance of a result, relative to the distance of the reference's runs from each other
 
 
 def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
@@ -377,11 +360,6 @@ def _two_sample(ours: Tensor, theirs: Tensor) -> float:
 def _two_sample_bound(one: int, others: int) -> float:
     """Return an upper bound for the distance between the empirical distribution functions of two samples from one
     distribution.
-
-    one, others : number of elements of each sample
-    The bound is exceeded with probability `FALSE_ALARM`. It is the sum of each sample's bound: P(sup |F_n - F| > e) <=
-    2 exp(-2 n e**2).
-    Source: Massart 1990, The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
     """
     return sqrt(log(4 / FALSE_ALARM) / 2) * (1 / sqrt(max(one, 1)) + 1 / sqrt(max(others, 1)))
 

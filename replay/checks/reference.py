@@ -36,8 +36,7 @@ from opgrip.replay.operators.memory import Arguments
 from opgrip.traces.schema.arguments import leaves
 from opgrip.traces.schema.tensor_specs import plain_name
 
-FEW = 64
-"""number of elements of a random result below which two runs may agree by chance"""
+FEW = 64  # number of elements of a random result below which two runs may agree by chance
 SEEDS_OF_FEW = 8
 
 
@@ -140,10 +139,7 @@ class Reference:
         return verdict_on(str(place), reference, between, differing)
 
     def _excused(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
-        """Return a mask, (elements,) bool, of the elements that differ from the reference only because of rounding.
-
-        place, ours : position and values of the mode's result
-        """
+        """Return a mask, (elements,) bool, of the elements that differ from the reference only because of rounding."""
         runs = [run for run in self._in_float64(place) if run.shape == ours.shape and run.numeric == ours.numeric]
         if not runs or reference.step is not None:
             return torch.zeros(len(ours.values), dtype=torch.bool)
@@ -159,9 +155,6 @@ class Reference:
 
         Sizes depend on rounding if the shape is in the range of the shapes of the runs in float64; elements are not
         compared then. They depend on random numbers if runs with other seeds differ in the same dimensions.
-
-        place, ours : position and values of the mode's result
-        tolerance : not used
         """
         truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
@@ -246,8 +239,7 @@ def _same_tensor(leaf: Any, expected: Any) -> bool:
         return False
 
 
-WRITES = "writes into its arguments"
-"""note on a candidate that changes arguments which the reference does not change"""
+WRITES = "writes into its arguments"  # note on a candidate that changes arguments which the reference does not change
 
 _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 

@@ -65,8 +65,7 @@ def _seeded(arguments: Arguments, seed: int) -> Iterator[None]:
                 module_of(device).set_rng_state(state, device)
 
 
-DISTURBED = 4
-"""number of runs with arguments that differ in their last bit: all greater, all less, and at random"""
+DISTURBED = 4  # number of runs with arguments that differ in their last bit: all greater, all less, and at random
 
 _ALIKE = (1, -1)
 _COMPLEX = frozenset({torch.complex32, torch.complex64})
@@ -129,8 +128,6 @@ def _attempted(
 ) -> RunOutputs | None:
     """Return the results of a call in float64, or None if it raises an error, for example for a probability just above
     1.
-
-    mutates : True if the call writes into its arguments
     """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)

@@ -116,6 +116,9 @@ def joined(verdicts: Iterable[ResultVerdict]) -> ResultVerdict:
 
 
 EXACT = (0.0, 0.0)
+# relative and absolute tolerance by dtype
+#
+# Source: documentation of `torch.testing.assert_close`.
 TOLERANCES: dict[str, tuple[float, float]] = {
     "float64": (1e-7, 1e-7),
     "float32": (1.3e-6, 1e-5),
@@ -130,10 +133,6 @@ TOLERANCES: dict[str, tuple[float, float]] = {
     "quint4x2": (1.3e-6, 1e-5),
     "quint2x4": (1.3e-6, 1e-5),
 }
-"""relative and absolute tolerance by dtype
-
-Source: documentation of `torch.testing.assert_close`.
-"""
 
 
 @titled("execution")

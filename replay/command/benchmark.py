@@ -36,13 +36,13 @@ from opgrip.replay.run.workload import Workload, empty_rows, workload_for
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.timing_options import WARM, Effort, TimingOptions
 
+# replay options that decide how a case runs, how it is timed, and where the results go
 OPTIONS = (
     *("device", "dtype", "seed", "threads", "output", "force"),
     *words_in(ModeOptions, Tuning, Tolerance, TimingOptions, Effort),
 )
-"""replay options that decide how a case runs, how it is timed, and where the results go"""
+# namespaces from which users import torch functions; the functions themselves are defined in other modules
 NAMESPACES = ("torch", "torch.nn", "torch.nn.functional", "torch.special", "torch.linalg", "torch.fft")
-"""namespaces from which users import torch functions; the functions themselves are defined in other modules"""
 
 Inputs = Mapping[str, Any] | Sequence[Any]
 
@@ -66,18 +66,15 @@ def benchmark(
     it. With glibc, this process keeps freed memory and does not request huge pages during the benchmark. Afterwards
     glibc still does not adjust its thresholds (32 and 64 MB), and threads may share one arena.
 
-    Parameters
-    ----------
     inputs : arguments of each case, as a list (by position) or a dictionary (by name). A tuple of ints is the shape of
         a float32 tensor of normal random numbers; a tensor on the device `meta` gets values for its shape, strides and
         dtype; all other values are passed unchanged
     options : long names of options in `opreplay --help`, with `_` for `-`: the ones that decide how cases run and are
         timed, `output` and `force`
 
-    Raises
-    ------
-    TypeError : if an option is unknown
-    UserError : if the value of an option is invalid
+    Raises TypeError if an option is unknown.
+
+    Raises UserError if the value of an option is invalid.
     """
     functions = [function] if callable(function) else list(function)
     _check(functions, inputs)
@@ -145,12 +142,7 @@ class _Contender:
 def _contenders(
     functions: Mapping[str, Callable[..., Any]], inputs: Inputs, args: Any, numbers: Iterator[int]
 ) -> Iterator[_Contender]:
-    """Yield each function on one set of inputs; the first function is the reference.
-
-    functions : functions by the name that their rows have
-    inputs : arguments of the case
-    numbers : yields unused case numbers
-    """
+    """Yield each function on one set of inputs; the first function is the reference."""
     reference: Callable[..., Any] | None = None
     expected = FunctionTrial(writes=False)
     number_of_reference = -1
@@ -234,9 +226,6 @@ def _with_ratio(row: Result, base: Result | None) -> Result:
 def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments with which a function is called; the random values are the same for
     all functions.
-
-    inputs : arguments of a case, in which a tuple of sizes or a `meta` tensor represents a random tensor
-    args : parsed options, such as the device and the random seed
     """
     generator = torch.Generator().manual_seed(args.seed)
 

@@ -30,16 +30,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-EXCLUDED = ("strict", "list", "candidate", "candidates", "gate")
-"""options of opreplay that `judge` does not take"""
+EXCLUDED = ("strict", "list", "candidate", "candidates", "gate")  # options of opreplay that `judge` does not take
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Judgement:
     """The result of `judge`: are the candidates, which are implementations of operators, right, and do they save time?
 
-    Attributes
-    ----------
     results : rows of the operators and of the candidates, one for each case and mode
     """
 
@@ -96,8 +93,6 @@ def judge(
     Functions run in this process, because functions cannot be sent to another process; a function that crashes ends
     it. Name functions as text, `my_kernels.py:softmax`, to run them in separate processes.
 
-    Parameters
-    ----------
     candidates : by the full name of the operator, such as `aten._softmax.default`: any callable that takes the
         operator's arguments, such as a function, an operator of `torch.library` or a compiled function. With
         `unit="module"`, by the path of a module, such as `module:backbone.layer1.*`: a class below `nn.Module`, an
@@ -105,10 +100,9 @@ def judge(
     trace : one or several traces, a folder of traces, `zoo` or `zoo:PATTERN`
     options : long names of options in `opreplay --help`, with `_` for `-`
 
-    Raises
-    ------
-    TypeError : if an option is unknown, or a candidate is neither callable nor text
-    UserError : if the value of an option is invalid, or no call of an operator is recorded
+    Raises TypeError if an option is unknown, or a candidate is neither callable nor text.
+
+    Raises UserError if the value of an option is invalid, or no call of an operator is recorded.
     """
     if not candidates:
         raise UserError("no candidate to judge", "pass a dictionary such as {'aten._softmax.default': softmax}")

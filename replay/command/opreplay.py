@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     PrintScore = Callable[[Results, IO[str]], None]
 
-NAMED = 4
-"""maximum number of traces that a message names"""
+NAMED = 4  # maximum number of traces that a message names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,9 +135,6 @@ def _print_several(
 
     These are the rows if they are few or the user selected them, and otherwise the scores with the reasons of failed
     cases.
-
-    printers : functions that print a score
-    selection : the user's selection of cases
     """
     from opgrip.replay.reports.results_table import MOST_INPUTS, print_inputs, print_reasons
 

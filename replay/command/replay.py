@@ -46,18 +46,16 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
     Cases run in a separate process, so that a case that crashes, hangs or takes too much memory does not affect other
     cases. That process imports the main module again, so scripts must call this under `if __name__ == "__main__":`.
 
-    Parameters
-    ----------
     trace : a file that `Capture` or `opcapture` wrote; several files, a folder of them, `zoo` or `zoo:PATTERN`, which
         are replayed in turn; `samples`, `sample:NAME`, or a folder that `grip` wrote; the contents of a PARAM
         configuration file as a dictionary; None if `operator` names what to replay
     options : long names of options in `opreplay --help`, with `_` for `-`; a list for options that take several values;
         `inputs` is a dictionary or a list of dictionaries
 
-    Raises
-    ------
-    TypeError : if an option is unknown
-    UserError : if the value of an option is invalid, options contradict each other, or a file cannot be read or written
+    Raises TypeError if an option is unknown.
+
+    Raises UserError if the value of an option is invalid, options contradict each other, or a file cannot be read
+    or written.
     """
     if isinstance(trace, Mapping):
         with tempfile.TemporaryDirectory() as folder:

@@ -46,8 +46,7 @@ from opgrip.replay.workers.executors import ExecutorLostError
 from opgrip.replay.workers.journal import journal_path
 from opgrip.traces.zoo.manifest import INSTALL
 
-ONE = "one trace"
-"""value of `Option.only` for options that are valid for a single trace only"""
+ONE = "one trace"  # value of `Option.only` for options that are valid for a single trace only
 _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 
@@ -205,12 +204,7 @@ class SeveralReplays:
         return False
 
     def _run_one(self, place: int, target: TraceTarget) -> bool:
-        """Replay one trace, and return True if the user interrupts it.
-
-        place : index of the trace
-        Raises `ExecutorLostError` if no more traces can be replayed, and `OtherMachinesError` if earlier rows of the
-        trace were measured on another kind of machine.
-        """
+        """Replay one trace, and return True if the user interrupts it."""
         name = target.origin.trace
         which = f"{place + 1} of {len(self.targets)}, {name}"
         try:
@@ -251,9 +245,6 @@ class SeveralReplays:
     def _check_kinds(self, part: Path, rows: Iterable[Result], replay: TraceReplay) -> None:
         """Raise `OtherMachinesError` if stored rows of a trace were measured on another kind of machine than the replay
         uses now.
-
-        part : file of the stored rows
-        replay : replay of the trace on the current machine
         """
         if self._runs_here:
             return
@@ -305,8 +296,6 @@ class SeveralReplays:
     def _check_new(self, name: str, replay: TraceReplay) -> None:
         """Raise `UserError` if new rows of a trace could be confused with rows that the output file already has
         (`--append`).
-
-        replay : replay that computes the new rows
         """
         earlier, output = self._earlier, self.output.output
         own = [row for row in earlier if row.trace == name]

@@ -55,12 +55,11 @@ if TYPE_CHECKING:
     from opgrip.replay.sequences.step_options import RankOptions
     from opgrip.replay.sequences.step_results import SequenceResult
 
-MOST_REPEATS = 20
-"""maximum number of repeats of a case for which it is undecided whether it differs from another run"""
+MOST_REPEATS = 20  # maximum number of repeats of a case for which it is undecided whether it differs from another run
 
 RowsByCase = dict[int, list[Result]]
+# function that replays the cases with given numbers; the text describes the repeat
 RunOnce = Callable[[Collection[int], str], RowsByCase]
-"""function that replays the cases with given numbers; the text describes the repeat"""
 
 
 @dataclass(slots=True)
@@ -205,10 +204,7 @@ class TraceReplay:
         return outcome
 
     def _confirmed(self, rows: Sequence[Result]) -> dict[str, Any]:
-        """Replay the whole step with and without the candidates, print what they save, and return it for the header.
-
-        rows : rows of the single calls, from which the saving is estimated
-        """
+        """Replay the whole step with and without the candidates, print what they save, and return it for the header."""
         from opgrip.replay.sequences.confirmation import confirm
 
         judged = next((step for step in judged_steps(rows) if step.share is not None), None)

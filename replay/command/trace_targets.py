@@ -32,8 +32,7 @@ from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_
 from opgrip.traces.zoo.manifest import FIELD, distinct_names, name_of_file, name_of_trace
 
 ZOO = "zoo"
-SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-"""file name suffixes of traces in a folder"""
+SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # file name suffixes of traces in a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +178,7 @@ def _cost(args: argparse.Namespace, target: TraceTarget) -> tuple[int, str | Non
     return sum(cost_us(case, workload) for case in workload.cases), trace_hash
 
 
-OF_TRACE = ("trace", "trace_hash", FIELD)
-"""header fields that differ between traces"""
+OF_TRACE = ("trace", "trace_hash", FIELD)  # header fields that differ between traces
 
 
 def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -220,10 +218,8 @@ def hash_of(about: Any) -> str | None:
     return about.get("trace_hash") if isinstance(about, Mapping) else None
 
 
-ABOUT = "about.json"
-"""file in the folder that describes the run"""
-HASHES = "trace_hashes"
-"""key of the trace hashes in the file `ABOUT`"""
+ABOUT = "about.json"  # file in the folder that describes the run
+HASHES = "trace_hashes"  # key of the trace hashes in the file `ABOUT`
 
 
 class OtherMachinesError(UserError):
@@ -287,8 +283,6 @@ def _kind_in_journal(part: Path) -> str | None:
     """Return the kind of machine that the first line of a journal states; None if the journal is missing or damaged.
 
     The replay reports a damaged journal later.
-
-    part : file of a trace's rows, whose journal is read
     """
     with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
         kind = json.loads(file.readline()).get(MACHINE_KIND)
@@ -334,8 +328,6 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
     """Return in which respect the stored rows belong to a different replay than the requested one, as text; None if
     they belong to it.
-
-    stored, about : facts that must be the same, as stored and as requested
     """
     hashes = stored.get(HASHES) if isinstance(stored, dict) else None
     but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored

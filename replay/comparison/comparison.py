@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 OF_HEADER = ("device", "trace_hash", "seed")
 OF_ENVIRONMENT = ("machine", "system", "processor", "processors", "governor", "max_mhz", "threads", "python")
 UNKNOWN = "not known"
+# columns that may have one value in all rows of a run and another in all rows of the other run, with the meaning of an
+# empty cell
 OF_RUN = {
     "dtype": "as recorded",
     "tune": "none",
@@ -41,11 +43,7 @@ OF_RUN = {
     "cache": "",
     "method": "",
 }
-"""columns that may have one value in all rows of a run and another in all rows of the other run, with the meaning of an
-empty cell
-"""
-SAID = ("seed", "exec_mode")
-"""settings that are not listed, because a header field or a column already contains them"""
+SAID = ("seed", "exec_mode")  # settings that are not listed, because a header field or a column already contains them
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
@@ -129,8 +127,7 @@ def _text(value: object) -> str:
     return UNKNOWN if value is None else str(value)
 
 
-MARGIN = 0.05
-"""largest relative difference at which times count as the same"""
+MARGIN = 0.05  # largest relative difference at which times count as the same
 UNREADABLE = "it takes no longer than reading the clock"
 
 

@@ -34,14 +34,12 @@ from opgrip.replay.results.results import Result
 
 Gates = Sequence[Gate]
 MARKS = {"SLOWER": "🔴", "FAILED": "🔴", "CHANGED": "🔴", "MISSING": "🟠", "FASTER": "🟢", "UNSURE": "🟡"}
-WORSE = ("SLOWER", FAILED, CHANGED, MISSING)
-"""verdicts that fail a JUnit test without gates"""
+WORSE = ("SLOWER", FAILED, CHANGED, MISSING)  # verdicts that fail a JUnit test without gates
+# verdicts of the rows that a gate limits in number, by name of the gate
 COUNTED = {"failed": FAILED, "changed": CHANGED, "missing": MISSING}
-"""verdicts of the rows that a gate limits in number, by name of the gate"""
+# JUnit elements by outcome; CI services distinguish an error from a failed test
 JUNIT = {Outcome.PASSED: "", Outcome.FAILED: "failure", Outcome.NOT_DECIDED: "error"}
-"""JUnit elements by outcome; CI services distinguish an error from a failed test"""
-ROWS = 100
-"""maximum number of rows of a Markdown table, because GitHub truncates text at 65,536 characters"""
+ROWS = 100  # maximum number of rows of a Markdown table, because GitHub truncates text at 65,536 characters
 
 
 def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
@@ -163,12 +161,7 @@ def _suite(comparison: Comparison, gates: Gates) -> Suite:
 
 
 def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
-    """Return the JUnit test for a row.
-
-    cells : columns of the comparison for the row
-    outcomes : outcome that gates give a row, by (verdict that the gate counts, or "" for a gate on times; `id` of the
-        row). None without gates; with gates, an UNSURE row is not skipped, because gates decide its outcome.
-    """
+    """Return the JUnit test for a row."""
     is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
     outcome = "skipped" if is_skipped else ""
     if outcomes is None:

@@ -91,8 +91,6 @@ def advice(comparison: Comparison) -> Iterator[str]:
 def _differs_from_medians(pair: Pair) -> bool:
     """Return True if a case's ratio differs by more than 10 % from the ratio of its two medians, because its fastest
     runs were compared.
-
-    pair : the case's rows in both runs
     """
     if pair.judgement is None or not (pair.base.median_us and pair.new.median_us):
         return False
@@ -103,8 +101,7 @@ INTERVAL = f"{CONFIDENCE:.0%} interval"
 
 
 FAILED, FIXED, CHANGED, MISSING, ADDED = "FAILED", "FIXED", "CHANGED", "MISSING", "ADDED"
-UNTIMED = "UNTIMED"
-"""verdicts of rows without a time in both runs, or with changed results"""
+UNTIMED = "UNTIMED"  # verdicts of rows without a time in both runs, or with changed results
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +210,7 @@ def _row(word: str, base: Result | None, new: Result | None, **figures: Any) -> 
     return cells, latest
 
 
+# columns that a notebook shows unless they are empty
 SHOWN = (
     "verdict",
     "op",
@@ -228,7 +226,6 @@ SHOWN = (
     "more_runs",
     "reason",
 )
-"""columns that a notebook shows unless they are empty"""
 
 
 def to_frame(comparison: Comparison) -> pd.DataFrame:
@@ -254,10 +251,8 @@ def to_html(comparison: Comparison) -> str:
 
 STYLES = {"SLOWER": "bold red", "FAILED": "bold red", "CHANGED": "bold red", "FASTER": "green", "UNSURE": "yellow"}
 BECAUSE = "because"
-QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}
-"""verdicts of rows that are shown only on request"""
-LARGEST = 10
-"""number of rows that are shown if none changed"""
+QUIET = {Verdict.SAME.value, Verdict.UNSURE.value, UNTIMED}  # verdicts of rows that are shown only on request
+LARGEST = 10  # number of rows that are shown if none changed
 OUTCOMES = {Outcome.PASSED: "green", Outcome.FAILED: "bold red", Outcome.NOT_DECIDED: "yellow"}
 
 
@@ -333,6 +328,7 @@ def _time(value: float | None) -> str | None:
     return None if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
 
 
+# columns of the printed table
 COLUMNS = (
     TableColumn("verdict", "verdict"),
     TableColumn("operator", "op", least=24),
@@ -347,4 +343,3 @@ COLUMNS = (
     TableColumn("more runs", lambda row: row.more_runs or None, ">", rank=2),
     TableColumn(BECAUSE, lambda row: row.reason or "", rank=5, when=lambda row: row.reason),
 )
-"""columns of the printed table"""

@@ -24,19 +24,15 @@ from opgrip.replay.comparison.priors import (
 )
 from opgrip.replay.results.results import CONTENDED, Result
 
+# expected share of false positives among the cases with the verdict FASTER or SLOWER
+#
+# Source: Y. Benjamini and Y. Hochberg, "Controlling the false discovery rate", Journal of the Royal Statistical Society
+# B 57 (1995) 289-300.
 ERROR = 0.002
-"""expected share of false positives among the cases with the verdict FASTER or SLOWER
-
-Source: Y. Benjamini and Y. Hochberg, "Controlling the false discovery rate", Journal of the Royal Statistical Society
-B 57 (1995) 289-300.
-"""
-CONFIDENCE = 0.95
-"""confidence level of the intervals shown, and of the verdict SAME"""
+CONFIDENCE = 0.95  # confidence level of the intervals shown, and of the verdict SAME
 MOST_RUNS = 100
-MOST_SHOWN = 1_000
-"""ratio above which the upper end of an interval is shown as an open bound"""
-MOST_LOG = 40.0
-"""limit of the logarithm of a ratio and of the ends of its interval"""
+MOST_SHOWN = 1_000  # ratio above which the upper end of an interval is shown as an open bound
+MOST_LOG = 40.0  # limit of the logarithm of a ratio and of the ends of its interval
 
 
 class Verdict(Enum):
@@ -152,11 +148,7 @@ def _level(probabilities: Sequence[float]) -> float:
 
 
 def _room(item: Difference, margin: float, quantile: float) -> float:
-    """Return the largest variance of a log ratio, without drift, at which its verdict is not UNSURE.
-
-    margin : largest relative difference at which times count as the same
-    quantile : number of standard errors on each side of the ratio that its interval covers
-    """
+    """Return the largest variance of a log ratio, without drift, at which its verdict is not UNSURE."""
     within = log(1 + margin) - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
     return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2
 
@@ -186,30 +178,25 @@ def _exp(value: float) -> float:
     return exp(min(max(value, -MOST_LOG), MOST_LOG))
 
 
+# relative differences of a device's clock and of the memory read rate above which they may explain a slower run
+#
+# On a quiet machine the memory rate varies by 1 to 2 % from run to run.
 CLOCKS, MEMORY = 0.05, 0.1
-"""relative differences of a device's clock and of the memory read rate above which they may explain a slower run
-
-On a quiet machine the memory rate varies by 1 to 2 % from run to run.
-"""
+# factors by which the mean of a run varies more than its repeats suggest: for medians, and for fastest runs
+#
+# Repeats are seconds apart, while the speed of a machine changes over minutes. Measured by
+# `benchmarks/compare_rates.py` on a shared virtual machine, over 15 runs of 40 cases each: 2.4 to 4.5 for medians and
+# 1.5 to 2.0 for fastest runs, and more for whichever of the two repeats better.
 ALIKE, ALIKE_FASTEST = 3.0, 2.5
-"""factors by which the mean of a run varies more than its repeats suggest: for medians, and for fastest runs
-
-Repeats are seconds apart, while the speed of a machine changes over minutes. Measured by `benchmarks/compare_rates.py`
-on a shared virtual machine, over 15 runs of 40 cases each: 2.4 to 4.5 for medians and 1.5 to 2.0 for fastest runs, and
-more for whichever of the two repeats better.
-"""
+# maximum share of contended runs, and maximum change of the gap between median and fastest run, for which medians are
+# compared; beyond these, medians contain the work of other processes
 FEW_CONTENDED, SAME_GAP = 0.05, 0.15
-"""maximum share of contended runs, and maximum change of the gap between median and fastest run, for which medians are
-compared; beyond these, medians contain the work of other processes
-"""
+# logarithm of the slowdown that even the fastest run may have if all runs were contended; 4/3 is the threshold at which
+# contention is detected
 CONTENDED_LOG = log(4 / 3)
-"""logarithm of the slowdown that even the fastest run may have if all runs were contended; 4/3 is the threshold at
-which contention is detected
-"""
+# the same limit for rows with status `contended`: practically none, because a time slice of the scheduler can be a
+# thousand times as long as the call
 UNBOUNDED_LOG = log(1e6)
-"""the same limit for rows with status `contended`: practically none, because a time slice of the scheduler can be a
-thousand times as long as the call
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,8 +328,6 @@ def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
 def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[float, int] | None:
     """Return the variance of the logarithm of summed times from repeat to repeat, and its degrees of freedom; None if
     neither run was repeated, or if rows have different numbers of repeats.
-
-    sides : for each run, (time of all calls, estimate) of each row
     """
     squares, freedom = 0.0, 0
     for rows in sides:

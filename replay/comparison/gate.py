@@ -19,25 +19,23 @@ from opgrip.replay.results.results import Result
 from opgrip.replay.results.savings import JudgedStep
 
 _FORM = re.compile(r"\s*(\w+)\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+# gates that limit a number of rows, with functions that return these rows
 COUNTED: dict[str, Callable[[Comparison], list[Result]]] = {
     "failed": lambda comparison: [pair.new for pair in comparison.broken],
     "changed": lambda comparison: [pair.new for pair in comparison.changed],
     "missing": lambda comparison: list(comparison.missing),
 }
-"""gates that limit a number of rows, with functions that return these rows"""
 ROWS, TOTAL = "slower", "total"
+# gates that limit a time: of each row, of all rows together, or of each group
 TIMED = (ROWS, TOTAL, "op", "module", "family", "mode")
-"""gates that limit a time: of each row, of all rows together, or of each group"""
 PLURALS = {"family": "families"}
 NOTHING = "no case was timed in both runs"
 HINT = f"write {', '.join(f'{name}<=5%' for name in TIMED)}, or {', '.join(f'{name}<=0' for name in COUNTED)}"
 
+# factors that are applied to a gate's limit: for the upper end of the total's interval, for that of a decided row's,
+# and for the ratio of an undecided row
 TOTAL_END, ROW_END, ROW_RATIO = 1.05, 1.25, 1.5
-"""factors that are applied to a gate's limit: for the upper end of the total's interval, for that of a decided row's,
-and for the ratio of an undecided row
-"""
-REPEATS, MOST_REPEATS = 5, 20
-"""smallest and largest number of repeats that is recommended"""
+REPEATS, MOST_REPEATS = 5, 20  # smallest and largest number of repeats that is recommended
 
 
 class Outcome(Enum):
@@ -114,8 +112,6 @@ class _Subject:
     def loss(self, is_certain: bool = False) -> float:
         """Return how much the total may become slower because of this subject: the subject's share of time times the
         largest increase in its interval; inf if the increase is unknown.
-
-        is_certain : True to return the subject's ratio of new to base time instead
         """
         if self.judgement is None:
             return inf
@@ -168,11 +164,7 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
 
 
 def _remarks(undecided: Sequence[_Subject], count: str, comparison: Comparison) -> Iterator[str]:
-    """Yield remarks on a gate that passed although some rows were undecided or missing.
-
-    undecided : rows or groups that are undecided
-    count : text that says how many rows or groups there are
-    """
+    """Yield remarks on a gate that passed although some rows were undecided or missing."""
     if undecided:
         share = sum(item.share for item in undecided)
         yield f"{len(undecided):,} of {count}, {share:.1%} of the time, could not be decided"

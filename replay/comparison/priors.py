@@ -18,10 +18,9 @@ from opgrip.replay.results.ratios import repeats_of
 from opgrip.replay.results.results import CONTENDED, Result
 from opgrip.replay.timing.samples import quantile
 
+# for a normal distribution with standard deviation 1: interquartile range, and ratio of the standard error of a median
+# to that of a mean
 NORMAL_IQR, OF_MEDIAN = 1.349, 1.2533
-"""for a normal distribution with standard deviation 1: interquartile range, and ratio of the standard error of a median
-to that of a mean
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +122,9 @@ def contended_share(row: Result) -> float:
     return max(0.0, contended - without_weight) / (runs - without_weight)
 
 
-SHORT_US = 50
-"""duration below which calls vary more between replays, because their time depends mostly on the host"""
-FEWEST = 10
-"""smallest number of repeated cases from which a prior is learned"""
-LEAST = 1e-8
-"""variance assumed for a case whose repeats are equal"""
+SHORT_US = 50  # duration below which calls vary more between replays, because their time depends mostly on the host
+FEWEST = 10  # smallest number of repeated cases from which a prior is learned
+LEAST = 1e-8  # variance assumed for a case whose repeats are equal
 MOST_FREEDOM = 100.0
 
 
@@ -152,10 +148,10 @@ class Prior:
         return (self.freedom * self.variance + squares) / whole, whole
 
 
+# standard deviation of the change in a machine's speed between runs, for short calls (True) and others
 DRIFT = {True: 0.025, False: 0.005}
-"""standard deviation of the change in a machine's speed between runs, for short calls (True) and others"""
+# priors for short calls (True) and others if no case was repeated, measured by `benchmarks/compare_rates.py`
 USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
-"""priors for short calls (True) and others if no case was repeated, measured by `benchmarks/compare_rates.py`"""
 
 
 def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:

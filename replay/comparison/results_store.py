@@ -23,13 +23,10 @@ from opgrip.replay.results.ratios import join_repeats, reference_of, with_ratios
 from opgrip.replay.results.results import OK, SETTINGS, Result
 from opgrip.replay.run.request import MOST_SHARDS
 
-VARIABLE = "OPGRIP_STORE"
-"""environment variable with the folder of the store; an empty value disables the store"""
-LATEST = re.compile(r"latest(?:~(\d+))?")
-"""name of the newest run of a store, or of an earlier one (`latest~1`)"""
+VARIABLE = "OPGRIP_STORE"  # environment variable with the folder of the store; an empty value disables the store
+LATEST = re.compile(r"latest(?:~(\d+))?")  # name of the newest run of a store, or of an earlier one (`latest~1`)
 DAMAGED = "(damaged)"
-_OWN_NAME = re.compile(r"\d{8}T\d{9}-.+-[0-9a-f]{6}")
-"""names of runs that `Store.keep` wrote"""
+_OWN_NAME = re.compile(r"\d{8}T\d{9}-.+-[0-9a-f]{6}")  # names of runs that `Store.keep` wrote
 _UNFIT = re.compile(r"[^A-Za-z0-9._]+")
 _LEAST_OF_ID = 3
 
@@ -213,8 +210,7 @@ def _slug(text: str) -> str:
     return _UNFIT.sub("-", text).strip("-.")[:60] or "unnamed"
 
 
-SHARD = "shard"
-"""header field of the shards in a file: `3/16`, or `1,2,5/16` for several; absent for a complete run"""
+SHARD = "shard"  # header field of the shards in a file: `3/16`, or `1,2,5/16` for several; absent for a complete run
 
 
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
@@ -299,14 +295,13 @@ def _traces(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return traces
 
 
+# header fields that must be equal in merged runs, with a hint for the case that they are not
 EQUAL = {
     "trace_hash": "replay one trace",
     "device": "compare them instead: opgrip compare",
     "torch": "compare them instead: opgrip compare",
 }
-"""header fields that must be equal in merged runs, with a hint for the case that they are not"""
-OF_MACHINE = ("machine", "processor", "governor", "threads")
-"""environment fields that must be equal in merged runs"""
+OF_MACHINE = ("machine", "processor", "governor", "threads")  # environment fields that must be equal in merged runs
 HINT = "times of different machines cannot be merged: compare them with opgrip compare"
 
 

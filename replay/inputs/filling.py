@@ -20,8 +20,8 @@ from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import Compressed, Coo, Nested, memory_dtype
 from opgrip.traces.values import Drawable, ValueModel
 
+# dtypes that are converted; values of smaller dtypes are only meaningful together with their scales
 CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""dtypes that are converted; values of smaller dtypes are only meaningful together with their scales"""
 
 
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
@@ -100,12 +100,10 @@ def _check_shared(memory: list[TensorSpec]) -> None:
         raise Unsupported("arguments share memory that they view as several dtypes, so it cannot be cast to another")
 
 
-FEW = 64
-"""maximum number of elements that are drawn individually even if a tensor repeats them"""
+FEW = 64  # maximum number of elements that are drawn individually even if a tensor repeats them
 
 
-BLOCK = 1 << 22
-"""number of elements drawn at a time, a multiple of the 16 that torch draws together on a CPU"""
+BLOCK = 1 << 22  # number of elements drawn at a time, a multiple of the 16 that torch draws together on a CPU
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:

@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 RECORDED, RANDOM, ZEROS = "recorded", "random", "zeros"
 KINDS = (RECORDED, RANDOM, ZEROS)
+# kind of values for calls that are run without being measured: recorded values, but large float tensors repeat a piece
 REPEATED = "repeated"
-"""kind of values for calls that are run without being measured: recorded values, but large float tensors repeat a piece
-"""
-PIECE = 1 << 16
-"""approximate number of elements in a repeated piece"""
-LONG_PIECE = 1 << 20
-"""approximate number of elements in a repeated piece in measured calls"""
+PIECE = 1 << 16  # approximate number of elements in a repeated piece
+LONG_PIECE = 1 << 20  # approximate number of elements in a repeated piece in measured calls
 
 
 def value_kinds(text: str) -> tuple[str, ...]:

@@ -55,8 +55,7 @@ class DeviceMap:
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
 
-ADDRESSES = 1 << 63
-"""size of the address space in bytes"""
+ADDRESSES = 1 << 63  # size of the address space in bytes
 
 
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:

@@ -31,8 +31,7 @@ from opgrip.traces.schema.tensor_specs import (
 )
 from opgrip.traces.values import Drawable
 
-MOST_PLACES = 1 << 60
-"""maximum number of elements in a sparse tensor that 64-bit arithmetic can index"""
+MOST_PLACES = 1 << 60  # maximum number of elements in a sparse tensor that 64-bit arithmetic can index
 
 
 def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments, CallMemory, Function
 
 EAGER, CANDIDATE = "eager", "candidate"
+# argument of modes that can search for faster code, as in `tvm:untuned`; with it, they do not search
 UNTUNED = "untuned"
-"""argument of modes that can search for faster code, as in `tvm:untuned`; with it, they do not search"""
 
 
 @titled("execution")

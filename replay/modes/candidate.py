@@ -22,11 +22,9 @@ from opgrip.replay.modes import CANDIDATE, Program, Task, mode
 from opgrip.replay.operators.admission import extension_of, import_trusted, module_of
 
 _FORM = re.compile(r"(?P<op>[^=\s]+)=(?P<source>[^=]+?):(?P<function>[A-Za-z_]\w*(\.[A-Za-z_]\w*)*)")
-OF_MODULES = "module:"
-"""prefix of the path of a module that a candidate implements"""
+OF_MODULES = "module:"  # prefix of the path of a module that a candidate implements
 _CLASS = re.compile(r" \(.*\)\Z")
-IN_PROCESS = "<this process>"
-"""source of a function that the caller of `judge` passed as an object"""
+IN_PROCESS = "<this process>"  # source of a function that the caller of `judge` passed as an object
 _functions: dict[str, Callable[..., Any]] = {}
 
 
@@ -34,8 +32,6 @@ _functions: dict[str, Callable[..., Any]] = {}
 class Candidate:
     """A user's implementation of an operator or a module.
 
-    Attributes
-    ----------
     op : full name of the operator, such as `aten._softmax.default`, pattern of names such as `aten.add.*`, name of a
         sample, or `module:` with the path of a module or a pattern of paths
     source : absolute path of a Python file, name of a module, or `IN_PROCESS`
@@ -59,9 +55,7 @@ class Candidate:
     def hash_of_file(self) -> str:
         """Return a hash of the source's contents if the source is a file, otherwise an empty text.
 
-        Raises
-        ------
-        UserError : if the file cannot be read
+        Raises UserError if the file cannot be read.
         """
         if self.source == IN_PROCESS or module_of(self.source) == self.source:
             return ""
@@ -73,9 +67,7 @@ class Candidate:
     def load(self) -> Callable[..., Any]:
         """Import the source of the candidate and return its function.
 
-        Raises
-        ------
-        UserError : if the import fails or the source has no such function
+        Raises UserError if the import fails or the source has no such function.
         """
         if self.source == IN_PROCESS:
             return _functions[self.function]
@@ -101,9 +93,7 @@ def parse_candidate(text: str) -> Candidate:
     """Return the candidate that a user names as `OPERATOR=FILE.py:FUNCTION`, `OPERATOR=MODULE:FUNCTION` or
     `module:PATH=FILE.py:CLASS`; import nothing.
 
-    Raises
-    ------
-    argparse.ArgumentTypeError : if the text has another form
+    Raises argparse.ArgumentTypeError if the text has another form.
     """
     match = _FORM.fullmatch(text.removeprefix("sample:"))
     if match is None:
@@ -118,10 +108,6 @@ def _in_folder(folder: Path) -> list[Candidate]:
 
     A folder `add` is for all overloads of `aten.add`, a folder `add__Tensor` for one of them. The function is named
     `<op>_kernel_impl`; if a folder has several files, the first one by name is used.
-
-    Raises
-    ------
-    UserError : if the folder has no candidates
     """
     candidates = []
     for own in sorted(folder.glob("*/")):
@@ -205,10 +191,8 @@ class CandidateOptions:
     def read(self) -> CandidateOptions:
         """Return a copy of the options whose `candidate` includes the folder's candidates, each with its file's hash.
 
-        Raises
-        ------
-        UserError : if a file cannot be read, an operator has several candidates, `confirm` is set without candidates,
-            or a candidate to confirm is a function of this process
+        Raises UserError if a file cannot be read, an operator has several candidates, `confirm` is set without
+        candidates, or a candidate to confirm is a function of this process.
         """
         candidates = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
         for op, count in Counter(item.op for item in candidates).items():

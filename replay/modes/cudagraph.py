@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from opgrip.replay.operators.memory import Arguments, CallMemory
 
 
-WARMUP = 3
-"""number of runs before the capture, in which libraries initialize"""
+WARMUP = 3  # number of runs before the capture, in which libraries initialize
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 MODEL = "model.onnx"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
-Provider = tuple[str, dict[str, str]]
-"""name of a provider, and its options"""
+Provider = tuple[str, dict[str, str]]  # name of a provider, and its options
 
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from opgrip.replay.operators.memory import Arguments, Function
 
+# number of runs after the first one, because inductor records a CUDA graph in one run and replays it in the next
 RECORDING = 2
-"""number of runs after the first one, because inductor records a CUDA graph in one run and replays it in the next"""
 
 _numbers = itertools.count()
 _of_any_shape: dict[object, Function] = {}
@@ -206,13 +206,11 @@ def with_aotinductor(task: Task) -> Program:
     return Program(function, call.enter, call.leave, in_place=task.mutates, note="" if must_compile else "loaded")
 
 
+# parts of the tracer's warnings that values of this run become constants
+#
+# The tracer also warns of sizes, which are integers.
 FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
-"""parts of the tracer's warnings that values of this run become constants
-
-The tracer also warns of sizes, which are integers.
-"""
-RUNS = 2
-"""number of runs before timing: the first is profiled by TorchScript, the second compiles"""
+RUNS = 2  # number of runs before timing: the first is profiled by TorchScript, the second compiles
 
 
 @mode("jit", differentiable=True, ahead=False)

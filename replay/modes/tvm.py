@@ -28,14 +28,12 @@ if TYPE_CHECKING:
 
     from opgrip.replay.operators.memory import Arguments
 
-ALIGNMENT = 64
-"""alignment of data in bytes that compiled code assumes"""
+ALIGNMENT = 64  # alignment of data in bytes that compiled code assumes
 
-DONE = "trials"
-"""file that marks a search's database as complete; it contains the number of programs that were tried"""
+DONE = "trials"  # file that marks a search's database as complete; it contains the number of programs that were tried
 
+# search strategies: evolution with a cost model, or random draws
 TUNERS = ("evolutionary", "replay-trace", "replay-func")
-"""search strategies: evolution with a cost model, or random draws"""
 
 
 @mode(
@@ -114,9 +112,6 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
 def _name(target: Any, tuning: Tuning) -> str:
     """Return the file name of a compiled library, which contains everything that affects its code except the call and
     the versions.
-
-    target : TVM's description of the device
-    tuning : how faster code was searched for
     """
     processor = target.attrs.get("mcpu") or target.attrs.get("arch")
     cores = target.attrs.get("num-cores", 0)

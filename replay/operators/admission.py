@@ -18,16 +18,14 @@ from opgrip.cli.command import own_python
 from opgrip.errors import UserError
 
 IMPORT_S = 120
-IMPORTED = 76
-"""exit status that confirms an import; if the module ends the process itself, the exit status differs"""
+IMPORTED = 76  # exit status that confirms an import; if the module ends the process itself, the exit status differs
 
 MMCV = "mmcv._ext"
+# extension modules that a trace may use without being named by the user; an untrusted trace cannot add to them
 TRUSTED_EXTENSIONS = (MMCV,)
-"""extension modules that a trace may use without being named by the user; an untrusted trace cannot add to them"""
 
 
-_LIBRARIES = tuple(EXTENSION_SUFFIXES)
-"""file suffixes of compiled modules and libraries"""
+_LIBRARIES = tuple(EXTENSION_SUFFIXES)  # file suffixes of compiled modules and libraries
 
 
 def extension_of(text: str) -> str:

@@ -16,12 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.platform.precisions import allows_tf32, parse_precisions, read_precision, set_precision
 from opgrip.traces.schema.arguments import DTYPES
 
-EPS = 2.0**-10
-"""distance between 1 and the next larger TF32 number"""
+EPS = 2.0**-10  # distance between 1 and the next larger TF32 number
 
 ROUNDED = frozenset({torch.float32, torch.complex64})
-KINDS = ("cuda",)
-"""device types that have TF32"""
+KINDS = ("cuda",)  # device types that have TF32
 
 _CONVOLUTION = re.compile(r"(^|_)conv(olution)?(_|\d|$)")
 _RECURRENT = re.compile(r"(^|_)(rnn|lstm|gru)(_|$)")

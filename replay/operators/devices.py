@@ -23,13 +23,12 @@ from opgrip.platform.machine import available_memory, check_device, find_gpu, pa
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces.table.accelerators import describe_accelerators
 
+# minimum number of cycles per microsecond of delay, because a device may be slow when it is measured
 FEWEST_CYCLES_PER_US = 2_000
-"""minimum number of cycles per microsecond of delay, because a device may be slow when it is measured"""
+# number of cycles of a kernel, and number of kernels, from whose times the cycles per microsecond are determined
 CALIBRATION_CYCLES, CALIBRATIONS = 200_000, 5
-"""number of cycles of a kernel, and number of kernels, from whose times the cycles per microsecond are determined"""
 
-GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")
-"""names of the graph class in the modules of accelerators"""
+GRAPHS = ("CUDAGraph", "XPUGraph", "Graph")  # names of the graph class in the modules of accelerators
 
 
 class DeviceLostError(BaseException):
@@ -191,9 +190,8 @@ def without_waiting(device: str) -> Iterator[None]:
         module.set_sync_debug_mode(before)
 
 
+# minimum ratio of the memory sizes of two devices that count as equal, because the driver reserves a part that varies
 ALIKE = 0.98
-"""minimum ratio of the memory sizes of two devices that count as equal, because the driver reserves a part that varies
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import plain_name
 
-Call: TypeAlias = Mapping[str, Any]
-"""arguments of a call by name"""
+Call: TypeAlias = Mapping[str, Any]  # arguments of a call by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +98,13 @@ def equivalent_on(signature: Signature, device: str) -> Equivalent | None:
 
 
 FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+# operators of fused attention on accelerators, by the kind that torch chooses
 ATTENTIONS = {
     SDPBackend.FLASH_ATTENTION: "_scaled_dot_product_flash_attention",
     SDPBackend.EFFICIENT_ATTENTION: "_scaled_dot_product_efficient_attention",
     SDPBackend.CUDNN_ATTENTION: "_scaled_dot_product_cudnn_attention",
     SDPBackend.OVERRIDEABLE: "_scaled_dot_product_fused_attention_overrideable",
 }
-"""operators of fused attention on accelerators, by the kind that torch chooses"""
 MATH = "_scaled_dot_product_attention_math"
 BACKWARD = "_backward"
 
@@ -168,18 +167,12 @@ class _LogSums:
     def results(self, outputs: tuple[Any, ...], ending: str) -> tuple[Any, ...]:
         """Return the results that all attention kernels share: three gradients of a backward call, or output and
         logsumexp of a forward call.
-
-        ending : `_backward` for a backward call, else empty
         """
         return outputs[:3] if ending or not outputs else (outputs[0], self.laid_out(outputs[1]))
 
 
 def _choice(call: Call, device: str, shares_heads: bool, wants_gradients: bool) -> SDPBackend:
-    """Return the kind of attention kernel that torch chooses for these arguments on a device.
-
-    shares_heads : True if several query heads share a key head
-    wants_gradients : True if gradients are computed even if the recorded arguments require none
-    """
+    """Return the kind of attention kernel that torch chooses for these arguments on a device."""
 
     def empty(spec: TensorSpec) -> torch.Tensor:
         tensor = torch.empty_strided(spec.shape, spec.stride or (), dtype=spec.dtype, device=device)
@@ -222,8 +215,6 @@ _NORMS = [f"native_{kind}_norm{ending}" for kind in ("layer", "group") for endin
 def _norm(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> _Conversion | None:
     """Convert a normalization of 16-bit floats to the dtype that the device uses for mean and variance: 16 bits on the
     CPU, 32 bits with CUDA. Return None if no conversion is needed.
-
-    outputs : recorded results
     """
     dtype, weight = call["input"].dtype, call["weight"]
     if dtype.itemsize != 2 or not outputs or torch.device(device).type not in ("cpu", "cuda"):
@@ -244,6 +235,7 @@ _CONVERSIONS: Mapping[str, Callable[[str, Call, tuple[Any, ...], str], _Conversi
     **{f"{name}{ending}": _attention for name in (FOR_CPU, *ATTENTIONS.values()) for ending in ("", BACKWARD)},
     **{f"{name}_batch_norm{ending}": _batch_norm for name in ("cudnn", "miopen") for ending in ("", BACKWARD)},
 }
+# common names for arguments that have different names in some of torch's operators
 _COMMON = {
     "attn_bias": "attn_mask",
     "grad_out_": "grad_out",
@@ -252,7 +244,6 @@ _COMMON = {
     "epsilon": "eps",
     "save_var": "save_invstd",
 }
-"""common names for arguments that have different names in some of torch's operators"""
 
 
 def _named(schema: Any, signature: Signature) -> dict[str, Any]:
@@ -272,10 +263,7 @@ def _outputs_of(signature: Signature) -> tuple[Any, ...]:
 
 
 def _equivalent(signature: Signature, recorded: Call, conversion: _Conversion) -> Equivalent | None:
-    """Return the converted call as an `Equivalent`; None if the other operator is not registered.
-
-    recorded : arguments of the recorded call by name
-    """
+    """Return the converted call as an `Equivalent`; None if the other operator is not registered."""
     own = replace(signature, kind=OPERATOR, op=conversion.op)
     try:
         schema = find_operator(own).function._schema  # type: ignore[attr-defined]
@@ -311,6 +299,8 @@ def _tensor_names(call: Call) -> Iterator[str]:
             yield name
 
 
+# names in torchvision of the positional arguments of mmcv's functions; mmcv's own names if torchvision has no such
+# argument
 _TENSORS_OF_MMCV = {
     "nms": "dets scores",
     "roi_align_forward": "input rois output argmax_y argmax_x",
@@ -322,9 +312,7 @@ _TENSORS_OF_MMCV = {
     "modulated_deform_conv_backward": "input weight bias ones offset mask columns"
     " grad_input grad_weight grad_bias grad_offset grad_mask grad",
 }
-"""names in torchvision of the positional arguments of mmcv's functions; mmcv's own names if torchvision has no such
-argument
-"""
+# names in torchvision of mmcv's other arguments
 _IN_TORCHVISION = {
     "aligned_height": "pooled_height",
     "aligned_width": "pooled_width",
@@ -337,9 +325,7 @@ _IN_TORCHVISION = {
     "group": "groups",
     "deformable_group": "offset_groups",
 }
-"""names in torchvision of mmcv's other arguments"""
-AVERAGE = 1
-"""value of mmcv's `pool_mode` that torchvision supports"""
+AVERAGE = 1  # value of mmcv's `pool_mode` that torchvision supports
 
 
 def _of_torchvision(signature: Signature, name: str) -> Equivalent | None:

@@ -110,6 +110,7 @@ def operators(names: str) -> frozenset[str]:
 
 Formula = Callable[[OperatorCall], float]
 
+# operators without arithmetic
 MOVES = operators(
     "clone _to_copy copy fill zero zeros ones full zeros_like ones_like full_like empty empty_like empty_strided "
     "scalar_tensor new_empty new_empty_strided new_zeros new_ones new_full cat stack index _unsafe_index "
@@ -119,8 +120,8 @@ MOVES = operators(
     "_local_scalar_dense split_with_sizes_copy unfold_copy im2col pixel_shuffle channel_shuffle view_copy "
     "_foreach_copy _foreach_zero"
 )
-"""operators without arithmetic"""
 
+# operations per element, for operators with more than one, and for operators that torch does not tag as pointwise
 ELEMENTWISE: dict[str, int] = {
     **dict.fromkeys(("sigmoid", "sigmoid_backward", "tanh_backward", "lerp", "softplus", "mish"), 3),
     **dict.fromkeys(("addcmul", "addcdiv", "hardtanh", "clamp", "arange", "elu"), 2),
@@ -131,8 +132,8 @@ ELEMENTWISE: dict[str, int] = {
     **dict.fromkeys(("mse_loss", "l1_loss"), 3),
     **dict.fromkeys(("smooth_l1_loss", "huber_loss", "mse_loss_backward", "smooth_l1_loss_backward"), 5),
 }
-"""operations per element, for operators with more than one, and for operators that torch does not tag as pointwise"""
 
+# operations per element of the largest argument, for reductions
 REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("sum", "nansum", "mean", "max", "min", "prod", "all", "any", "argmax", "argmin"), 1),
     **dict.fromkeys(("cumsum", "cumprod", "nonzero"), 1),
@@ -149,30 +150,25 @@ REDUCTIONS: dict[str, int] = {
     **dict.fromkeys(("index_add", "scatter_add", "scatter_reduce", "max_pool2d_with_indices_backward"), 1),
     "upsample_bilinear2d_backward": 8,
 }
-"""operations per element of the largest argument, for reductions"""
 
+# operations per element of a normalization: a difference and a product; scale and offset are two more if they cannot be
+# merged into these
 NORMALIZATION = 2
-"""operations per element of a normalization: a difference and a product; scale and offset are two more if they cannot
-be merged into these
-"""
+# operations per element for mean and variance: an addition for the sum, a product and an addition for the sum of
+# squares
 MOMENTS = 3
-"""operations per element for mean and variance: an addition for the sum, a product and an addition for the sum of
-squares
-"""
+# operations per element of a normalization's backward, g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3
+# for the sums, 4 for the rest
+#
+# Source: Ioffe, Szegedy 2015.
 BACK_NORMALIZED = 9
-"""operations per element of a normalization's backward, g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3
-for the sums, 4 for the rest
-
-Source: Ioffe, Szegedy 2015.
-"""
+# operations for the intersection over union of two boxes
+#
+# 4 comparisons for its corners, 2 differences, 2 clamps, an area, a sum and a difference for the union, a quotient, and
+# a comparison with the threshold.
 IOU = 13
-"""operations for the intersection over union of two boxes
-
-4 comparisons for its corners, 2 differences, 2 clamps, an area, a sum and a difference for the union, a quotient, and a
-comparison with the threshold.
-"""
+# operations per element of an interpolation: one product per neighbour, and the additions
 INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d": 31}
-"""operations per element of an interpolation: one product per neighbour, and the additions"""
 
 
 def flops_of(call: OperatorCall) -> int | None:
@@ -324,6 +320,7 @@ def _roi_align(call: OperatorCall) -> float:
     return call.ins[2].numel() * ratio**2 * (INTERPOLATION["bilinear2d"] + 1)
 
 
+# formulas for operators that the tables of operations per element do not contain
 FORMULAS: dict[str, Formula] = {
     **dict.fromkeys(
         (
@@ -377,4 +374,3 @@ FORMULAS: dict[str, Formula] = {
     "mmcv._ext:nms": _nms,
     "mmcv._ext:roi_align_forward": _roi_align,
 }
-"""formulas for operators that the tables of operations per element do not contain"""

@@ -23,6 +23,7 @@ from opgrip.replay.operators.triton_kernels import kernel_in, launcher
 from opgrip.traces.schema.accelerator_records import is_graph_launch
 from opgrip.traces.schema.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
 
+# namespaces of operators on tensors that programs call
 COMPUTING = frozenset(
     {
         *("aten", "prims", "quantized", "quantized_decomposed", "quantization", "onnx", "rngprims", "torchvision"),
@@ -33,14 +34,14 @@ COMPUTING = frozenset(
         "profiler",
     }
 )
-"""namespaces of operators on tensors that programs call"""
 
+# namespaces of operators that communicate between processes
 BETWEEN_PROCESSES = frozenset(
     {*("c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "_dtensor"), "mempool"}
 )
-"""namespaces of operators that communicate between processes"""
 NO_OTHERS = "communicates with other processes, which do not exist in a replay"
 
+# namespaces of operators that compilers and runtimes call with checked arguments
 OF_TORCH_ITSELF = frozenset(
     {
         *("prim", "static_runtime", "inductor", "inductor_prims", "debugprims", "debug_mode_ops", "streams", "export"),
@@ -48,18 +49,16 @@ OF_TORCH_ITSELF = frozenset(
         *("sparse", "flex_lib", "flex_gemm", "_native", "_native_aot", "_test", "_inductor_test"),
     }
 )
-"""namespaces of operators that compilers and runtimes call with checked arguments"""
 
 READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
+# operators that access memory at offsets chosen by the caller, and that programs do not call directly
+#
+# They are views, or steps inside other operators.
 UNCHECKED = re.compile(
     r"_reshape_alias(_copy)?|_sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor_unsafe|_nested_view_from_\w+"
     r"|sparse_compressed_tensor|_sobol_engine_\w+|_thnn_differentiable_\w+|_compute_linear_combination"
     r"|_(add|remove)_batch_dim|_cum(max|min)_helper|_cholesky_solve_helper|slow_conv_transpose\dd|embedding_bag_byte_prepack_with_rowwise_min_max"
 )
-"""operators that access memory at offsets chosen by the caller, and that programs do not call directly
-
-They are views, or steps inside other operators.
-"""
 
 _FILE_ARGUMENTS = re.compile(r"(file_?name|file|path|folder|directory|url|uri)s?")
 _NUMBERS = re.compile(r"int|float|bool|Tensor")
@@ -134,12 +133,12 @@ _FUNCTION = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 
 MAIN = "__main__"
 
+# modules that register operators when they are first imported, by namespace
 REGISTERED_LATE = {
     "torch_nn": ("torch.nn.modules.linear_cross_entropy",),
     "fsdp": ("torch.distributed.fsdp",),
     "torchvision": ("torchvision",),
 }
-"""modules that register operators when they are first imported, by namespace"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +248,6 @@ def _find_kernel(name: str, extensions: Collection[str]) -> Any:
 def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
     """Return (function, module name, function name) for a name such as `module:function`; the function is None if the
     trusted module lacks it.
-
-    extensions : trusted modules and files, the only ones that are imported
     """
     match = _FUNCTION.fullmatch(name)
     if match is None:
@@ -283,6 +280,7 @@ def _import(extension: str) -> ModuleType:
 
 OTHER, LONG_TAIL = "other", "long tail"
 
+# families, each with a pattern of operator names; the first match counts
 FAMILIES: tuple[tuple[str, str], ...] = (
     ("attention", r"attention|sdpa|flash"),
     ("resampling", r"upsample|interpolate|grid_sampl|affine_grid|pixel_(un)?shuffle|roi_|pad"),
@@ -304,7 +302,6 @@ FAMILIES: tuple[tuple[str, str], ...] = (
     ("reduction", r"sum|mean|^(arg)?(max|min)$|amax|amin|any|all$|prod|var|std|cum|norm|count|median|mode"),
     ("elementwise", r""),
 )  # fmt: skip
-"""families, each with a pattern of operator names; the first match counts"""
 _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in FAMILIES)
 
 
@@ -322,6 +319,7 @@ def family_of(op: str) -> str:
     return next((family for family, pattern in _COMPILED if pattern.search(name)), OTHER)
 
 
+# operators that raise for invalid indices on the CPU; on an accelerator such indices make the device unusable
 CHECKED_ON_CPU = frozenset(
     {
         *("index", "index_put", "index_put_", "_index_put_impl_", "index_select", "index_add", "index_add_"),
@@ -329,8 +327,8 @@ CHECKED_ON_CPU = frozenset(
         *("scatter", "scatter_", "scatter_add", "scatter_add_", "nll_loss_forward"),
     }
 )
-"""operators that raise for invalid indices on the CPU; on an accelerator such indices make the device unusable"""
 
+# operators that do not use integers as indices; views and pointwise operators do not either
 NO_INDICES = frozenset(
     {
         *("cat", "stack", "clone", "_to_copy", "copy_", "copy", "_local_scalar_dense", "contiguous", "equal"),
@@ -341,15 +339,14 @@ NO_INDICES = frozenset(
         *("fill", "fill_", "zero", "zero_", "masked_fill_", "bernoulli_", "random_", "masked_select", "set_"),
     }
 )
-"""operators that do not use integers as indices; views and pointwise operators do not either"""
 
+# operators that crash for some integer values
 DIVIDE = frozenset({"div", "div_", "floor_divide", "floor_divide_", "remainder", "remainder_", "fmod", "fmod_"})
-"""operators that crash for some integer values"""
 
+# operators that overwrite their first argument
 OVERWRITE = frozenset(
     {"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_", "geometric_", "cauchy_"}
 )
-"""operators that overwrite their first argument"""
 
 
 def overwrites(function: Callable[..., Any]) -> bool:

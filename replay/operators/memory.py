@@ -29,6 +29,7 @@ def tensors_in(tree: Any) -> list[Tensor]:
 
 T = TypeVar("T")
 
+# out-of-memory messages of torch, CUDA libraries, Triton, ONNX Runtime and XLA, in lower case
 NO_MEMORY = (
     "out of memory",
     "can't allocate memory",
@@ -36,10 +37,8 @@ NO_MEMORY = (
     "resource_exhausted",
     "alloc_failed",
 )
-"""out-of-memory messages of torch, CUDA libraries, Triton, ONNX Runtime and XLA, in lower case"""
 
-LARGE = 1 << 16
-"""size of results in bytes above which new pages affect the time"""
+LARGE = 1 << 16  # size of results in bytes above which new pages affect the time
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,16 +43,16 @@ def is_dispatched(function: Any) -> bool:
     return bool(_has_kernel(function.name()))
 
 
+# function that returns torch's decompositions: by overload, a function that computes it by other operators
 decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = _places.take_later(
     "torch._decomp.decomposition_table", {}, "candidates begin with a call of their operator"
 )
-"""function that returns torch's decompositions: by overload, a function that computes it by other operators"""
 
 
+# function that returns the names of all operators, such as `aten::add.Tensor`
 operator_names: Callable[[], Sequence[str]] = _places.take(
     "torch._C._dispatch_get_all_op_names", lambda: (), "only namespaces named like an extension are trusted"
 )
-"""function that returns the names of all operators, such as `aten::add.Tensor`"""
 
 
 _has_kernel_for = _places.take(

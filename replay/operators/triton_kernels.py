@@ -18,8 +18,8 @@ _INTERPRETED = ("triton.runtime.interpreter", "InterpretedFunction")
 _KERNELS = (("triton.runtime.jit", "JITFunction"), _INTERPRETED)
 _AROUND = (("triton.runtime.autotuner", "Autotuner"), ("triton.runtime.autotuner", "Heuristics"))
 
+# function that returns the attribute of a trusted module, given a name `module:kernel`
 FindKernel = Callable[[str], Any]
-"""function that returns the attribute of a trusted module, given a name `module:kernel`"""
 
 
 def kernel_in(thing: Any) -> Any:

@@ -14,25 +14,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.replay.operators.formulas import OperatorCall, call_of, flops_of, operators, tensors_among
 from opgrip.traces.schema.tensor_specs import plain_name
 
+# operators that overwrite their first argument completely without reading it
 OVERWRITES = operators("copy fill zero normal uniform bernoulli exponential random log_normal cauchy geometric")
-"""operators that overwrite their first argument completely without reading it"""
+# for operators that gather elements, the argument of which they read no more elements than they return
 GATHERS = {
     **dict.fromkeys(("aten.index", "aten._unsafe_index", "aten.index_select", "aten.gather", "aten.take"), "self"),
     **dict.fromkeys(("aten.masked_select", "aten.upsample_nearest1d", "aten.upsample_nearest2d"), "self"),
     **dict.fromkeys(("aten.embedding", "aten.quantized_embedding"), "weight"),
     "mmcv._ext:roi_align_forward": "0",
 }
-"""for operators that gather elements, the argument of which they read no more elements than they return"""
+# for operators that scatter elements, the argument whose number of elements limits the number of elements that they
+# write
 SCATTERS = {
     **dict.fromkeys(("aten.index_put", "aten._index_put_impl", "aten._unsafe_index_put"), "values"),
     **dict.fromkeys(("aten.scatter", "aten.scatter_add", "aten.scatter_reduce"), "index"),
     **dict.fromkeys(("aten.index_add", "aten.index_copy"), "source"),
 }
-"""for operators that scatter elements, the argument whose number of elements limits the number of elements that they
-write
-"""
+# operators in `SCATTERS` that also read the elements that they write
 ADDS = frozenset({"aten.scatter_add", "aten.scatter_reduce", "aten.index_add"})
-"""operators in `SCATTERS` that also read the elements that they write"""
 UNWRITTEN = operators("empty empty_like empty_strided new_empty new_empty_strided")
 
 
@@ -74,10 +73,7 @@ def _arguments(call: OperatorCall) -> list[tuple[str, torch.Tensor]]:
 
 
 def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool) -> int:
-    """Return how many bytes of one argument a call reads and writes.
-
-    written : True if the call writes into the argument
-    """
+    """Return how many bytes of one argument a call reads and writes."""
     whole = distinct_bytes(tensor)
     if written:
         if call.name in OVERWRITES or (call.schema is not None and name in call.schema.outs):
@@ -114,8 +110,7 @@ def _memory(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-NARROW_PRODUCTS = ("aten._scaled_mm", "aten._int_mm")
-"""8-bit products with wider results"""
+NARROW_PRODUCTS = ("aten._scaled_mm", "aten._int_mm")  # 8-bit products with wider results
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,7 @@ class Plot:
     most: int | None = None
 
 
-plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")
-"""plot kinds by name"""
+plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")  # plot kinds by name
 
 
 def timed(rows: Sequence[Result]) -> list[Result]:
@@ -102,8 +101,7 @@ def longest(rows: Sequence[Result], most: int) -> list[str]:
     return sorted(totals, key=lambda op: -totals[op])[:most]
 
 
-FITTING = ("modes", "scaling", "operators")
-"""kinds of plots that `draw_fitting` tries, in this order"""
+FITTING = ("modes", "scaling", "operators")  # kinds of plots that `draw_fitting` tries, in this order
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,16 +23,11 @@ if TYPE_CHECKING:
     from opgrip.replay.results.results import Result
 
 
-OPERATOR_GROUPS = ("op", "family", "module")
-"""groupings of cases, default first"""
-MOST_GROUPS = 20
-"""maximum number of groups that are drawn, those with the longest time first"""
-LEAST_SHARE = 0.001
-"""smallest share of the total time at which a group is drawn"""
-TOGETHER = 0.8
-"""share of the height of a group's place in the plot that its bars take together"""
-CAPTURED = "captured"
-"""name of the series of captured times"""
+OPERATOR_GROUPS = ("op", "family", "module")  # groupings of cases, default first
+MOST_GROUPS = 20  # maximum number of groups that are drawn, those with the longest time first
+LEAST_SHARE = 0.001  # smallest share of the total time at which a group is drawn
+TOGETHER = 0.8  # share of the height of a group's place in the plot that its bars take together
+CAPTURED = "captured"  # name of the series of captured times
 
 
 def draw_operators(request: PlotRequest) -> Figure:
@@ -96,13 +91,11 @@ def _seconds(time_us: float) -> str:
     return EngFormatter("s", places=1)(time_us * 1e-6)
 
 
-MODE_GROUPS = ("family", "op")
-"""groupings of cases, default first"""
+MODE_GROUPS = ("family", "op")  # groupings of cases, default first
 
+# pairs of a ratio and multiples of powers of ten; an axis whose ends have a smaller ratio is labelled at these
+# multiples
 LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)), (300.0, (1.0, 2.0, 5.0)))
-"""pairs of a ratio and multiples of powers of ten; an axis whose ends have a smaller ratio is labelled at these
-multiples
-"""
 
 
 def draw_modes(request: PlotRequest) -> Figure:
@@ -245,12 +238,10 @@ def _label_history(figure: Figure, name: str) -> None:
     axes.set_ylim(bottom=0)
 
 
+# axis labels for the columns over which times can scale
 VARIED = {"threads": "threads", "batch_scale": "batch, times the recorded one", "streams": "cases at once"}
-"""axis labels for the columns over which times can scale"""
+# exponent of ideal scaling: time is inversely proportional to the number of threads, and proportional to the batch size
 IDEALS = {"threads": -1.0, "batch_scale": 1.0}
-"""exponent of ideal scaling: time is inversely proportional to the number of threads, and proportional to the batch
-size
-"""
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
@@ -319,10 +310,9 @@ def _label_scaling(axes: Axes, column: str, ticks: list[int]) -> None:
     axes.set_ylabel(f"time (relative to {ticks[0]:,})")
 
 
-MOST_PANELS = 9
-"""maximum number of operators that are drawn, those with the longest total time first"""
+MOST_PANELS = 9  # maximum number of operators that are drawn, those with the longest total time first
+# column, axis label and unit, by value of `--over`
 WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operations", "flop")}
-"""column, axis label and unit, by value of `--over`"""
 
 
 def draw_shapes(request: PlotRequest) -> Figure:

@@ -15,8 +15,8 @@ from opgrip.cli.plugins import Registry
 from opgrip.errors import UserError
 from opgrip.replay.results.results import Result
 
+# function that writes rows and their header to a file: a text file unless the report is `binary`
 Write = Callable[[Sequence[Result], Mapping[str, Any], IO[Any]], None]
-"""function that writes rows and their header to a file: a text file unless the report is `binary`"""
 Read = Callable[[Path], pd.DataFrame]
 
 
@@ -39,8 +39,7 @@ class Report:
     package: tuple[str, str] | tuple[()] = ()
 
 
-reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")
-"""reports by file suffix"""
+reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports")  # reports by file suffix
 
 
 def report(suffix: str, **about: Any) -> Callable[[Write], Write]:

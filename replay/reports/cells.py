@@ -28,14 +28,14 @@ from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
 from opgrip.replay.workers.journal import checked_cell, quoted
 from opgrip.traces.schema.json_values import check_finite, check_nesting
 
+# maximum number of bytes of a result file that is read; enough for half a million rows with run times
 LARGEST_BYTES = 1 << 30
-"""maximum number of bytes of a result file that is read; enough for half a million rows with run times"""
+# types of header fields on which other code relies
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
     **dict.fromkeys(("environment", "accelerator", "ceilings", "sequence", "traces", "distilled", "settings"), dict),
     "unusual": list,
 }
-"""types of header fields on which other code relies"""
 
 
 def check_size(path: Path) -> None:
@@ -104,6 +104,7 @@ def _refusal(path: Path, reason: str) -> UserError:
     )
 
 
+# columns that exist only if an option or feature requests them, by its name
 ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("a GPU that records its kernels", KernelColumns),
     ("energy", EnergyColumns),
@@ -116,7 +117,6 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
     ("several traces", OriginColumns),
     ("shard", MachineColumns),
 )
-"""columns that exist only if an option or feature requests them, by its name"""
 
 
 def added_columns() -> list[Column]:
@@ -229,11 +229,10 @@ def check_columns(names: Iterable[Hashable], path: Path) -> None:
         raise other_columns(path)
 
 
+# columns whose values come from the options and the trace, and not from measurement
 OF_CASE = ("case", "op", "count", *(name for name in VARIANT_COLUMNS if name not in ("cache", "method", "device")))
-"""columns whose values come from the options and the trace, and not from measurement"""
 SAME_IN_HEADER = ("trace", "trace_hash", "torch", "device", "seed")
-OPTIONS = "options_hash"
-"""header field with a hash of the options, including the number of timed runs"""
+OPTIONS = "options_hash"  # header field with a hash of the options, including the number of timed runs
 
 
 def read_completed(

@@ -21,8 +21,7 @@ from opgrip.replay.run.energy import EnergyColumns, EnergyOptions
 from opgrip.replay.timing.timing_options import TimingOptions
 from opgrip.replay.workers.executors import EngineOptions
 
-WITH_RESULTS = (OK, WRONG, CONTENDED)
-"""statuses of rows with results"""
+WITH_RESULTS = (OK, WRONG, CONTENDED)  # statuses of rows with results
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,8 +50,7 @@ def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str
     frame.to_csv(file, index=False)
 
 
-_INFINITE = "1e999"
-"""text that represents infinity in JSON: parsers read a number that is too large as inf"""
+_INFINITE = "1e999"  # text that represents infinity in JSON: parsers read a number that is too large as inf
 _UNBOUNDED = "|".join(about.name for about in columns_in(Result) if about.unbounded)
 _AS_NUMBER = re.compile(rf'^( +"(?:{_UNBOUNDED})": )"{_INFINITE}"(,?)$', re.MULTILINE)
 
@@ -75,10 +74,8 @@ def write_json(results: Sequence[Result], header: Mapping[str, Any], file: IO[st
     file.write(_AS_NUMBER.sub(rf"\g<1>{_INFINITE}\g<2>", text) + "\n")
 
 
-HEADER = b"opgrip"
-"""metadata key under which the header is stored as JSON"""
-MOST_CELLS = 100_000_000
-"""maximum number of cells in a file, including run times: half a million rows with all columns"""
+HEADER = b"opgrip"  # metadata key under which the header is stored as JSON
+MOST_CELLS = 100_000_000  # maximum number of cells in a file, including run times: half a million rows with all columns
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
@@ -129,14 +126,10 @@ def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[byt
     write_figure(lambda: draw(results, ceilings, threads, str(header.get("trace", ""))), "svg", file)
 
 
-ROWS = 1_048_575
-"""maximum number of rows of a worksheet, without the row of column names"""
-CHARTED = 20
-"""number of rows in a chart"""
-FORMATS = {"1": "0.0%", "us": "#,##0.00", "ms": "#,##0.00", "bytes": "#,##0"}
-"""number format by unit of the column"""
-WIDE = {"op": 34, "shapes": 60, "error": 60, "module": 34}
-"""widths of text columns, in characters"""
+ROWS = 1_048_575  # maximum number of rows of a worksheet, without the row of column names
+CHARTED = 20  # number of rows in a chart
+FORMATS = {"1": "0.0%", "us": "#,##0.00", "ms": "#,##0.00", "bytes": "#,##0"}  # number format by unit of the column
+WIDE = {"op": 34, "shapes": 60, "error": 60, "module": 34}  # widths of text columns, in characters
 _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 

@@ -53,6 +53,7 @@ STYLES = {
     "skipped": "dim",
     "contended": "yellow",
 }
+# explanations of the words that can follow the status `ok`
 MEANINGS = {
     "unfaithful": "the results have other shapes or dtypes than the recorded ones",
     "noisy": "the middle half of the runs spreads over more than a quarter of the median",
@@ -60,21 +61,14 @@ MEANINGS = {
     LAUNCH_BOUND: "the device waited for the host in most runs, so the time is that of the launches: "
     "--exec-mode graph times the device",
 }
-"""explanations of the words that can follow the status `ok`"""
-DOUBTFUL = "~"
-"""mark before doubtful captured times and speed-ups"""
-OF_THESE = "share of these"
-"""heading of the share of time among the selected calls"""
+DOUBTFUL = "~"  # mark before doubtful captured times and speed-ups
+OF_THESE = "share of these"  # heading of the share of time among the selected calls
 SPEED_UP = "speed-up: replayed us of the row with which a row is compared, divided by its own replayed us"
-SHORT = 60
-"""maximum number of characters of operator and shapes in a note"""
-NOTE = 40
-"""maximum number of characters of a note"""
+SHORT = 60  # maximum number of characters of operator and shapes in a note
+NOTE = 40  # maximum number of characters of a note
 QUIETER = "wait until the machine is quiet, leave others a core with --threads 1, or choose idle cores with --pin"
-OPERATORS = 3
-"""maximum number of operators listed with a reason"""
-MOST_INPUTS = 60
-"""maximum number of rows in a table of the inputs of several traces"""
+OPERATORS = 3  # maximum number of operators listed with a reason
+MOST_INPUTS = 60  # maximum number of rows in a table of the inputs of several traces
 
 
 def print_results(results: Sequence[Result], file: IO[str], share: str = "share") -> None:
@@ -244,10 +238,7 @@ def _has(about: Column, result: Result) -> bool:
 
 
 def _added(about: Column, result: Result) -> str:
-    """Return the text that a table shows for a row in a column that an analysis added.
-
-    about : declaration of the column
-    """
+    """Return the text that a table shows for a row in a column that an analysis added."""
     cell = result.added.get(about.name)
     if about.unit == "us":
         return _number(cell)

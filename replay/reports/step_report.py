@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from opgrip.replay.sequences.ranks.replay_ranks import CollectiveTimes, StepOutcome
     from opgrip.replay.sequences.step_results import SequenceResult
 
-ROWS, REASONS = 20, 12
-"""default number of printed rows, and maximum number of printed reasons"""
+ROWS, REASONS = 20, 12  # default number of printed rows, and maximum number of printed reasons
 ONLY_CONTENDED = "other processes used the cores in all passes, so its time is not used"
 
 
@@ -52,8 +51,6 @@ def _slowed(result: SequenceResult) -> str:
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
     """Return lines with the reasons why calls were not replayed or did not run in the requested mode, without those
     that a printed row shows.
-
-    shown, others : rows that are printed, and rows that are not
     """
     printed = {(row.op, row.error) for row in shown}
     lines = {
@@ -83,10 +80,7 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
 
 
 def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, str]]:
-    """Return the lines (name, text) with captured and replayed times.
-
-    captured : captured time of the replayed calls in ms
-    """
+    """Return the lines (name, text) with captured and replayed times."""
     middle = result.replayed_quantile_ms(0.5)
     ratio = f", {middle / captured:.2f} times" if captured and not result.is_contended else ""
     if result.graphs:

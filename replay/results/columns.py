@@ -101,10 +101,7 @@ def _columns_in(declared: type) -> tuple[Column, ...]:
 
 
 def _kind(declared: Any) -> tuple[type, bool]:
-    """Return the type of the values of a field, and True if they can also be None.
-
-    declared : annotation of the field
-    """
+    """Return the type of the values of a field, and True if they can also be None."""
     members = get_args(declared) if get_origin(declared) is UnionType else (declared,)
     kinds = [get_origin(item) or item for item in members if item is not NoneType]
     return kinds[0] if len(kinds) == 1 else object, NoneType in members

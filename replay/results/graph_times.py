@@ -54,10 +54,7 @@ def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: 
 
 
 def _times_ns(rows: Sequence[Result], signature_of: Mapping[int, int]) -> dict[int, float]:
-    """Return the mean replayed time of each signature's calls in ns, by signature number.
-
-    signature_of : signature number by case number; several cases can have the same signature
-    """
+    """Return the mean replayed time of each signature's calls in ns, by signature number."""
     totals: dict[int, float] = {}
     counts, timed_cases = Counter[int](), set[int]()
     for row in rows:

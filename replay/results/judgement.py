@@ -13,8 +13,7 @@ from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.paired_ratio import EQUAL, FASTER, SLOWER, UNDECIDED, WITHIN_95, PairedRatio
 from opgrip.replay.results.results import FAILED, RAN, SKIPPED, WRONG, Result
 
-VERDICTS = (WRONG, FAILED, SLOWER, UNDECIDED, EQUAL, FASTER)
-"""verdicts in the order of tables, worst first"""
+VERDICTS = (WRONG, FAILED, SLOWER, UNDECIDED, EQUAL, FASTER)  # verdicts in the order of tables, worst first
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +48,6 @@ def judge_rows(
 ) -> list[Result]:
     """Return the rows, in which rows of candidates have verdicts.
 
-    Parameters
-    ----------
     rows : results of all modes
     reference : mode with which candidates are compared
     step_us : captured time of all calls of the step in us; None if the rows belong to no step

@@ -18,10 +18,9 @@ from opgrip.platform.machine import lines, processor
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import Result
 
+# environment variable that names the machine if its host name is meaningless, as in a container
 MACHINE = "OPGRIP_MACHINE"
-"""environment variable that names the machine if its host name is meaningless, as in a container"""
-_NAMED = 3
-"""number of machines that a header lists by name"""
+_NAMED = 3  # number of machines that a header lists by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,7 @@ def origin_of(row: Result) -> Origin:
 
 
 FREQUENCY = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+# packages whose versions affect results; missing packages are left out
 PACKAGES = (
     "opgrip",
     "torch",
@@ -129,11 +129,10 @@ PACKAGES = (
     "tensorflow",
     "apache-tvm",
 )
-"""packages whose versions affect results; missing packages are left out"""
+# pattern of the names of environment variables that affect speed
 VARIABLES = re.compile(
     r"(OMP|MKL|KMP|GOMP|ONEDNN|DNNL|ATEN|TORCHINDUCTOR|TORCH_COMPILE|CUDA|PYTORCH|MALLOC)_|LD_PRELOAD"
 )
-"""pattern of the names of environment variables that affect speed"""
 
 
 def describe_environment(device: str) -> dict[str, Any]:

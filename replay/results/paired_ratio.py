@@ -12,26 +12,19 @@ from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import Result
 
 SLOWER, FASTER, EQUAL, UNDECIDED = "slower", "faster", "equal", "undecided"
-MARGIN = 0.05
-"""relative difference of two times up to which they count as equal"""
-CERTAIN = 3.3
-"""standard errors by which a time must differ to be slower or faster: 1 in 1,000 if errors are normal"""
-CHANCE = 1e-3
-"""largest probability of chance of a verdict, by the sign test"""
+MARGIN = 0.05  # relative difference of two times up to which they count as equal
+CERTAIN = 3.3  # standard errors by which a time must differ to be slower or faster: 1 in 1,000 if errors are normal
+CHANCE = 1e-3  # largest probability of chance of a verdict, by the sign test
 WITHIN_95 = 1.96
+# standard deviation of the log ratio of two identical functions' times in one process, which no number of runs averages
+# out: with exchanged arguments, and with arguments in different memory
+#
+# In 314 comparisons of a softmax with itself in 8 processes with exchanged arguments, 1 % were beyond the 95 % interval
+# and none beyond `CERTAIN` errors; without exchange, one of 160 differed from itself by 9 %.
 SAME_MEMORY, OTHER_MEMORY = 0.01, 0.04
-"""standard deviation of the log ratio of two identical functions' times in one process, which no number of runs
-averages out: with exchanged arguments, and with arguments in different memory
-
-In 314 comparisons of a softmax with itself in 8 processes with exchanged arguments, 1 % were beyond the 95 % interval
-and none beyond `CERTAIN` errors; without exchange, one of 160 differed from itself by 9 %.
-"""
-CLOCK_US = 0.1
-"""the same standard deviation in us, of short calls"""
-TRIMMED = 0.2
-"""share of the pairs that a trimmed mean leaves out at each end"""
-LEAST_PER_ARRANGEMENT = 4
-"""minimum number of pairs in each arrangement with which arrangements are distinguished"""
+CLOCK_US = 0.1  # the same standard deviation in us, of short calls
+TRIMMED = 0.2  # share of the pairs that a trimmed mean leaves out at each end
+LEAST_PER_ARRANGEMENT = 4  # minimum number of pairs in each arrangement with which arrangements are distinguished
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +45,6 @@ class PairedColumns(Columns):
 class PairedRatio:
     """The time of a function divided by that of another, from runs of both in turn.
 
-    Attributes
-    ----------
     low, middle, high : 10th percentile, trimmed mean and 90th percentile of the ratio of two runs, without the effects
         of their order and memory
     error : standard error of the natural logarithm of `middle`

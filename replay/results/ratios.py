@@ -20,14 +20,13 @@ from opgrip.replay.timing.samples import FEWEST_FOR_PERCENTILES, Samples, effect
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
 
-OUTSIDE = "(outside)"
-"""name of calls outside all modules"""
+OUTSIDE = "(outside)"  # name of calls outside all modules
+# groups of rows, by name
 GROUPS: dict[str, Callable[[Result], str]] = {
     "op": lambda row: row.op,
     "family": lambda row: family_of(row.op),
     "mode": lambda row: row.mode,
 }
-"""groups of rows, by name"""
 
 
 def shares_by(row: Result, by: str) -> dict[str, float]:

@@ -17,33 +17,25 @@ if TYPE_CHECKING:
     from opgrip.traces.schema.records import Signature
 
 OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED = "ok", "wrong", "unsupported", "failed", "timeout", "skipped"
-CONTENDED = "contended"
-"""status of a row that ran only while other processes used the cores; its time is ignored"""
-RAN = (OK, CONTENDED)
-"""statuses of rows that ran, and whose results are correct or unchecked"""
+CONTENDED = "contended"  # status of a row that ran only while other processes used the cores; its time is ignored
+RAN = (OK, CONTENDED)  # statuses of rows that ran, and whose results are correct or unchecked
 STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, SKIPPED, CONTENDED)
 
-NOISY = 0.25
-"""interquartile range, as a share of the median, above which a row is noisy"""
-SLOWED = 0.5
-"""share of runs on a slowed processor above which a row's median is doubtful"""
-LAUNCH_BOUND = "launch-bound"
-"""doubt about a device time: the device waited for the host during the measurement"""
+NOISY = 0.25  # interquartile range, as a share of the median, above which a row is noisy
+SLOWED = 0.5  # share of runs on a slowed processor above which a row's median is doubtful
+LAUNCH_BOUND = "launch-bound"  # doubt about a device time: the device waited for the host during the measurement
+# factor between the ratio of medians and the median ratio of paired runs above which a speed-up is doubtful
 DISAGREEMENT = 1.1
-"""factor between the ratio of medians and the median ratio of paired runs above which a speed-up is doubtful"""
+# maximum plausible ratio; a row with a larger ratio, or a smaller one than its inverse, has no speed-up
 UTMOST_RATIO = 1e100
-"""maximum plausible ratio; a row with a larger ratio, or a smaller one than its inverse, has no speed-up"""
-SETTINGS = "settings"
-"""header field with the options whose role is `RUN`, by name, as text"""
-UNUSUAL = "unusual"
-"""header field that earlier versions wrote instead of `SETTINGS`: a list of options as text"""
+SETTINGS = "settings"  # header field with the options whose role is `RUN`, by name, as text
+UNUSUAL = "unusual"  # header field that earlier versions wrote instead of `SETTINGS`: a list of options as text
+# columns that describe how a case was run, which includes all options with the role `IDENTITY`
 VARIANT_COLUMNS = (
     *("mode", "direction", "values", "dtype", "threads", "batch_scale", "streams", "cache", "method", "tune"),
     "device",
 )
-"""columns that describe how a case was run, which includes all options with the role `IDENTITY`"""
-MODE_COLUMNS = ("mode", "tune")
-"""columns of `VARIANT_COLUMNS` that belong to a mode"""
+MODE_COLUMNS = ("mode", "tune")  # columns of `VARIANT_COLUMNS` that belong to a mode
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +302,7 @@ class Result:
         return replace(self, added={**self.added, **asdict(part)})
 
 
-CORE = tuple(about.name for about in columns_in(Result))
-"""names of the columns that every row has"""
+CORE = tuple(about.name for about in columns_in(Result))  # names of the columns that every row has
 
 
 def summarize(results: list[Result]) -> str:

@@ -35,8 +35,6 @@ class PartSaving:
 
     All shares are of a captured time: for a phase, of the step; for a label, of all calls within the label.
 
-    Attributes
-    ----------
     share : share of the time that the judged operators take in this part
     saving : share of the time that the candidates save in this part; negative if they are slower
     error : half of the 95 % interval of `saving`
@@ -142,8 +140,6 @@ class JudgedStep(StepSaving):
 class MeanSaving:
     """The mean saving of candidates over models; each model has the same weight, divided equally among its traces.
 
-    Attributes
-    ----------
     models : number of models whose steps have calls of the judged operators
     traces : number of these models' traces
     share : mean share of the step that the judged operators take
@@ -189,8 +185,6 @@ def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
 class SavingLine:
     """A row of the table of savings: the step of one of several traces, or a part of a step.
 
-    Attributes
-    ----------
     trace : name of the trace
     part : phase or label, in words; empty for the whole step
     share, saving, error : as in `PartSaving`
@@ -286,11 +280,7 @@ def _in_labels(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateCo
 
 
 def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, PartSaving]:
-    """Return the saving in each part of a step.
-
-    uses : for each group of calls, the part of the step, the share of time as in `PartSaving`, and the verdict on the
-        candidate of their operator
-    """
+    """Return the saving in each part of a step."""
     by_part: dict[str, list[tuple[float, float, float]]] = {}
     for part, share, judged in uses:
         # the saving in the step is scaled to the share that these calls take
@@ -309,10 +299,9 @@ def _by_verdict(rows: Iterable[Result]) -> dict[str, int]:
     return {verdict: counts[verdict] for verdict in VERDICTS}
 
 
+# field of a results file's header with what the candidates save; `replay/schema.json` describes it
 JUDGEMENT = "judgement"
-"""field of a results file's header with what the candidates save; `replay/schema.json` describes it"""
-VERSION = 1
-"""version of its form: fields may be added without a new one"""
+VERSION = 1  # version of its form: fields may be added without a new one
 
 
 def judgement_in(rows: Iterable[Result]) -> dict[str, Any]:

@@ -23,15 +23,11 @@ from opgrip.replay.results.columns import Columns, column
 if TYPE_CHECKING:
     from opgrip.replay.timing.rounds import Announce
 
+# seconds of runs that are measured; the counter changes every few hundredths of a second, so the error is some percent
 SECONDS = 1.0
-"""seconds of runs that are measured; the counter changes every few hundredths of a second, so the error is some percent
-"""
-BLOCK_S = 0.1
-"""seconds of runs between synchronizations; with shorter blocks the GPU would be idle most of the time"""
-IDLE_S = 0.3
-"""seconds for which the idle GPU is measured"""
-EVERY_S = 0.05
-"""minimum seconds between two readings of clock and power, each of which takes up to some milliseconds"""
+BLOCK_S = 0.1  # seconds of runs between synchronizations; with shorter blocks the GPU would be idle most of the time
+IDLE_S = 0.3  # seconds for which the idle GPU is measured
+EVERY_S = 0.05  # minimum seconds between two readings of clock and power, each of which takes up to some milliseconds
 MOST_GROWTH = 10.0
 
 
@@ -185,10 +181,7 @@ def open_meter(device: str) -> Meter:
 
 
 def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
-    """Return how many runs of a call take `BLOCK_S` seconds together.
-
-    wait : function that waits until the device is idle
-    """
+    """Return how many runs of a call take `BLOCK_S` seconds together."""
     count = 1
     while True:
         began = perf_counter()
@@ -202,19 +195,14 @@ def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
 
 
 def _total_mj(before: float | None, after: float | None, powers_mw: Sequence[float], elapsed_s: float) -> float | None:
-    """Return the energy in mJ between two counter values or, without a counter, from mean power and time.
-
-    before, after : values of the counter in mJ; None without a counter
-    powers_mw : measured powers in mW
-    elapsed_s : time between the two values in s
-    """
+    """Return the energy in mJ between two counter values or, without a counter, from mean power and time."""
     if before is not None and after is not None:
         return after - before
     return fmean(powers_mw) * elapsed_s if powers_mw else None
 
 
+# size of the matrices that are multiplied to raise the clock, and seconds of work between synchronizations
 SIZE, WARM_UP_BLOCK_S = 1024, 0.01
-"""size of the matrices that are multiplied to raise the clock, and seconds of work between synchronizations"""
 
 
 @cache

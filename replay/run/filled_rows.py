@@ -18,8 +18,7 @@ from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.samples import Samples
 from opgrip.replay.timing.subjects import Subject, paired_runs
 
-DECIMALS = 4
-"""number of decimals of single run times in us"""
+DECIMALS = 4  # number of decimals of single run times in us
 
 
 def with_memory_columns(result: Result, memory: CallMemory) -> Result:

@@ -71,19 +71,15 @@ def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, ann
     return energy_of_subject
 
 
+# limits of a window of cases that are measured side by side: number of cases, bytes of their arguments, and us that
+# their calls took in the program; if a replay is killed, one window is lost
 CASES, BYTES, LONG_US = 128, 1 << 30, 30e6
-"""limits of a window of cases that are measured side by side: number of cases, bytes of their arguments, and us that
-their calls took in the program; if a replay is killed, one window is lost
-"""
-SHARE = 0.25
-"""maximum share of the memory limit for the arguments of one window"""
-BEFORE_SHARE = 0.25
-"""share of a window's bytes that arguments of preceding calls may take in addition"""
-QUICK_US = 50_000
-"""maximum captured time in us of a preceding call; slower ones are not replayed"""
+SHARE = 0.25  # maximum share of the memory limit for the arguments of one window
+BEFORE_SHARE = 0.25  # share of a window's bytes that arguments of preceding calls may take in addition
+QUICK_US = 50_000  # maximum captured time in us of a preceding call; slower ones are not replayed
 
+# rows of cases that were prepared before, by case number and row number
 CachedRows = Mapping[int, Mapping[int, Result]]
-"""rows of cases that were prepared before, by case number and row number"""
 
 
 def measure_cases(
@@ -246,12 +242,7 @@ def _with_preceding_subjects(
     announce: Announce,
     without: Collection[int],
 ) -> dict[int, Subject]:
-    """Return the subjects of the measured cases and of all calls that precede them in the program, by case number.
-
-    rows : measured cases with their prepared rows
-    surroundings, announce : the preceding calls, and function called before each of them is prepared
-    without : numbers of cases that do not run as preceding calls
-    """
+    """Return the subjects of the measured cases and of all calls that precede them in the program, by case number."""
     subject_of_case = {
         subject.number: subject
         for _, prepared in reversed(rows)
@@ -293,10 +284,7 @@ def _groups(
     surroundings: PrecedingCalls,
     around: Mapping[int, Subject],
 ) -> list[SubjectGroup]:
-    """Return the subjects (calls to time) of all rows, grouped by the torch settings under which they run.
-
-    surroundings, around : calls that precede each case in the program, and untimed subjects of these by case number
-    """
+    """Return the subjects (calls to time) of all rows, grouped by the torch settings under which they run."""
     groups: dict[str, SubjectGroup] = {}
     cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
@@ -318,11 +306,7 @@ def _fill_rows(
     energies: Mapping[int, Energy],
     clocks: Clocks,
 ) -> Iterator[Result]:
-    """Yield the rows of one case with their measured values.
-
-    concurrent_runs, energies : times of subjects that ran concurrently and energy of one run, by `id(subject)`
-    prepared, clocks : the rows with their subjects, and the GPU's clock and throttling during the runs
-    """
+    """Yield the rows of one case with their measured values."""
     for variant, row, subject in prepared:
         clock_mhz, throttled = clocks.of_row(row.case, variant.number)
         result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(subject)))
@@ -345,8 +329,6 @@ def _fill_rows(
 def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
     """Return a case's rows with their times divided by those of the reference mode: the ratio of the medians, and
     percentiles of the ratios of runs that alternated.
-
-    prepared : the same rows with the calls that were timed
     """
     compared = []
     for place, row in enumerate(with_ratios(rows, reference)):

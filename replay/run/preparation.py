@@ -60,10 +60,9 @@ from opgrip.replay.timing.timed_cases import MOST
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM
 from opgrip.traces.schema.records import Signature
 
+# row, and the subject (the call to time); the subject is None if the row says why it cannot be timed
 RowToTime = tuple[Result, Subject | None]
-"""row, and the subject (the call to time); the subject is None if the row says why it cannot be timed"""
-Prepared = tuple[Variant, Result, Subject | None]
-"""variant, and the two parts of a `RowToTime`"""
+Prepared = tuple[Variant, Result, Subject | None]  # variant, and the two parts of a `RowToTime`
 
 
 def prepare(

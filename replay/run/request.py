@@ -40,14 +40,13 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 MOST_SHARDS = 1_000_000
+# placeholder for the shard's number in the name of an output, so that processes with the same command line write
+# separate files
 PLACEHOLDER = "{shard}"
-"""placeholder for the shard's number in the name of an output, so that processes with the same command line write
-separate files
-"""
+# assumed number of runs of a row if the time budget is sufficient, and if one run takes longer than the budget
 RUNS, FEWEST_RUNS = 100, 10
-"""assumed number of runs of a row if the time budget is sufficient, and if one run takes longer than the budget"""
+# time in us that a row costs in addition to its runs, and that compiling costs; medians of the zoo on CPUs
 PREPARE_US, COMPILE_US = 10_000, 3_000_000
-"""time in us that a row costs in addition to its runs, and that compiling costs; medians of the zoo on CPUs"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,7 @@ class Shard:
         return places
 
 
-TORCH = "torch"
-"""key of the torch version in an identity"""
+TORCH = "torch"  # key of the torch version in an identity
 
 
 @titled("limits")
@@ -178,8 +176,8 @@ class RunRequest:
         return msgspec.convert(record, cls)
 
 
+# option classes of a request, by field
 OPTION_GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(RunRequest).items() if is_dataclass(kind)}
-"""option classes of a request, by field"""
 
 
 def identity(request: RunRequest) -> dict[str, Any]:

@@ -34,21 +34,17 @@ from opgrip.replay.run.workload import Workload
 
 MODULE = "opgrip.replay.run.untrusted_process"
 PAGE = mmap.PAGESIZE
-MOST_PROCESSES = 32
-"""processes of candidates that are kept; a further one ends the one that ran longest ago"""
-LEAST_BYTES = 16 << 20
-"""bytes of shared memory at first"""
-STOPPED = "Tt"
-"""states of threads that a signal or a debugger stopped"""
+MOST_PROCESSES = 32  # processes of candidates that are kept; a further one ends the one that ran longest ago
+LEAST_BYTES = 16 << 20  # bytes of shared memory at first
+STOPPED = "Tt"  # states of threads that a signal or a debugger stopped
 STOPS_WITHIN_S = 10
-OF_TIMEOUT = 0.9
-"""share of `--timeout` after which a candidate is ended, before the process that times it would be"""
+OF_TIMEOUT = 0.9  # share of `--timeout` after which a candidate is ended, before the process that times it would be
+# errors that a process may report
 ERRORS = {
     kind.__name__: kind
     for kind in (UserError, Unsupported, ArithmeticError, AttributeError, IndexError, KeyError, MemoryError)
     + (NotImplementedError, RuntimeError, TypeError, ValueError, ZeroDivisionError)
 }
-"""errors that a process may report"""
 
 _processes: dict[Candidate | None, UntrustedProcess] = {}
 

@@ -23,8 +23,7 @@ from opgrip.traces.rebuild import tensor_over
 from opgrip.traces.schema.arguments import DTYPES, GeneratorSpec, TensorSpec, decode, encode, map_leaves
 from opgrip.traces.schema.records import Signature
 
-MOST_SIZE = 1 << 40
-"""largest size or stride of a result"""
+MOST_SIZE = 1 << 40  # largest size or stride of a result
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +174,6 @@ def _spec(form: Mapping[str, Any], size: int) -> TensorSpec:
 def _leaf(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
     """Return arguments, a tree of lists, tuples and dicts, with specs in place of tensors, whose memory is added to
     `storages`.
-
-    Raises `Unsupported` for arguments that cannot be passed to another process.
     """
 
     def described(leaf: Any) -> Any:

@@ -39,6 +39,7 @@ from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec, decode, en
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import plain_name
 
+# names of functions on which times and results depend, by module or class; `DEVICE` is a kind of device
 CRITICAL = {
     "time": "perf_counter perf_counter_ns monotonic monotonic_ns process_time time time_ns sleep",
     "torch": "empty empty_like equal allclose frombuffer set_num_threads",
@@ -48,7 +49,6 @@ CRITICAL = {
     "torch.DEVICE": "synchronize Event Stream current_stream stream",
     "torch.DEVICE.Event": "record elapsed_time synchronize query wait",
 }
-"""names of functions on which times and results depend, by module or class; `DEVICE` is a kind of device"""
 LONGEST = 200
 PR_SET_CHILD_SUBREAPER = 36
 

@@ -28,20 +28,16 @@ from opgrip.replay.timing.stopwatch import Stopwatch
 from opgrip.replay.timing.subjects import InputSet, Stratum, Subject
 from opgrip.traces.schema.records import Signature
 
-UNKNOWN = CallMemory(0, 0)
-"""memory of a call that another process runs"""
-CERTAIN, CHECKED = 8, 2
-"""number of timed runs that are checked; of the later ones, one of this number is, at random"""
+UNKNOWN = CallMemory(0, 0)  # memory of a call that another process runs
+CERTAIN, CHECKED = 8, 2  # number of timed runs that are checked; of the later ones, one of this number is, at random
+# largest relative change of floating-point values, without which values that the trace keeps were always the same
 CHANGE = 1e-3
-"""largest relative change of floating-point values, without which values that the trace keeps were always the same"""
-MARGIN = 0.1
-"""share by which the time of a candidate's request outside its call may exceed the operator's, by chance"""
-KEPT = 51
-"""number of latest requests over which these times are compared"""
+MARGIN = 0.1  # share by which the time of a candidate's request outside its call may exceed the operator's, by chance
+KEPT = 51  # number of latest requests over which these times are compared
 
 
+# function that compares results with the operator's on the same inputs
 Check = Callable[[Inputs, RunOutputs], ResultVerdict]
-"""function that compares results with the operator's on the same inputs"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,10 +94,7 @@ class UntrustedSubject(Subject):
         return float(max(run.run_ns, took_ns - (1 + MARGIN) * usual_ns, 1))
 
     def _compare(self, inputs: Inputs, run: UntrustedRun) -> None:
-        """Raise `WrongResultError` if the results of `run`, the last run, are wrong.
-
-        inputs : arguments with which it ran; changes of their values are undone
-        """
+        """Raise `WrongResultError` if the results of `run`, the last run, are wrong."""
         assert self.check is not None, "only candidates are compared"
         before = [storage.clone() for storage in inputs.storages]
         outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.call.results(run)]

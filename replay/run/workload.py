@@ -305,19 +305,17 @@ def _versions(packages: tuple[str, ...]) -> dict[str, list[str]]:
     return {package: [version(name) for name in distributions.get(package, ())] for package in packages}
 
 
-OUT_OF_MEMORY = "out of memory"
-"""start of the reason of a row that ran out of memory"""
+OUT_OF_MEMORY = "out of memory"  # start of the reason of a row that ran out of memory
 
+# pattern of messages for a missing kernel or device: from mmcv's registry, builds without CUDA, and torch's pinned
+# memory
 _NO_KERNEL = re.compile(
     r"implementation for device \S+ not found|not compiled with (?:gpu|cuda)|accelerator device when none is available",
     re.IGNORECASE,
 )
-"""pattern of messages for a missing kernel or device: from mmcv's registry, builds without CUDA, and torch's pinned
-memory
-"""
 
+# message of autograd for an operator or argument without a derivative
 _NO_DERIVATIVE = re.compile(r"(?:the )?derivative for .+? is not implemented")
-"""message of autograd for an operator or argument without a derivative"""
 
 
 def expected_rows(cases: Iterable[Case], workload: Workload) -> list[Result]:

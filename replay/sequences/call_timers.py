@@ -36,8 +36,8 @@ from opgrip.replay.timing.rounds import WATCHFUL_NS
 from opgrip.replay.timing.stopwatch import Pace, keep_busy
 from opgrip.replay.timing.timing_options import GRAPH
 
+# time for passes timed by the host; an accelerator's times are from passes that its own clock times
 BUDGET_S, BUDGET_ON_ACCELERATOR_S = 10.0, 3.0
-"""time for passes timed by the host; an accelerator's times are from passes that its own clock times"""
 
 
 class CallTimer(Protocol):
@@ -152,10 +152,9 @@ def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
     return medians
 
 
+# minimum time in ns between two checks; a check takes some ten microseconds and evicts a few cache lines
 CHECK_NS = 10_000_000
-"""minimum time in ns between two checks; a check takes some ten microseconds and evicts a few cache lines"""
-SHARE = 0.05
-"""share of a pass's time; a pass that is disturbed for longer counts as slowed or contended"""
+SHARE = 0.05  # share of a pass's time; a pass that is disturbed for longer counts as slowed or contended
 
 
 class Slowdown:

@@ -81,10 +81,7 @@ def confirm(workload: Workload, judged: JudgedStep | None, on_progress: Progress
 
 
 def _scaled(judged: JudgedStep, shares: Mapping[int, float], workload: Workload) -> float:
-    """Return the saving estimated from single calls in a step in which each signature takes another share.
-
-    shares : share of the step, by signature number
-    """
+    """Return the saving estimated from single calls in a step in which each signature takes another share."""
     numbers = {case.number: case.trace_number for case in workload.cases}
     columns = [(shares.get(numbers[row.case], 0.0), CandidateColumns.of(row)) for row in judged.rows]
     return fsum(share * (item.step_saving or 0.0) / item.step_share for share, item in columns if item.step_share)

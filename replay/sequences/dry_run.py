@@ -51,8 +51,8 @@ from opgrip.traces.values import ValueModel
 REPLAYED, SUBSTITUTED, UNSUPPORTED = "replayed", "substituted", "unsupported"
 OTHER_SHAPES = "its results have other shapes than the recorded ones"
 MOST_PASSES = 10
+# row status and reason of calls that must not run, by signature number
 Excluded: TypeAlias = Mapping[int, tuple[str, str]]
-"""row status and reason of calls that must not run, by signature number"""
 NOTHING_EXCLUDED: Excluded = MappingProxyType({})
 NO_TENSORS = Interface((), ())
 

@@ -33,8 +33,7 @@ from opgrip.traces.values.exact import Constant, Exact, OneHot
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.progression import Progression
 
-FAR = 1e3
-"""factor by which floats above 1 may exceed the recorded maximum"""
+FAR = 1e3  # factor by which floats above 1 may exceed the recorded maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +47,8 @@ class _Flowing:
     spec: TensorSpec
 
 
+# function that creates a part of a call's arguments from the memory of its tensors
 Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
-"""function that creates a part of a call's arguments from the memory of its tensors"""
 
 
 class PreparedCall:
@@ -137,8 +136,6 @@ class DrawnValues:
     """Decides whether calls can use the values in memory of earlier calls, and replaces unusable ones by values drawn
     from value models.
 
-    Attributes
-    ----------
     defers : if True, `allows_floats` returns True without waiting for the device, and `found_excess` reports later
         whether that was right
     """

@@ -36,8 +36,8 @@ from opgrip.replay.sequences.step_passes import Pass
 from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes
 
 RunCall = Callable[[DryRun, FlowingCall, CallPlan, HostTimer], None]
+# torch's tags of operators whose results the host reads
 WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-"""torch's tags of operators whose results the host reads"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,8 @@ class StepGraphs:
         )
 
     def _rows(self, dry_run: DryRun, rows: tuple[SignatureTimes, ...]) -> Iterator[SignatureTimes]:
-        """Yield the rows without times, each with a note that says whether its calls ran in a graph or between graphs.
-
-        dry_run : the step, by which the calls between graphs are found
+        """Yield the rows without times, each with a note that says whether its calls ran in a graph or between
+        graphs.
         """
         between: dict[int, int] = {}
         for place in self.breaks:
@@ -192,10 +191,7 @@ class StepGraphs:
         self._peak_bytes = module.max_memory_allocated(device) - at_start
 
     def _end(self, graph: Any, synchronize: Callable[[], None]) -> None:
-        """End the capture of a graph, run the graph once, and add it to `parts`; do nothing if `graph` is None.
-
-        synchronize : function that waits for the device
-        """
+        """End the capture of a graph, run the graph once, and add it to `parts`; do nothing if `graph` is None."""
         if graph is not None:
             graph.capture_end()
             graph.replay()
@@ -243,9 +239,6 @@ class StepGraphs:
 def _uses_host(dry_run: DryRun, call: FlowingCall, plan: CallPlan, kind: str) -> bool:
     """Return True if the operator of a call always waits for the device, or if the call takes a tensor on another
     device.
-
-    dry_run, plan : the step, and how it runs the call
-    kind : type of the device, such as `cuda`
     """
     assert plan.prepared is not None
     function = plan.prepared.function

@@ -25,10 +25,9 @@ from opgrip.traces.rebuild import tensor_over
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import ValueModel
 
+# share of the available memory that a replay may take: on the CPU, and on an accelerator, which it need not share
 SHARE, SHARE_OF_DEVICE = 0.8, 0.9
-"""share of the available memory that a replay may take: on the CPU, and on an accelerator, which it need not share"""
-COMPARED_BYTES = 1 << 26
-"""number of bytes that are copied at a time to compare storages on two devices"""
+COMPARED_BYTES = 1 << 26  # number of bytes that are copied at a time to compare storages on two devices
 SEEDS = 1 << 62
 
 

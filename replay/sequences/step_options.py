@@ -141,17 +141,16 @@ class RankColumns(Columns):
     )
 
 
+# totals that are unknown if a trace has no times
 OF_CAPTURED_TIMES = (
     *("captured_ms", "captured_host_ms", "captured_wall_ms", "unsupported_ms", "unsupported_host_ms"),
     *("critical_calls", "captured_critical_ms", "replayed_critical_ms"),
 )
-"""totals that are unknown if a trace has no times"""
 
 OF_MODE = ("note", "first_ms", "max_abs", "max_rel")
+# columns of a row that have the same names as attributes of `SignatureTimes`
 OF_TIMES = ("samples", "median_us", "p10_us", "p90_us", "mean_us", "spread", "dropped", "slowed")
-"""columns of a row that have the same names as attributes of `SignatureTimes`"""
-QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}
-"""quantiles over the passes, by suffix of the names of totals"""
+QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}  # quantiles over the passes, by suffix of the names of totals
 
 
 def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -> list[Result]:

@@ -21,8 +21,7 @@ from opgrip.replay.sequences.step_memory import reason_of
 from opgrip.replay.sequences.step_streams import Lanes
 from opgrip.replay.timing.rounds import NO_ROW
 
-RESAMPLES = 100
-"""number of bootstrap samples"""
+RESAMPLES = 100  # number of bootstrap samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,17 +139,14 @@ def paired_saving(passes: Sequence[Pass], own: Mapping[int, int]) -> PairedSavin
 
 
 def _savings(times_ns: np.ndarray[Any, np.dtype[np.float64]], places: Sequence[int]) -> tuple[Any, Any]:
-    """Return what a mode saves in all calls and in those with the indices `places`, as shares of the step's time.
-
-    times_ns : (2, passes, calls) float, the times in the mode and in eager
-    """
+    """Return what a mode saves in all calls and in those with the indices `places`, as shares of the step's time."""
     ours, eager = np.median(times_ns, axis=1)
     saved = eager - ours
     return saved.sum() / eager.sum(), saved[places].sum() / eager.sum()
 
 
+# function that runs and times one pass, such as `run_timed`
 RunPass: TypeAlias = Callable[[Any, str, Any, Slowdown], tuple[Pass, str]]
-"""function that runs and times one pass, such as `run_timed`"""
 
 
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:

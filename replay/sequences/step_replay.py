@@ -59,20 +59,17 @@ from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_
 from opgrip.replay.workers.worker import end_without_device, start_child
 from opgrip.traces import Trace
 
-FEWEST, MOST = 3, 100
-"""minimum and maximum number of timed passes if no number is requested"""
+FEWEST, MOST = 3, 100  # minimum and maximum number of timed passes if no number is requested
+# numbers of timed pairs of passes at which more can turn out unnecessary, if a mode is compared with eager
 PAIRS = (10, 16, 24, 36, 54, 81, 122, 183, 275, 413, 620, 930)
-"""numbers of timed pairs of passes at which more can turn out unnecessary, if a mode is compared with eager"""
+# half of the 95 % interval of a saving, as a share of the step, below which no more pairs are necessary
 PRECISE = 0.003
-"""half of the 95 % interval of a saving, as a share of the step, below which no more pairs are necessary"""
+# maximum number of passes that are repeated because others used the cores, within the time budget; if a number of
+# passes is requested, that number is the maximum
 MOST_DROPPED = 3 * FEWEST
-"""maximum number of passes that are repeated because others used the cores, within the time budget; if a number of
-passes is requested, that number is the maximum
-"""
-MOST_FAILURES = 20
-"""maximum number of calls that fail after the dry run or end a process before a replay gives up"""
+MOST_FAILURES = 20  # maximum number of calls that fail after the dry run or end a process before a replay gives up
+# maximum number of times that a step is captured in graphs if the captures fail: a dry run changes little about it
 MOST_CAPTURES = 2
-"""maximum number of times that a step is captured in graphs if the captures fail: a dry run changes little about it"""
 
 
 def replay_sequence(
@@ -191,9 +188,6 @@ def _measure_on_device(
 ) -> Passes:
     """Time passes with an accelerator's clock; on the CPU, time none. These are separate passes, because timing with
     this clock delays the accelerator.
-
-    passes : passes that the host's clock timed
-    run_pass : function that runs and times one pass
     """
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:

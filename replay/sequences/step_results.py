@@ -300,11 +300,6 @@ def _with_times(
 
     Undisturbed calls of contended passes count only if the kept passes have too few of them. If all passes together
     have too few, the row is marked as contended, and all times count.
-
-    times_us : (passes, calls) float, the kept passes of `Passes` followed by its contended ones
-    is_contended : (passes, calls) bool, True if another process used the cores during the call
-    is_slowed : (passes,) bool, True if the processor was slowed down in the pass
-    counted_passes : number of kept passes
     """
     least = min(LEAST, counted_passes * times_us.shape[1])
     selected = ~is_contended

@@ -19,8 +19,8 @@ from opgrip.replay.sequences.step_memory import StepMemory
 from opgrip.traces.table.accelerators import HOST, device_of
 from opgrip.traces.table.trace import Trace
 
+# True if a stream waits for a mark (a point in a stream), False if it sets one; numbers of stream and mark
 Action: TypeAlias = tuple[bool, int, int]
-"""True if a stream waits for a mark (a point in a stream), False if it sets one; numbers of stream and mark"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,6 @@ def _actions(
 ) -> dict[int, list[Action]]:
     """Return, by index of a call, the actions before the call: the recorded waits between streams, and waits that the
     dataflow needs in addition.
-
-    of_call : stream of each call
-    numbers : stream number by recorded (device, stream)
     """
     before: dict[int, list[Action]] = {}
     order = _Order()
@@ -103,8 +100,6 @@ def _actions(
 def _recorded(trace: Trace, numbers: Mapping[tuple[str, int], int]) -> list[tuple[int, Action]]:
     """Return (time in ns, action), in order of time, for each recorded wait of one stream for another, and for each
     mark: the point in the other stream for which the wait waits.
-
-    numbers : number of each stream in the replay, by (device, stream in the trace); waits of other streams are left out
     """
     actions: list[tuple[int, Action]] = []
     for mark, wait in enumerate(trace.waits):

@@ -26,8 +26,8 @@ from opgrip.replay.timing.timing_options import Effort
 
 T = TypeVar("T")
 
+# function whose argument is a function that waits for its work on the device
 Work: TypeAlias = Callable[[Callable[[], None]], T]
-"""function whose argument is a function that waits for its work on the device"""
 
 
 class ThreadGroup:
@@ -222,8 +222,6 @@ class _Batch:
         running.
 
         The first repeat is a warm-up and determines how many runs are timed together as a block.
-
-        contention : detects whether other processes used the cores during the repeat
         """
         began, since = perf_counter_ns(), contention.read()
         alone = [self._guarded(times.subject, self._alone) for times in self._list_running()]
@@ -293,8 +291,6 @@ class _Batch:
 
         A subject keeps running until the slowest one has run once, and the part of its last run before that moment
         counts. The time between runs counts too, because a thread waits for the interpreter lock then.
-
-        load : state that all subjects share, which says whether all have run once
         """
 
         def run(finish: Callable[[], None]) -> float:
@@ -353,8 +349,6 @@ class _Batch:
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:
     """Return the time that runs took before `end_ns` divided by their number, in ns; a run that ends later counts as
     the fraction of a run that lies before `end_ns`, in the time and in the number.
-
-    spans : (start, end) of each run in ns
     """
     durations = [max(end - start, 1) for start, end in spans]
     before = [max(min(end, end_ns) - start, 0) for start, end in spans]

@@ -31,14 +31,11 @@ PR_SET_THP_DISABLE, PR_GET_THP_DISABLE = 41, 42
 MADV_DONTNEED = 4
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SLACK = 4 * LARGE
-MOST_ARRANGEMENTS, MOST_ARRANGED = 5, 256 << 20
-"""limits in rounds and bytes; beyond them, blocks are not arranged"""
-LARGEST_KEPT = 32 << 20
-"""size in bytes above which glibc maps and unmaps each block separately"""
+MOST_ARRANGEMENTS, MOST_ARRANGED = 5, 256 << 20  # limits in rounds and bytes; beyond them, blocks are not arranged
+LARGEST_KEPT = 32 << 20  # size in bytes above which glibc maps and unmaps each block separately
+# page faults are slow if they take this factor longer than usual, and this number of kernel ticks longer
 SLOW, SLOW_TICKS = 2.0, 3
-"""page faults are slow if they take this factor longer than usual, and this number of kernel ticks longer"""
-ARENAS_OF_PROCESSOR = 8
-"""glibc's default limit on the number of arenas per core"""
+ARENAS_OF_PROCESSOR = 8  # glibc's default limit on the number of arenas per core
 
 
 def _glibc() -> ctypes.CDLL | None:
@@ -51,8 +48,7 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 _LIBRARY = _glibc()
-CONTROLLED = _LIBRARY is not None
-"""True if new or resident pages can be chosen in this process"""
+CONTROLLED = _LIBRARY is not None  # True if new or resident pages can be chosen in this process
 
 
 def keep_freed_memory() -> None:

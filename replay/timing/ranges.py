@@ -21,16 +21,13 @@ except ImportError:
     nvtx = None
 
 DOMAIN = "opgrip"
-NSYS, NCU, TORCH = "nsys", "ncu", "torch"
-"""names of profilers"""
+NSYS, NCU, TORCH = "nsys", "ncu", "torch"  # names of profilers
+# phases around a timed run
+#
+# `prepare`: the row is compiled and run first. `ready`: arguments are restored and caches emptied. `before`: the call
+# runs before another case, as in the program. `dropped`: the latest run of the row does not count.
 PREPARE, READY, BEFORE, DROPPED = "prepare", "ready", "before", "dropped"
-"""phases around a timed run
-
-`prepare`: the row is compiled and run first. `ready`: arguments are restored and caches emptied. `before`: the call
-runs before another case, as in the program. `dropped`: the latest run of the row does not count.
-"""
-DELAY_KERNEL = "spin_kernel"
-"""part of the name of the kernel that keeps a device busy before a run"""
+DELAY_KERNEL = "spin_kernel"  # part of the name of the kernel that keeps a device busy before a run
 
 
 class Range:

@@ -30,27 +30,24 @@ from opgrip.replay.timing.subjects import NOWHERE, Run, Subject
 from opgrip.replay.timing.timed_cases import TimedCase, timed_cases
 from opgrip.replay.timing.timing_options import Effort
 
+# most runs of a subject to drop because the processor or the device was slowed down; `--iterations` if that is given.
+# One that is always slow is measured anyway, and the rows report it.
 MOST_DROPPED = 3 * FEWEST
-"""most runs of a subject to drop because the processor or the device was slowed down; `--iterations` if that is given.
-One that is always slow is measured anyway, and the rows report it.
-"""
-LONG_NS = 100_000_000
-"""duration in ns above which runs are not repeated on a slow processor"""
+LONG_NS = 100_000_000  # duration in ns above which runs are not repeated on a slow processor
+# time in ns, and number of runs, after which the processor's speed and contention are checked
 CHECK_NS, CHECK_RUNS = 2_000_000, 10
-"""time in ns, and number of runs, after which the processor's speed and contention are checked"""
+# time in ns after contention during which each run is checked separately, which takes ten microseconds per run
 WATCHFUL_NS = 200_000_000
-"""time in ns after contention during which each run is checked separately, which takes ten microseconds per run"""
+# seconds between checks of a contended machine; minimum time in ns for running contended cases again
 QUIET_S, RETRY_NS = 0.05, 1_000_000_000
-"""seconds between checks of a contended machine; minimum time in ns for running contended cases again"""
 MOST_IN_A_ROW = 5
+# number of runs whose kernels are recorded after the timed runs, and time in ns after which only one is run
 RECORDED, RECORDED_NS = 5, 200_000_000
-"""number of runs whose kernels are recorded after the timed runs, and time in ns after which only one is run"""
 
-NO_ROW = IDLE
-"""row number for calls that are run without being measured"""
+NO_ROW = IDLE  # row number for calls that are run without being measured
 
+# function that is called before each run with the case number and the index of its row
 Announce = Callable[[int, int], None]
-"""function that is called before each run with the case number and the index of its row"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +164,6 @@ class Measurer:
         This takes at most the time budgets of these cases, and at most `spent_ns` or `RETRY_NS`, whichever is longer.
         It ends early if `MOST_IN_A_ROW` consecutive cases are disturbed again; the remaining cases are then yielded as
         they are.
-
-        contended : each disturbed case, with its group
-        run : function that runs cases of a group
-        spent_ns : time that all cases have taken so far
         """
         waiting = list(contended)
         until_ns = perf_counter_ns() + min(len(waiting) * self.effort.budget_s * 1e9, max(spent_ns, RETRY_NS))
@@ -332,10 +325,8 @@ class Measurer:
         self._lacks_memory = self._lacks_memory or (is_out_of_memory(error) and is_accelerator(self._stopwatch.device))
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the times of the runs since the last check, except those on a slowed core or while other processes ran.
-
-        all_of_them : True to check the runs now; False to check them only if enough runs have ended since the last
-            check
+        """Keep the times of the runs since the last check, except those on a slowed core or while other processes
+        ran.
         """
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
@@ -369,17 +360,12 @@ def _before(number: int, group: SubjectGroup, subject: Subject) -> Subject | Non
     """Return the subject that runs for a call that precedes `subject` in the program; None if there is none.
 
     Where the same call precedes, it is the subject itself: the other subjects of the case use other memory.
-
-    number : case number of the preceding call
     """
     return subject if number == subject.number else group.around.get(number)
 
 
 def _precede(just_run: Sequence[tuple[int, Subject | None]], place: CallPosition, subject: Subject) -> bool:
-    """Return True if the calls that precede `subject` at this place have just run.
-
-    just_run : case number and subject of each of the last calls
-    """
+    """Return True if the calls that precede `subject` at this place have just run."""
     last = list(just_run)[max(len(just_run) - len(place.before), 0) :]
     return [number for number, _ in last] == list(place.before) and all(
         number != subject.number or ran is subject for number, ran in last

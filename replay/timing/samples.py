@@ -9,20 +9,15 @@ import numpy as np
 
 from opgrip.replay.timing.timing_options import Effort
 
-FEWEST = 10
-"""minimum number of runs of a case, unless its budget is too short"""
-LEAST = 3
-"""minimum number of runs of a case in any event"""
+FEWEST = 10  # minimum number of runs of a case, unless its budget is too short
+LEAST = 3  # minimum number of runs of a case in any event
+# share of the program's calls above which a stratum (runs with the same values and memory) needs `LEAST` runs
 MAIN = 0.5
-"""share of the program's calls above which a stratum (runs with the same values and memory) needs `LEAST` runs"""
-MOST_CONTENDED = 100
-"""number of contended runs after which no more runs are tried"""
-FEWEST_FOR_PERCENTILES = 5
-"""effective number of runs that is needed for percentiles other than the median"""
-LOOK = 5
-"""number of runs between checks of the spread"""
+MOST_CONTENDED = 100  # number of contended runs after which no more runs are tried
+FEWEST_FOR_PERCENTILES = 5  # effective number of runs that is needed for percentiles other than the median
+LOOK = 5  # number of runs between checks of the spread
+# number of checks, and maximum relative change between them, after which a spread counts as settled
 SETTLED, STEADY = 6, 0.1
-"""number of checks, and maximum relative change between them, after which a spread counts as settled"""
 
 
 class Samples:

@@ -28,15 +28,13 @@ from opgrip.replay.timing.timing_options import EVENTS
 
 T = TypeVar("T")
 
+# data whose checksum takes some microseconds to compute: constant work in the nearest cache
 PROBE = bytes(range(256)) * 64
-"""data whose checksum takes some microseconds to compute: constant work in the nearest cache"""
-SLOWED = 4 / 3
-"""ratio of a probe's duration to the shortest one, from which on the core counts as slowed or contended"""
+SLOWED = 4 / 3  # ratio of a probe's duration to the shortest one, from which on the core counts as slowed or contended
 
 
+# number of bytes that are read to measure memory, more than a core's caches hold, and number of reads; this takes 1 ms
 MEMORY_BYTES, MEMORY_READS = 8 << 20, 3
-"""number of bytes that are read to measure memory, more than a core's caches hold, and number of reads; this takes 1 ms
-"""
 MEMORY_EVERY_NS = 500_000_000
 
 
@@ -98,15 +96,13 @@ def _probe_ns() -> int:
     return perf_counter_ns() - start
 
 
-BLOCK_NS = 400_000
-"""duration in ns of a block of runs; reading the clock takes a ten-thousandth of it"""
+BLOCK_NS = 400_000  # duration in ns of a block of runs; reading the clock takes a ten-thousandth of it
 MOST_IN_BLOCK = 10_000
+# time in ns for which a device is kept busy in addition to the last launch time, and maximum total time
 LEAD_MARGIN_NS, MOST_LEAD_NS = 20_000, 5_000_000
-"""time in ns for which a device is kept busy in addition to the last launch time, and maximum total time"""
+# number of consecutive launches that may outlast the busy time, and number of runs after which a longer busy time is
+# tried again
 TRIED, RETRIED = 2, 8
-"""number of consecutive launches that may outlast the busy time, and number of runs after which a longer busy time is
-tried again
-"""
 
 
 def keep_busy(device: str, launch_ns: float) -> None:

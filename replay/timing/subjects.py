@@ -19,15 +19,13 @@ from opgrip.replay.timing.samples import FEWEST, Samples
 from opgrip.replay.timing.stopwatch import LaunchTime, Stopwatch, block_size, on_deeper_stack
 from opgrip.replay.timing.timing_options import CONTINUOUS, GRAPH
 
+# maximum number of copies of arguments for a block of runs, and maximum number of bytes in all copies
 COPIES, COPIED_BYTES = 64, 256 << 20
-"""maximum number of copies of arguments for a block of runs, and maximum number of bytes in all copies"""
 
-MOST_SLOW = 3
-"""number of consecutive runs with slow page faults after which the last one counts"""
+MOST_SLOW = 3  # number of consecutive runs with slow page faults after which the last one counts
 NOWHERE = CallPosition(0, (), ())
 
-Stratum = tuple[int, bool]
-"""the input set of a run, and True if its results were in new pages"""
+Stratum = tuple[int, bool]  # the input set of a run, and True if its results were in new pages
 
 
 class Run(NamedTuple):

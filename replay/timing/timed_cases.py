@@ -10,10 +10,8 @@ from random import Random
 from opgrip.replay.timing.subjects import Subject
 from opgrip.replay.timing.timing_options import Effort
 
-MOST = 100
-"""maximum number of runs of a subject, unless `--iterations` gives another"""
-DEPTHS = 16
-"""number of depths of the C stack at which runs are timed, each of some hundred bytes"""
+MOST = 100  # maximum number of runs of a subject, unless `--iterations` gives another
+DEPTHS = 16  # number of depths of the C stack at which runs are timed, each of some hundred bytes
 
 
 class TimedCase:

@@ -13,8 +13,8 @@ from opgrip.errors import UserError
 
 PROGRAM, WARM, COLD = "program", "warm", "cold"
 CACHES = (PROGRAM, WARM, COLD)
+# maximum number of bytes that are written to flush a cache, because some machines report the sum of many caches
 MOST = 512 << 20
-"""maximum number of bytes that are written to flush a cache, because some machines report the sum of many caches"""
 
 
 def flusher(device: str) -> Callable[[], None]:
@@ -36,8 +36,7 @@ def flusher(device: str) -> Callable[[], None]:
 
 DISCRETE, CONTINUOUS, EVENTS, GRAPH = "discrete", "continuous", "events", "graph"
 METHODS = (DISCRETE, CONTINUOUS, EVENTS, GRAPH)
-SEQUENCE = "sequence"
-"""timing method of calls that were timed within a step replay"""
+SEQUENCE = "sequence"  # timing method of calls that were timed within a step replay
 ON_DEVICE = (EVENTS, GRAPH)
 
 

@@ -24,8 +24,7 @@ from opgrip.replay.run.kernels import KernelColumns
 from opgrip.replay.run.request import TORCH, RunRequest, identity
 from opgrip.traces.schema.json_values import LIMIT
 
-LARGEST = 1e150
-"""maximum magnitude of a number; its square is still finite"""
+LARGEST = 1e150  # maximum magnitude of a number; its square is still finite
 
 
 def measured_row(cells: Mapping[str, Any]) -> Result:
@@ -113,8 +112,7 @@ def quoted(value: Any) -> str:
     return repr(value if isinstance(value, str | int | float) else type(value).__name__)[:60]
 
 
-MACHINE_KIND = "machine_kind"
-"""key of the kind of machine in an identity; times of different kinds are not mixed"""
+MACHINE_KIND = "machine_kind"  # key of the kind of machine in an identity; times of different kinds are not mixed
 
 
 def journal_path(output: Path) -> Path:

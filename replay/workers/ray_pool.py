@@ -18,12 +18,10 @@ from opgrip.replay.results.origins import Machine
 from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
 from opgrip.replay.workers.ray_worker import LOSSES, THREADS, RayTask, RayWorker
 
+# times in seconds: for which messages are awaited, between checks for new nodes, without a usable worker before giving
+# up, and for workers to end
 POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0
-"""times in seconds: for which messages are awaited, between checks for new nodes, without a usable worker before giving
-up, and for workers to end
-"""
-KIND = "kind:"
-"""prefix of a node resource that names the kind of the machine, instead of its hardware"""
+KIND = "kind:"  # prefix of a node resource that names the kind of the machine, instead of its hardware
 
 
 @dataclass(slots=True)
@@ -201,10 +199,7 @@ class Pool:
         return ready
 
     def _register_started(self, ready: Collection[Any]) -> None:
-        """Receive the machine descriptions of workers that have started, and end workers that cannot be used.
-
-        ready : Ray's references to the descriptions
-        """
+        """Receive the machine descriptions of workers that have started, and end workers that cannot be used."""
         for item in ready:
             slot = self._starting.pop(item)
             try:
@@ -250,11 +245,7 @@ class Pool:
         return self.options.machine_kind is None or fnmatchcase(kind, self.options.machine_kind)
 
     def _choose_kind(self) -> None:
-        """Choose the kind of machine to use, and end workers on machines of other kinds.
-
-        Raises `ExecutorLostError` if several kinds match `--machine-kind`, or none.
-        Raises `UserError` if no machine has the device that a trace needs.
-        """
+        """Choose the kind of machine to use, and end workers on machines of other kinds."""
         kinds = self._kinds()
         chosen = list(filter(self._is_fitting, kinds))
         if not kinds:

@@ -21,12 +21,11 @@ if TYPE_CHECKING:
     from opgrip.replay.run.workload import Workload
     from opgrip.replay.workers.worker import Worker
 
+# environment variable that Ray sets to the number of an actor's processors; a replay restores the user's value
 THREADS = "OMP_NUM_THREADS"
-"""environment variable that Ray sets to the number of an actor's processors; a replay restores the user's value"""
 
 
-LOSSES = 3
-"""number of lost workers after which a case is reported as failed"""
+LOSSES = 3  # number of lost workers after which a case is reported as failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,7 @@ class RayTask:
         return [replace(lost, cases=[case], losses=LOSSES - 2) for case in self.cases]
 
 
-WAIT_S, POLL_S = 60.0, 0.2
-"""times in seconds: to wait for processors of other workers, and between two attempts"""
+WAIT_S, POLL_S = 60.0, 0.2  # times in seconds: to wait for processors of other workers, and between two attempts
 
 
 class Processors:
@@ -235,11 +233,7 @@ class RayWorker:
             self._worker = None
 
     def _load(self, number: int, bundle: Sequence[Any]) -> Workload:
-        """Return the workload of a replay, loaded on this machine with this machine's memory limits.
-
-        number : number of the replay; a replay that is already loaded is returned
-        bundle : reference of Ray to the request and the files that it needs
-        """
+        """Return the workload of a replay, loaded on this machine with this machine's memory limits."""
         if self._replay is not None and self._replay[0] == number:
             return self._replay[1]
         import ray

@@ -30,12 +30,11 @@ from opgrip.replay.workers.worker import Lane, Worker
 
 Row = tuple[Case, Variant]
 
+# maximum processes that compile on one accelerator, and bytes of its memory for each: its context, its libraries, and
+# the tensors of a call
 MOST_COMPILERS, COMPILER_BYTES = 4, 3 << 29
-"""maximum processes that compile on one accelerator, and bytes of its memory for each: its context, its libraries, and
-the tensors of a call
-"""
+# number of windows (groups of cases) per device if there are few cases; with fewer, devices would idle at the end
 PARTS = 4
-"""number of windows (groups of cases) per device if there are few cases; with fewer, devices would idle at the end"""
 
 
 def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:

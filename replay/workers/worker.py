@@ -34,16 +34,12 @@ from opgrip.replay.run.workload import Workload, empty_row, empty_rows, load_wor
 from opgrip.replay.timing.rounds import Announce
 
 MODULE = "opgrip.replay.workers.worker"
-RETRIES = 2
-"""consecutive times that a worker may end without a row and without a case to blame"""
+RETRIES = 2  # consecutive times that a worker may end without a row and without a case to blame
 
-MOST_LINES, LONGEST_LINE = 20, 200
-"""maximum number of lines shown of what candidates print, and of characters of each"""
-OF_PROFILER = "was allocated before the profiling started"
-"""part of a line that torch prints while memory is measured"""
+MOST_LINES, LONGEST_LINE = 20, 200  # maximum number of lines shown of what candidates print, and of characters of each
+OF_PROFILER = "was allocated before the profiling started"  # part of a line that torch prints while memory is measured
 
-Lane = Iterator[list[Result] | None]
-"""rows of one worker, case by case; None while the next are not ready"""
+Lane = Iterator[list[Result] | None]  # rows of one worker, case by case; None while the next are not ready
 
 
 class Worker:
@@ -144,11 +140,8 @@ class Worker:
         without: list[int],
         cached: dict[int, dict[int, Result]],
     ) -> bool:
-        """Record why the process ended in the rows of the case that was running; return False if no case was running.
-
-        remaining : unfinished cases by number
-        without : numbers of cases that no longer run as preceding calls; the case is added if it ran as one
-        cached : rows known so far, by case and row number; the failed rows are added
+        """Record why the process ended in the rows of the case that was running; return False if no case was
+        running.
         """
         workload, case = self._workload, remaining.get(ended.item)
         if case is not None and ended.part != IDLE:
@@ -272,8 +265,6 @@ def _guarded(announce: Announce) -> Announce:
 def _end_copy(process: int) -> None:
     """End this process if it is a fork that a case's code made of the worker process, because it would send all rows a
     second time.
-
-    process : number of the original worker process
     """
     if os.getpid() != process:
         os._exit(0)

@@ -38,14 +38,12 @@ if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
     from opgrip.traces import Trace
 
-MOST_ROWS = 40
-"""maximum number of recorded calls listed in a file"""
+MOST_ROWS = 40  # maximum number of recorded calls listed in a file
+# where the documentation of an operator may be, in this order
 DOCUMENTED = (torch.nn.functional, torch, torch.Tensor, torch.special, torch.linalg)
-"""where the documentation of an operator may be, in this order"""
 ROLE = re.compile(r":\w+:`~?\.?([^`<]*)(?:<[^`]*>)?`")
 MARKUP = re.compile(r"->|\.\. |\\")
-REGISTERING = re.compile(r"@(register\w*|sample|aten\.)\b")
-"""start of decorators that would register a copied function"""
+REGISTERING = re.compile(r"@(register\w*|sample|aten\.)\b")  # start of decorators that would register a copied function
 ANYTHING = ("*args, **kwargs", "*args, **kwargs")
 
 
@@ -101,14 +99,10 @@ def template_of_operator(
     The implementation is torch's decomposition of the operator, if there is one that is right; otherwise it calls the
     operator.
 
-    Parameters
-    ----------
     target : name of the trace on command lines
     extensions : modules that register operators
 
-    Raises
-    ------
-    UserError : if no call of the operator is recorded, or it cannot be replayed
+    Raises UserError if no call of the operator is recorded, or it cannot be replayed.
     """
     from opgrip.replay.cases.cases import make_cases
 
@@ -137,14 +131,10 @@ def template_of_module(trace: Trace, target: str, path: str) -> tuple[CandidateT
 
     If the calls of the module differ, the function makes those that take the largest share of the step.
 
-    Parameters
-    ----------
     target : name of the trace on command lines
     path : path of the module
 
-    Raises
-    ------
-    UserError : if the module has no calls, or they need more than torch
+    Raises UserError if the module has no calls, or they need more than torch.
     """
     from opgrip.replay.cases.cases import make_cases
     from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units
@@ -225,10 +215,7 @@ def _documentation(operator: Any) -> Iterator[str]:
 
 
 def _table(own: Sequence[Case], cases: Iterable[Case]) -> Iterator[str]:
-    """Yield lines about the recorded calls of an operator, largest share of the step first.
-
-    own, cases : cases of the operator, and of the whole step
-    """
+    """Yield lines about the recorded calls of an operator, largest share of the step first."""
     step_us = fsum(case.captured_total_us for case in cases) or 1.0
     share = fsum(case.captured_total_us for case in own) / step_us
     yield f"{counted(sum(case.count for case in own), 'recorded call')}, {share:.2%} of the step:"

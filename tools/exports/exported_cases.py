@@ -43,9 +43,7 @@ def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
     number : number of the call's signature
     mode : mode in which the script also runs the call, such as `compile`
 
-    Raises
-    ------
-    UserError : if the trace has no such signature, or if running it needs more than torch
+    Raises UserError if the trace has no such signature, or if running it needs more than torch.
     """
     from opgrip.replay.cases.cases import make_cases
 
@@ -99,9 +97,7 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
     unit : `module` or `function`
     mode : mode in which the script also runs it, such as `compile`
 
-    Raises
-    ------
-    UserError : if the trace has no such module or function, or if running it needs more than torch
+    Raises UserError if the trace has no such module or function, or if running it needs more than torch.
     """
     from opgrip.replay.cases.selection import MODULE, Selection
     from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units
@@ -124,8 +120,6 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 def _function_of(links: Links) -> ScriptFunction:
     """Return the recorded calls of a subgraph as one function, whose arguments are the tensors from outside and the
     devices, dtypes and generators that the calls take.
-
-    links : the calls, and the origin of each tensor that they take
     """
     settings = {leaf: f"s{place}" for place, leaf in enumerate(links.settings)}
     return ScriptFunction(
@@ -144,9 +138,7 @@ def recorded_source(links: Links, name: str, settings: Mapping[Any, str], others
     settings : source of each device, dtype and generator among the arguments
     others : further parameters
 
-    Raises
-    ------
-    UserError : if the calls cannot run as one function, or need more than torch
+    Raises UserError if the calls cannot run as one function, or need more than torch.
     """
     if links.reason is not None:
         raise UserError("these calls cannot run as one function", links.reason)
@@ -158,11 +150,7 @@ def recorded_source(links: Links, name: str, settings: Mapping[Any, str], others
 
 
 def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
-    """Yield the source of one statement for each call of a subgraph.
-
-    links : the calls, and the origin of each tensor that they take
-    settings : source of each device, dtype and generator
-    """
+    """Yield the source of one statement for each call of a subgraph."""
     for index, (call, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
         signature, rest = call.signature, iter(sources)
         registered_operator(signature)
@@ -214,9 +202,7 @@ def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, st
     number : number of the recorded call, from 0
     mode : mode in which the script also runs it, such as `compile`
 
-    Raises
-    ------
-    UserError : if the call does not exist, or if running it needs more than torch
+    Raises UserError if the call does not exist, or if running it needs more than torch.
     """
     from opgrip.replay.inputs.filling import drawn_values
     from opgrip.traces import load
@@ -247,10 +233,7 @@ def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, st
 
 
 def _without_head(text: str, name: str) -> str:
-    """Return the source of a sample's module without its docstring and `from __future__` imports.
-
-    Raises `UserError` if it needs more than torch, or defines a name that the script itself uses.
-    """
+    """Return the source of a sample's module without its docstring and `from __future__` imports."""
     tree = ast.parse(text)
     lines = text.splitlines()
     for statement in tree.body:
@@ -309,8 +292,6 @@ class _SampleLiterals(Literals):
     def _fields(self, fields: Mapping[str, Any]) -> str:
         """Return the attributes of an object as the source text of a dictionary; attributes that the script cannot
         create are left out.
-
-        fields : attribute values by name
         """
         parts = []
         for name, value in fields.items():

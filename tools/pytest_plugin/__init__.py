@@ -42,10 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["opgrip_benchmark", "opgrip_replay"]
 
-FIXTURES = ("opgrip_benchmark", "opgrip_replay")
-"""fixtures that measure"""
-CARRIED = "opgrip_results"
-"""report attribute that pytest-xdist sends to the controller"""
+FIXTURES = ("opgrip_benchmark", "opgrip_replay")  # fixtures that measure
+CARRIED = "opgrip_results"  # report attribute that pytest-xdist sends to the controller
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -163,8 +161,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+# options of opreplay that produce no rows, or that write a separate file per replay
 REFUSED = ("sequence", "list", "output", "resume", "append")
-"""options of opreplay that produce no rows, or that write a separate file per replay"""
 MOST_OF_NAME = 100
 
 
@@ -244,11 +242,7 @@ class TraceFile(pytest.File):
         return benchmarks.judge(pairs, results.header, self.nodeid)
 
     def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
-        """Return the results of the cases from index `start` to before `stop`.
-
-        folder : folder in which workers of pytest-xdist share the results, so that one of them replays; None without
-            workers
-        """
+        """Return the results of the cases from index `start` to before `stop`."""
         from opgrip.replay.command.replay import replay_arguments
         from opgrip.replay.outcome import read_run, write_results
 
@@ -280,10 +274,7 @@ class TraceFile(pytest.File):
 
 
 def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
-    """Yield the name of the test of each case: `operator[shapes]`, as for parametrized tests, or only the operator.
-
-    by : `case` or `operator`
-    """
+    """Yield the name of the test of each case: `operator[shapes]`, as for parametrized tests, or only the operator."""
     from opgrip.cli.terminal import shorten
     from opgrip.replay.results.results import describe_shapes
 

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from opgrip.tools.pytest_plugin.measured import Benchmarks, Line
 
 CASE, OPERATOR = "case", "operator"
-STORE = ".opgrip"
-"""default folder of baselines in pytest's root"""
+STORE = ".opgrip"  # default folder of baselines in pytest's root
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -58,8 +57,6 @@ def add_options(parser: pytest.Parser) -> None:
 class Options:
     """The options of the plug-in in a pytest run.
 
-    Attributes
-    ----------
     save : baseline file to write; None for none
     compare : baseline file to compare with; None for none
     conditions : gates (conditions on the comparison) in the syntax of `opgrip compare`
@@ -107,23 +104,17 @@ def _find(name: str, folder: Path) -> Path:
     raise pytest.UsageError(f"{name} is neither a file nor a baseline in {folder}: save one with --opgrip-save {name}")
 
 
-TESTS = "tests"
-"""header field with the test of each row"""
+TESTS = "tests"  # header field with the test of each row
 
-TestRow = tuple[str, "Result"]
-"""node id of a test, and a row that it measured"""
+TestRow = tuple[str, "Result"]  # node id of a test, and a row that it measured
 
 
 class StoredBaseline:
     """The rows of an earlier run, with which the rows of tests are compared.
 
-    Parameters
-    ----------
     path : file written by `save_rows` or opreplay
 
-    Raises
-    ------
-    UserError : if the file cannot be read
+    Raises UserError if the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,8 +133,6 @@ class StoredBaseline:
 
         The node id is empty if the baseline is a results file of opreplay.
 
-        Parameters
-        ----------
         group : node id of the test or test file that measured `rows`
         rows : measured rows
         """

@@ -29,8 +29,6 @@ KEY = "opgrip_folder"
 class Turns:
     """A lock that all workers of a pytest-xdist run share, so that only one of them measures at a time.
 
-    Parameters
-    ----------
     folder : folder that all workers share; None if tests run in one process
     """
 
@@ -76,8 +74,6 @@ ADDED, FAILED, CHANGED = "ADDED", "FAILED", "CHANGED"
 class Line:
     """A row of the table that is printed below the test results.
 
-    Attributes
-    ----------
     base_us : median in the baseline; None if it has no time
     ratio, low, high : time divided by the baseline's, and the interval of this ratio; None if either has no time
     verdict : verdict of the comparison; empty without a baseline
@@ -101,8 +97,6 @@ class Line:
 class Judged:
     """The rows of tests that were measured together, compared with the baseline.
 
-    Attributes
-    ----------
     rows, base_rows : (test, row) of the measured rows, and of the baseline's rows
     header : header of the measured results
     comparison : comparison of both; None without a baseline
@@ -162,8 +156,6 @@ def _line(row: Result, pair: Pair | None, verdict: str) -> Line:
 class Benchmarks:
     """The results of all tests of a pytest run.
 
-    Attributes
-    ----------
     options : options of the plug-in
     turns : lock that lets one worker measure at a time
     rows : (test, row) of all finished tests
@@ -244,14 +236,11 @@ def rows_of_test(test: str, results: Sequence[Results]) -> tuple[list[TestRow], 
     return [(test, row) for item in results for row in item.rows], join_headers([item.header for item in results])
 
 
-BENCHMARKS = pytest.StashKey[Benchmarks]()
-"""results of the run"""
-JUDGED = pytest.StashKey[Judged]()
-"""compared rows of a test that measured something"""
+BENCHMARKS = pytest.StashKey[Benchmarks]()  # results of the run
+JUDGED = pytest.StashKey[Judged]()  # compared rows of a test that measured something
 
 
-RESULTS: pytest.StashKey[Sequence[Results]] = pytest.StashKey()
-"""results of a test's fixture calls"""
+RESULTS: pytest.StashKey[Sequence[Results]] = pytest.StashKey()  # results of a test's fixture calls
 
 
 @pytest.fixture

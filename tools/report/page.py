@@ -38,6 +38,7 @@ from opgrip.tools.report.trace_views import SHORT_US, describe_corpus, describe_
 from opgrip.traces.table.trace import Trace
 from opgrip.zoo.corpus import Corpus
 
+# the page's scripts in execution order
 SCRIPTS = (
     "base.js",
     "charts.js",
@@ -49,10 +50,8 @@ SCRIPTS = (
     "case.js",
     "main.js",
 )
-"""the page's scripts in execution order"""
 
-GATES = ("slower<=5%", "failed<=0", "changed<=0")
-"""default gates of a page"""
+GATES = ("slower<=5%", "failed<=0", "changed<=0")  # default gates of a page
 
 
 @cache
@@ -97,8 +96,6 @@ def make_page(
 ) -> str:
     """Return the text of the HTML page that shows runs and traces.
 
-    Parameters
-    ----------
     runs, traces : results and traces by their names on the page
     title : title of the page
     corpus : several traces to summarize on the page; None for none
@@ -149,6 +146,7 @@ def _policy(scripts: Sequence[str]) -> str:
     )
 
 
+# columns that the page adds to the result columns, or shows instead of one with the same name
 DERIVED = (
     Column("file of the row", name="run"),
     Column("kind of work of the operator", name="family"),
@@ -159,9 +157,7 @@ DERIVED = (
     Column("time of all calls in the program, by the replayed median", "us", name="total_us"),
     Column("number of calls after which the preparation pays off, compared with eager", name="break_even", whole=True),
 )
-"""columns that the page adds to the result columns, or shows instead of one with the same name"""
-MOST_TIMES = 400_000
-"""maximum number of single times on a page; if there are more, each row has quantiles instead"""
+MOST_TIMES = 400_000  # maximum number of single times on a page; if there are more, each row has quantiles instead
 QUANTILES = np.linspace(0, 1, 21)
 
 Plain = dict[str, Any]
@@ -194,10 +190,7 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
 
 
 def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
-    """Yield, for each mode of each run, the statuses and the speed-up over the reference mode.
-
-    rows : (name of the run, row)
-    """
+    """Yield, for each mode of each run, the statuses and the speed-up over the reference mode."""
     for name in dict.fromkeys(name for name, _ in rows):
         own = [row for run, row in rows if run == name]
         for item in summarize_modes(own, reference_of(own)):
@@ -248,13 +241,7 @@ def _key_without_mode(row: Result) -> object:
 
 
 def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
-    """Return the values of a row by column name, for the page.
-
-    name : name of the run
-    eager_us : median of the same variant in eager mode; None if unknown
-    ways : by run, mode and case, the variant that counts in total times; a case that is missing is added with the
-        variant of `row`
-    """
+    """Return the values of a row by column name, for the page."""
     cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
     cells |= {"marked_status": row.marked_status, "is_speed_up_doubtful": row.is_speed_up_doubtful or None}
     if row.median_us is not None and row.status == OK:
@@ -305,8 +292,8 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
     return {"ceilings": {"bandwidths": levels, "rates": rates}}
 
 
+# options of a run that are not repeated in the command for a single operator
 _SELECTING = ("-o", "--output", "--op", "--top", "--mode", "--device", "--sample")
-"""options of a run that are not repeated in the command for a single operator"""
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
@@ -332,8 +319,7 @@ def command_of(header: Mapping[str, Any], row: Result) -> str:
     return shlex.join(words + (["--device", "cuda"] if device not in ("cpu", "meta") else []))
 
 
-MOST_ROWS = 20_000
-"""maximum number of rows of a comparison on a page, slowest rows first"""
+MOST_ROWS = 20_000  # maximum number of rows of a comparison on a page, slowest rows first
 COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "ratio", "low", "high", "reason")
 
 

@@ -28,12 +28,9 @@ from opgrip.zoo.corpus import Corpus, summarize
 from opgrip.zoo.corpus.corpus_table import records
 from opgrip.zoo.corpus.summaries import cover, summarize_coverage
 
-MOST_CALLS = 20_000
-"""maximum number of calls in a timeline; the longest are kept, in order"""
-MOST_PLACES = 20
-"""maximum number of call sites listed for a case"""
-BANDWIDTH = 20e9
-"""memory bandwidth in bytes per second that is assumed to compare savings"""
+MOST_CALLS = 20_000  # maximum number of calls in a timeline; the longest are kept, in order
+MOST_PLACES = 20  # maximum number of call sites listed for a case
+BANDWIDTH = 20e9  # memory bandwidth in bytes per second that is assumed to compare savings
 
 Plain = dict[str, Any]
 Called = tuple[Signature, str]
@@ -144,10 +141,7 @@ def _called(trace: Trace) -> Iterator[Called]:
 
 
 def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
-    """Yield, for each signature, its key and the page's data about it: kind of operator, arguments and call sites.
-
-    called : signatures with their keys
-    """
+    """Yield, for each signature, its key and the page's data about it: kind of operator, arguments and call sites."""
     calls = trace.own_distinct_calls
     sites_by_signature = count_call_sites(calls, calls["signature"])
     for signature, key in called:
@@ -200,12 +194,11 @@ def _place(site: CallSite) -> str:
     return f"{where}, in {site.module or 'no module'}, {site.phase}"
 
 
+# time in us below which a launch is mostly overhead: passing work to an operator or a kernel takes 2 to 10 us
 SHORT_US = 10.0
-"""time in us below which a launch is mostly overhead: passing work to an operator or a kernel takes 2 to 10 us"""
+# summed columns of a group: calls, launches, time, short launches and their time
 SUMMED = ["calls", "launches", "time_us", "short", "short_us"]
-"""summed columns of a group: calls, launches, time, short launches and their time"""
-POINTS_A_DECADE = 10
-"""number of points per decade of the curve over the launch time"""
+POINTS_A_DECADE = 10  # number of points per decade of the curve over the launch time
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
@@ -214,8 +207,6 @@ def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plai
 
     A launch is a kernel if the trace contains the kernels of calls on an accelerator, otherwise an operator.
 
-    Parameters
-    ----------
     key_by_signature : key of the case of each signature, by signature number
     """
     launches = _launches(trace)
@@ -267,10 +258,7 @@ def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
 
 
 def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the sums of launches and times for each group of calls, the group with most launches first.
-
-    names : columns by which calls are grouped
-    """
+    """Yield the sums of launches and times for each group of calls, the group with most launches first."""
     sums = launches.groupby(names, observed=True)[SUMMED].sum().reset_index()
     for row in sums.sort_values("launches", ascending=False, kind="stable").itertuples(index=False, name=None):
         yield (*row[: len(names)], *map(rounded, row[len(names) :]))
@@ -292,10 +280,8 @@ def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
 
 
 TABLES = ("op", "shape", "dtype", "signature", "model", "family")
-COVERAGE = "coverage"
-"""additional table of the coverage of torch's public operators"""
-MOST_ROWS = 5_000
-"""maximum number of rows of a table; those with the largest share of time are kept"""
+COVERAGE = "coverage"  # additional table of the coverage of torch's public operators
+MOST_ROWS = 5_000  # maximum number of rows of a table; those with the largest share of time are kept
 MEANINGS = {
     "source": "opgrip, or the tool that wrote the files",
     "op": "operator",

@@ -21,8 +21,6 @@ Run: TypeAlias = Callable[[argparse.Namespace], int]
 class Verb:
     """A subcommand of `opgrip`.
 
-    Attributes
-    ----------
     summary, examples : one-line summary and examples for its help
     prepare : function that adds its options to a parser; None if it has none
     run : function that runs the subcommand and returns the exit status
@@ -38,8 +36,8 @@ class Verb:
     needs_torch: bool = True
 
 
+# subcommands by group and name, such as `trace info`; `grip` has no group
 verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
-"""subcommands by group and name, such as `trace info`; `grip` has no group"""
 
 
 def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None, **others: Any) -> Callable[[Run], Run]:

@@ -25,8 +25,6 @@ MOST_NOTES, MOST_NOTE = 10, 200
 def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
     """Print the first `MOST_NOTES` notes about files of a corpus.
 
-    Parameters
-    ----------
     more : text to print after the number of notes that are not shown
     """
     for note in notes[:MOST_NOTES]:
@@ -147,8 +145,7 @@ def span(text: str) -> tuple[int, int | None]:
 
 
 CASES = 500
-BASELINE = "baseline"
-"""name that means the shipped baseline, used in place of a run"""
+BASELINE = "baseline"  # name that means the shipped baseline, used in place of a run
 DISTILL_EXAMPLES = """\
 examples:
   opgrip corpus distill zoo --cases 500 -o bench.jsonl.zst
@@ -213,11 +210,6 @@ def run_distill(args: argparse.Namespace) -> int:
 def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[str, Times]:
     """Return the name of the machine, and the times of cases from several results files; later files replace times of
     earlier ones.
-
-    Parameters
-    ----------
-    names : results files, runs of the store, or `baseline`
-    chosen_by : times by which cases were chosen; results with the same times are rejected
     """
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run

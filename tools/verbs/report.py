@@ -83,10 +83,8 @@ examples:
   opgrip report latest -o report.html                             the newest run of the store
   opgrip report results -o history.html                           the 20 newest runs of a store
 """
-SUFFIXES = (".json", ".parquet", ".csv")
-"""suffixes of results files; any other input is a trace, or a run of the store"""
-MOST_RUNS = 20
-"""maximum number of runs of a store on a page; the newest are shown"""
+SUFFIXES = (".json", ".parquet", ".csv")  # suffixes of results files; any other input is a trace, or a run of the store
+MOST_RUNS = 20  # maximum number of runs of a store on a page; the newest are shown
 
 
 def prepare_report(parser: argparse.ArgumentParser) -> None:

@@ -48,8 +48,7 @@ def read_runs(store: Path | None, *names: str) -> list[Results]:
     return [read_run(Store(store).find(name)) for name in names]
 
 
-MOST_OF_NAME = 60
-"""maximum number of characters of a cell"""
+MOST_OF_NAME = 60  # maximum number of characters of a cell
 
 LIST_EXAMPLES = """\
 examples:
@@ -130,8 +129,7 @@ examples:
   opgrip results merge mon.parquet tue.parquet -o week.parquet   repeats, so that compare knows how much times vary
 """
 
-MOST_NAMED = 20
-"""maximum number of missing shards to list"""
+MOST_NAMED = 20  # maximum number of missing shards to list
 
 
 def prepare_merge(parser: argparse.ArgumentParser) -> None:
@@ -215,8 +213,7 @@ examples:
 """
 
 
-MOST_OF_FACT = 400
-"""maximum number of characters of a fact, such as what the cases of a distilled trace represent"""
+MOST_OF_FACT = 400  # maximum number of characters of a fact, such as what the cases of a distilled trace represent
 
 
 def prepare_show(parser: argparse.ArgumentParser) -> None:
@@ -248,8 +245,7 @@ def run_show(args: argparse.Namespace) -> int:
     return 0
 
 
-MOST_ITEMS = 20
-"""maximum number of items of a list or object in a fact; of a longer one only the number is shown"""
+MOST_ITEMS = 20  # maximum number of items of a list or object in a fact; of a longer one only the number is shown
 
 
 def _without_items(value: Any) -> Any:

@@ -80,10 +80,7 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
-    """Write the records of the input as an opgrip trace, one by one; return what could not be converted.
-
-    reader : reader of the input's format
-    """
+    """Write the records of the input as an opgrip trace, one by one; return what could not be converted."""
     from opgrip.traces.io.writer import TraceWriter
     from opgrip.traces.schema.records import Header
 

@@ -22,12 +22,11 @@ if TYPE_CHECKING:
     from opgrip.traces.analysis.validation import Validation
 
 KINDS = ("came", "went", "counts", "shares", "values")
-OPERATORS = "operators"
-"""word of `--fail-on` for changed shares of operators, whatever their shapes"""
+OPERATORS = "operators"  # word of `--fail-on` for changed shares of operators, whatever their shapes
 CHOICES = (*KINDS, OPERATORS)
 ANY = "any"
+# default tolerances between sets of recordings, which differ by noise because their inputs differ
 SEVERAL_COUNTS, SEVERAL_LEAST = 0.1, 0.001
-"""default tolerances between sets of recordings, which differ by noise because their inputs differ"""
 DIFF_EXAMPLES = """\
 examples:
   opgrip trace diff main.jsonl branch.jsonl

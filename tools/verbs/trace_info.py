@@ -37,10 +37,8 @@ examples:
 """
 
 
-LABELS = 8
-"""maximum number of `record_function` labels that are shown"""
-MOST_UNFINISHED = 20
-"""maximum number of unfinished calls that are shown; they can be nested deeply"""
+LABELS = 8  # maximum number of `record_function` labels that are shown
+MOST_UNFINISHED = 20  # maximum number of unfinished calls that are shown; they can be nested deeply
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -105,10 +103,7 @@ def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> No
 
 
 def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return a table whose names can be encoded as UTF-8.
-
-    by : name of the table in `TABLES`
-    """
+    """Return a table whose names can be encoded as UTF-8."""
     names = [name for name in TABLES[by].columns if name not in NUMBERED]
     return table.assign(
         **{
@@ -129,6 +124,7 @@ class Group:
     columns: tuple[str, ...]
 
 
+# tables by their name on the command line; a call in a backward pass is counted with the forward code that caused it
 GROUPS = {
     "op": Group("operators", ("op",)),
     "module": Group("modules", ("module", "phase")),
@@ -137,13 +133,10 @@ GROUPS = {
     "stream": Group("streams", ("device", "stream")),
     "line": Group("lines", ("file", "line", "function", "phase")),
 }
-"""tables by their name on the command line; a call in a backward pass is counted with the forward code that caused it
-"""
 KERNEL = "kernel"
-TABLES = {**GROUPS, KERNEL: Group("kernels", ("kernel", "op"))}
-"""the tables in `GROUPS`, and the table of kernels"""
-NUMBERED = ("line", "stream")
-"""columns that identify a row and are numbers"""
+TABLES = {**GROUPS, KERNEL: Group("kernels", ("kernel", "op"))}  # the tables in `GROUPS`, and the table of kernels
+NUMBERED = ("line", "stream")  # columns that identify a row and are numbers
+# columns of numbers; a table has some of them
 NUMBERS = {
     "share": TableColumn("share", "share", ".1%"),
     "time_us": TableColumn("median x calls us", "time_us", ",.0f"),
@@ -153,8 +146,8 @@ NUMBERS = {
     "signatures": TableColumn("signatures", "signatures", ",.0f", rank=2),
     "launches": TableColumn("launches", "launches", ",.0f", rank=1),
 }
-"""columns of numbers; a table has some of them"""
 TIMES = ("time_us", "total_us", "host_us")
+# smallest width in characters of the printed columns with names, by column
 LEAST = {
     "op": 20,
     "module": 20,
@@ -166,7 +159,6 @@ LEAST = {
     "phase": 8,
     KERNEL: 24,
 }
-"""smallest width in characters of the printed columns with names, by column"""
 
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
@@ -292,8 +284,6 @@ def _redacted(form: Mapping[str, Any]) -> str:
 def _perturbed(calls: pd.DataFrame, contended: float) -> str:
     """Return a text that says how many calls the capture perturbed, why, and for how many of them times of other calls
     are used.
-
-    contended : share of the capture in which other processes used the processors
     """
     from opgrip.traces.table.call_table import COUNT
 

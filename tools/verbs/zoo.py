@@ -67,8 +67,8 @@ examples:
   opgrip zoo list | sort -t$'\\t' -k5nr   columns in a pipe under a line of names
 """
 NAMES = "name, model, library or family of traces; wildcards are allowed"
+# fields of a recording, in the order of the columns
 NUMBERS = ("calls", "signatures", "operators", "longtail", "size_bytes")
-"""fields of a recording, in the order of the columns"""
 
 
 def _number(name: str, heading: str = "", rank: int = 0, unit: int = 1) -> TableColumn:
@@ -150,8 +150,7 @@ examples:
 
 exit status: 1 if a trace could not be made, or differs
 """
-DIFFERENCES = 10
-"""maximum number of differing signatures reported per trace"""
+DIFFERENCES = 10  # maximum number of differing signatures reported per trace
 
 
 def prepare_make(parser: argparse.ArgumentParser) -> None:
@@ -188,10 +187,7 @@ def run_make(args: argparse.Namespace) -> int:
 
 
 def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Record a trace of the zoo and print its numbers of calls and signatures; return True if it could be recorded.
-
-    timeout_s : time limit of the recording in seconds
-    """
+    """Record a trace of the zoo and print its numbers of calls and signatures; return True if it could be recorded."""
     from opgrip.zoo.making import make_trace
 
     start = monotonic()
@@ -229,10 +225,7 @@ def _write_down(new_trace: ZooTrace) -> None:
 
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Return True if a new recording of a trace differs from the shipped one, or cannot be made.
-
-    timeout_s : time limit of the recording in seconds
-    """
+    """Return True if a new recording of a trace differs from the shipped one, or cannot be made."""
     from opgrip.zoo.making import differences_of_new_recording
 
     try:

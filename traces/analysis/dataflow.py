@@ -82,8 +82,6 @@ COLUMNS = (
 class DataflowStep:
     """A call, the storages that it uses, and the earlier calls that it depends on.
 
-    Attributes
-    ----------
     number : index of the call in the trace's call table
     op, module, phase, thread : operator, path of the module, phase and thread of the call
     start_ns : start of the call since the start of the capture
@@ -116,8 +114,6 @@ class DataflowStep:
 class Storage:
     """Memory that holds tensors.
 
-    Attributes
-    ----------
     number : number of the storage in the trace
     bytes : bytes from its start to the end of the last argument that it holds, or of the last result if it holds no
         arguments
@@ -138,8 +134,6 @@ class Dataflow:
 
     Each iteration over the object begins again with the first call.
 
-    Attributes
-    ----------
     has_memory : True if the trace records which storages its calls use
     writers : during iteration, the call that made or last wrote each live storage
     """
@@ -179,11 +173,7 @@ class Dataflow:
                     writers.pop(number, None)
 
     def _note(self, own: pd.DataFrame, memory: Integers) -> None:
-        """Update the size and the last use of each storage that the calls `own` use.
-
-        own : rows of the call table; a row has `tensors` tensors, the first of them at `first_storage` in `memory`
-        memory : storage number of each tensor
-        """
+        """Update the size and the last use of each storage that the calls `own` use."""
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts
         place = np.arange(counts.sum()) - np.repeat(before, counts)
@@ -222,8 +212,6 @@ class Dataflow:
 class _Shape:
     """Sizes of the tensors of a signature, and the arguments that its calls write into.
 
-    Attributes
-    ----------
     argument_count : number of tensors among the arguments
     extents : extent number of each tensor (see `_Shapes`); `UNKNOWN` for one that the signature does not describe
     written : indices of the arguments that its calls write into
@@ -281,13 +269,7 @@ class _Shapes:
         return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
-        """Return the extent numbers (see the class) of all tensors of N calls, as one array.
-
-        Parameters
-        ----------
-        signatures, counts : (N,), signature and number of tensors of each call
-        place : (sum of `counts`,), index of each tensor among the tensors of its call
-        """
+        """Return the extent numbers (see the class) of all tensors of N calls, as one array."""
         pairs, of_call = np.unique(np.column_stack([signatures, counts]), axis=0, return_inverse=True)
         pieces = [self.of(signature, count).extents for signature, count in pairs.tolist()]
         table = np.array([number for piece in pieces for number in piece], dtype=np.int64)

@@ -13,8 +13,6 @@ from opgrip.traces.analysis.machine_ceilings import FLOAT8, TF32
 class Datasheet:
     """Highest memory bandwidth and arithmetic rates of a GPU according to its manufacturer.
 
-    Attributes
-    ----------
     gb_per_s : bandwidth of its memory
     tflops : rate of matrix products in Tflop/s, by dtype
     """
@@ -40,6 +38,7 @@ _A10 = {"float32": 31.2, TF32: 62.5, "bfloat16": 125, "float16": 125, "int8": 25
 _A40 = {"float32": 37.4, TF32: 74.8, "bfloat16": 149.7, "float16": 149.7, "int8": 299.3}
 _L4 = {"float32": 30.3, TF32: 60, "bfloat16": 121, "float16": 121, "int8": 242.5, FLOAT8: 242.5}
 _L40S = {"float32": 91.6, TF32: 183, "bfloat16": 362, "float16": 362, "int8": 733, FLOAT8: 733}
+# datasheets by the part of a GPU's name after the manufacturer's
 _SHEETS: Mapping[str, Datasheet] = {
     r"A100-SXM\d-40GB|A100-PCIE-40GB": Datasheet(1555, _A100),
     r"A100-SXM\d-80GB": Datasheet(2039, _A100),
@@ -56,7 +55,6 @@ _SHEETS: Mapping[str, Datasheet] = {
     r"T4": Datasheet(320, {"float32": 8.1, "float16": 65, "int8": 130}),
     r"V100-SXM2-\d+GB": Datasheet(900, {"float64": 7.8, "float32": 15.7, "float16": 125}),
 }
-"""datasheets by the part of a GPU's name after the manufacturer's"""
 
 
 def datasheet_of(name: str) -> Datasheet | None:

@@ -26,16 +26,14 @@ from opgrip.traces.table.step_starts import reported_starts
 from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.values import ValueModel
 
+# Units per which calls are counted: steps if all traces record them, else traces if each side has one, else calls.
 STEP, TRACE, CALL = "step", "trace", "call"
-"""Units per which calls are counted: steps if all traces record them, else traces if each side has one, else calls."""
 
 
 @dataclass(slots=True)
 class Cases:
     """All calls on one side of a comparison that have the same key, and so the same operator and arguments.
 
-    Attributes
-    ----------
     call : short text of the call with its arguments
     time_ns : total time in ns, computed with the median time of each signature
     models : tensor arguments of the first signature among these calls, each with its value model if it has one
@@ -67,8 +65,6 @@ class Cases:
 class Side:
     """Calls and times of all traces on one side of a comparison; traces are added one by one.
 
-    Attributes
-    ----------
     cases : calls with the same operator and arguments, by their key
     header : header of the first trace
     traces, calls : number of traces and of calls
@@ -189,10 +185,9 @@ def _models(signature: Signature, values: Mapping[int, ValueModel]) -> Iterator[
 
 SUFFIX = ".shapes.json"
 VERSION = 1
+# maximum size in bytes of a day's file, enough for a hundred thousand signatures; reading takes twenty times this
+# memory
 MOST_BYTES = 32 << 20
-"""maximum size in bytes of a day's file, enough for a hundred thousand signatures; reading takes twenty times this
-memory
-"""
 
 
 def write_day(side: Side, path: Path) -> None:
@@ -274,8 +269,6 @@ def paths_of(side: Path) -> list[Path]:
 def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
     """Return one side of a comparison, with the calls and times of all files, which are read one after another.
 
-    Parameters
-    ----------
     paths : traces, or files of `write_day`
     partial : accept cut and damaged traces
     unbounded : read records of any size and number; otherwise limits protect against hostile files
@@ -289,10 +282,8 @@ def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
     return side
 
 
-MOST = 400
-"""maximum number of characters of a call's arguments"""
-MOST_LEAVES = 60
-"""maximum number of arguments that an outline lists one by one"""
+MOST = 400  # maximum number of characters of a call's arguments
+MOST_LEAVES = 60  # maximum number of arguments that an outline lists one by one
 
 
 def outline(value: Any) -> str:

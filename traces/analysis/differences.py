@@ -19,8 +19,8 @@ from opgrip.traces.schema.tensor_specs import memory_dtype
 from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel, value_models
 
+# number of values drawn from a model; the standard error of their mean is a sixty-fourth of their spread
 SAMPLED = 4096
-"""number of values drawn from a model; the standard error of their mean is a sixty-fourth of their spread"""
 SEED = 0
 
 Statistics = Mapping[str, float]
@@ -77,18 +77,15 @@ def changed_statistics(before: Statistics, after: Statistics, tolerance: float) 
 
 
 CAME, WENT, COUNTS, SHARES, VALUES = "came", "went", "counts", "shares", "values"
-KINDS = (CAME, WENT, COUNTS, SHARES, VALUES)
-"""kinds of differences between signatures"""
+KINDS = (CAME, WENT, COUNTS, SHARES, VALUES)  # kinds of differences between signatures
+# header fields that are compared
 FACTS = ("opgrip", "torch", "python", "model", "run", "device", "devices", "seed", "steps", "command")
-"""header fields that are compared"""
 
 
 @dataclass(frozen=True, slots=True)
 class Tolerances:
     """Limits up to which differences between two traces are not reported.
 
-    Attributes
-    ----------
     counts : difference in the number of calls, relative to the larger number; per step if steps are known
     shares : difference in a signature's share of the total time, 0 to 1
     values : difference in statistics of values, relative to the spread of the values; for zeros, nan
@@ -107,8 +104,6 @@ class Tolerances:
 class Row:
     """Comparison of one signature, which occurs in one or both traces.
 
-    Attributes
-    ----------
     key : text that identifies the signature, the same in all traces
     call : short text of the call with its arguments
     counts : number of calls in each trace
@@ -132,8 +127,6 @@ class Row:
 class OperatorRow:
     """An operator whose share of the time or of the calls changed, summed over all shapes.
 
-    Attributes
-    ----------
     shares : share of each side's time that the operator's calls take, 0 to 1
     call_shares : share of each side's calls that are calls of the operator, 0 to 1
     """
@@ -147,8 +140,6 @@ class OperatorRow:
 class TraceDifference:
     """Differences between two sides, each of which is one or more traces.
 
-    Attributes
-    ----------
     names : names of the two sides in the output
     facts : header fields that differ, as (name, value before, value after)
     rows : all signatures, largest change of time first

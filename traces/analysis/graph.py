@@ -9,16 +9,13 @@ from dataclasses import dataclass
 from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
 from opgrip.traces.table.trace import Trace
 
-PRUNED = 1 << 12
-"""maximum number of chains that are kept in addition to chains of memory in use"""
+PRUNED = 1 << 12  # maximum number of chains that are kept in addition to chains of memory in use
 
 
 @dataclass(frozen=True, slots=True)
 class GraphFacts:
     """Facts about the dataflow graph of a trace.
 
-    Attributes
-    ----------
     calls, dependencies, storages : number of calls, of dependencies between calls, and of storages
     time_ns : sum of the times of all calls, on the device for calls that ran on one
     host_ns : sum of the times of all calls on the host
@@ -49,8 +46,6 @@ class GraphFacts:
 class TraceGraph:
     """All calls and storages of a trace.
 
-    Attributes
-    ----------
     steps : calls by number, without the calls made inside another call
     storages : storages by number
     """
@@ -89,11 +84,7 @@ class _Watch:
         self._has_device = False
 
     def add(self, step: DataflowStep, new: Iterable[Storage], writers: dict[int, int]) -> None:
-        """Add the next call.
-
-        new : storages that no earlier call used
-        writers : by storage, the call that created or last wrote it
-        """
+        """Add the next call."""
         self._path.add(step, writers)
         self._calls += 1
         self._dependencies += len(step.after)

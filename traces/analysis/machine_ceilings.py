@@ -34,16 +34,12 @@ from opgrip.platform.machine import (
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.table.trace import Trace
 
-FORM = 2
-"""version of the file's form; files of other versions are ignored"""
-TF32 = "tf32"
-"""name of the rate of float32 products for which a GPU may round inputs to TF32"""
+FORM = 2  # version of the file's form; files of other versions are ignored
+TF32 = "tf32"  # name of the rate of float32 products for which a GPU may round inputs to TF32
+# smallest plausible rate of a dtype, as a share of the device's fastest rate: on some GPUs float64 has a thousandth of
+# float8
 LEAST_SHARE = 1e-4
-"""smallest plausible rate of a dtype, as a share of the device's fastest rate: on some GPUs float64 has a thousandth of
-float8
-"""
-FLOAT8 = "float8"
-"""prefix of the names of all float8 types"""
+FLOAT8 = "float8"  # prefix of the names of all float8 types
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,18 +184,13 @@ def _processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-REPEATS, REPEAT_S = 6, 0.2
-"""minimum number of runs, and their minimum total time in seconds; the fastest run counts"""
-SHARE_OF_CACHE = 0.5
-"""share of a cache that the two copy buffers take, because the cache also holds other data"""
-MEMORY_BYTES = 256 << 20
-"""size in bytes of both copy buffers on the CPU, or eight times the last cache if that is more"""
+REPEATS, REPEAT_S = 6, 0.2  # minimum number of runs, and their minimum total time in seconds; the fastest run counts
+SHARE_OF_CACHE = 0.5  # share of a cache that the two copy buffers take, because the cache also holds other data
+MEMORY_BYTES = 256 << 20  # size in bytes of both copy buffers on the CPU, or eight times the last cache if that is more
 MOST_BYTES = 4 << 30
-MOST_COPIES = 200
-"""maximum number of copies on a device between two readings of its clock"""
+MOST_COPIES = 200  # maximum number of copies on a device between two readings of its clock
 BYTES_OF_FLOAT = 4
-BYTES_A_RUN = 256 << 20
-"""number of bytes that copies within a cache move between two readings of the clock"""
+BYTES_A_RUN = 256 << 20  # number of bytes that copies within a cache move between two readings of the clock
 CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
@@ -288,10 +279,7 @@ def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
 
 
 def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
-    """Measure a memory level of a device by copies between two buffers of `both` bytes in total.
-
-    name, size : name and size in bytes of the level, for the result
-    """
+    """Measure a memory level of a device by copies between two buffers of `both` bytes in total."""
     elements = max(both // 2 // BYTES_OF_FLOAT, 1)
     target, source = (torch.zeros(elements, device=device) for _ in range(2))
     once_s = _on_device_s(lambda: _copy(source, target), device, repeats=2)
@@ -372,9 +360,7 @@ def bandwidth(device: str = "cpu") -> float:
     The value comes from `opgrip machine` if that command was run, else from an earlier measurement; else it is
     measured.
 
-    Raises
-    ------
-    UserError : if the machine lacks the device
+    Raises UserError if the machine lacks the device.
     """
     check_device(device)
     threads = torch.get_num_threads() if device == "cpu" else 1

@@ -66,18 +66,14 @@ def merge(
 
     Memory does not grow with the calls: blocks are copied one by one, in the order of the files.
 
-    Parameters
-    ----------
     align : correct the clocks of ranks by the collectives that they share; the header's `clocks` records the
         corrections
     force : replace an existing file
     partial : accept cut and damaged traces
     unbounded : read records of any size and number; otherwise limits protect against hostile files
 
-    Raises
-    ------
-    UserError : if a file is not a trace, is already merged, is named twice, is a copy of another, or is cut and
-        `partial` is false; nothing is written then
+    Raises UserError if a file is not a trace, is already merged, is named twice, is a copy of another, or is cut
+    and `partial` is false; nothing is written then.
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]
@@ -142,8 +138,8 @@ def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, A
             )
 
 
+# header fields that are not copied because they describe one trace only; `distilled` contains signature numbers
 _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
-"""header fields that are not copied because they describe one trace only; `distilled` contains signature numbers"""
 
 
 @dataclass(slots=True)
@@ -172,14 +168,7 @@ class _Join:
         self.operator_calls = 0
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
-        """Write the records of one file to the merged trace.
-
-        Parameters
-        ----------
-        process : index of the process that wrote the file
-        shift_ns : correction that moves the file's times to the common clock
-        partial : accept a cut or damaged file
-        """
+        """Write the records of one file to the merged trace."""
         numbers, first_storage = _Numbers(), max(self._newest, self._newest_of_graphs) + 1
         for record in reader.columns():
             match record:
@@ -238,11 +227,7 @@ class _Join:
         return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
 
     def _once(self, kind: str, record: Any, again: bool = False) -> int:
-        """Write a record, unless an equal record was written before; return the number of the written record.
-
-        kind : type of the record, for its numbering
-        again : write the record even if an equal one was written
-        """
+        """Write a record, unless an equal record was written before; return the number of the written record."""
         text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
         # the texts themselves would take half a gigabyte for some tens of ranks
         digest = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()

@@ -22,8 +22,7 @@ from opgrip.traces.schema.records import FUNCTION, Scope
 from opgrip.traces.schema.tensor_specs import tensor_outline
 from opgrip.traces.table.trace import Trace
 
-OUTSIDE = "(outside)"
-"""name of the place of calls outside all modules or functions of the program"""
+OUTSIDE = "(outside)"  # name of the place of calls outside all modules or functions of the program
 
 _CALLER = re.compile(r"(.*):\d+ (.*)")
 
@@ -32,8 +31,6 @@ _CALLER = re.compile(r"(.*):\d+ (.*)")
 class TimelinePlace:
     """Module or function that makes calls.
 
-    Attributes
-    ----------
     name : path of a module, or qualified name of a function
     phase : `forward`, `backward` or `optimizer`
     file : file of the function; empty for a module
@@ -115,21 +112,17 @@ def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
             yield place, call, True
 
 
-MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"
-"""categories of events"""
-PROCESS = 1
-"""process number in a trace with one process"""
+MODULE, PHASE, CALL, ON_DEVICE = "module", "phase", "operator", "device"  # categories of events
+PROCESS = 1  # process number in a trace with one process
 
-DEEPEST, LONGEST = 64, 400
-"""maximum number of nested modules and of characters in a name, for untrusted files"""
-BATCH = 1 << 15
-"""number of calls converted at a time"""
+DEEPEST, LONGEST = 64, 400  # maximum number of nested modules and of characters in a name, for untrusted files
+BATCH = 1 << 15  # number of calls converted at a time
 
+# columns that events show
 ROW = [
     *("op", "signature", "module", "phase", "function", "file", "line", "inside"),
     *("start_ns", "duration_ns", "device_ns"),
 ]
-"""columns that events show"""
 
 Event = dict[str, Any]
 
@@ -168,10 +161,7 @@ def _names_of_threads(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
-    """Yield the calls of one thread in start order, in batches.
-
-    key : names of the process and the thread
-    """
+    """Yield the calls of one thread in start order, in batches."""
     for part, _ in trace.call_parts():
         for first in range(0, len(part), BATCH):
             calls = part.iloc[first : first + BATCH]
@@ -182,11 +172,7 @@ def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
 
 
 def _host_track(calls: pd.DataFrame, nesting: _Nesting, shapes: dict[int, str]) -> Iterator[Event]:
-    """Yield the events for calls on the host, and for the modules and phases that end before them.
-
-    nesting : phase and modules that the thread is in
-    shapes : text of the argument shapes of each signature
-    """
+    """Yield the events for calls on the host, and for the modules and phases that end before them."""
     pid, tid = nesting.pid, nesting.tid
     for row in _rows(calls):
         if pd.isna(row["inside"]):
@@ -216,10 +202,6 @@ def _device_track(
     The start of the work on the device is unknown; it is assumed at the start of the call, or at the end of earlier
     work if that is later. Calls inside an extension function are part of it; a function recorded with `--grip`
     consists of its calls.
-
-    parts : calls of the thread, in batches
-    pid, tid : numbers of the process and of the track
-    shapes : text of the argument shapes of each signature
     """
     end_ns: float | None = None
     for calls in parts:
@@ -243,11 +225,7 @@ class _Nesting:
         self._end_ns = 0
 
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
-        """Move to the phase and modules in `path`; yield an event for each phase or module that ends.
-
-        start_ns, end_ns : start and end of the next call, which runs in `path`; modules that the thread enters begin at
-            `start_ns`
-        """
+        """Move to the phase and modules in `path`; yield an event for each phase or module that ends."""
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared][0] == path[shared]:
             shared += 1

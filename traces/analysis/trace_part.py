@@ -40,8 +40,6 @@ COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors", "storages")
 class SignatureOutline:
     """Properties of a signature that a selection of calls needs.
 
-    Attributes
-    ----------
     kind, op : kind and operator of the signature
     values : numbers of its value models
     written : for each tensor argument, True if a call may write it
@@ -57,8 +55,6 @@ class SignatureOutline:
 class Outline:
     """Calls of a trace in file order, with the records that they refer to; everything that a selection of calls needs.
 
-    Attributes
-    ----------
     header : fields of the header
     signatures : the needed fields of each signature, by number
     scopes : scopes by number
@@ -113,9 +109,7 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
 
     partial : accept a cut trace
 
-    Raises
-    ------
-    UserError : if the trace contains no calls, or is cut and `partial` is false
+    Raises UserError if the trace contains no calls, or is cut and `partial` is false.
     """
     outline = Outline()
     end: End | None = None
@@ -172,8 +166,6 @@ Flags = NDArray[np.bool_]
 class TracePart:
     """Conditions that select a part of a trace; a selected call meets all of them.
 
-    Attributes
-    ----------
     steps : indices of the first step and of the step after the last one; None for the end of the trace
     phases : `forward`, `backward`, `optimizer`
     modules, ops : shell patterns for the call's module and operator, of which one must match
@@ -195,9 +187,7 @@ class TracePart:
 def selected_calls(outline: Outline, part: TracePart) -> Flags:
     """Return a mask of the calls that meet the conditions, or ran inside a function whose own call meets them.
 
-    Raises
-    ------
-    UserError : if no call is selected, or if steps are selected but the trace does not record them
+    Raises UserError if no call is selected, or if steps are selected but the trace does not record them.
     """
     flags = np.ones(len(outline.start_ns), dtype=np.bool_)
     if part.ops:
@@ -254,8 +244,6 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
     """Return a mask of the calls in a range of steps.
 
     The starts of steps are recorded in the trace, or derived from a scope in which each step makes one call.
-
-    steps : index of the first step, and index after the last one or None for the end of the trace
     """
     begins = outline.step_starts_ns.tolist()
     count = outline.header.get("steps", len(begins))

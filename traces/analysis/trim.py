@@ -58,8 +58,6 @@ from opgrip.traces.table.step_starts import StepStarts
 class Trimmed:
     """Result of writing a part of a trace.
 
-    Attributes
-    ----------
     calls, of_calls : number of calls in the part and in the whole trace, counted as in `opgrip trace info`
     signatures, of_signatures : number of signatures in the part and in the whole trace
     producers : number of calls that were added because selected calls read their results, directly or indirectly
@@ -87,17 +85,13 @@ def trim(
 ) -> Trimmed:
     """Write a part of a trace. The trace is read twice, and a few numbers per call are kept in memory.
 
-    Parameters
-    ----------
     part : conditions that the selected calls meet
     with_producers : add all calls that selected calls depend on, directly or indirectly, for their arguments
     force : replace an existing file
     partial : accept a cut or damaged trace
     unbounded : read records of any size and number; otherwise limits protect against hostile files
 
-    Raises
-    ------
-    UserError : if no call is selected, or the trace cannot be read; nothing is written then
+    Raises UserError if no call is selected, or the trace cannot be read; nothing is written then.
     """
     outline = read_outline(TraceReader(path, unbounded), partial)
     flags = selected_calls(outline, part)
@@ -266,10 +260,7 @@ class _Writing:
 
 
 def _scopes(outline: Outline, used: set[int]) -> set[int]:
-    """Return the scopes of selected calls, and for scopes of backward passes also those of the forward calls.
-
-    used : scopes of selected calls
-    """
+    """Return the scopes of selected calls, and for scopes of backward passes also those of the forward calls."""
     level = used & outline.scopes.keys()
     scopes = set(level)
     while level:
@@ -283,9 +274,6 @@ def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
     """Return the indices of the `Observed` records (values of later calls) that belong to the part of the trace.
 
     A record that describes one call is kept if that call is selected; any other, if its signature is.
-
-    flags : mask of the selected calls
-    signatures : signatures of the selected calls
     """
     memory = _first_memory(outline)
     places = set()

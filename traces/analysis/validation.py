@@ -40,8 +40,7 @@ from opgrip.traces.schema.records import (
     Values,
 )
 
-MOST = 10_000
-"""maximum number of findings that are listed; others are only counted"""
+MOST = 10_000  # maximum number of findings that are listed; others are only counted
 
 FORM, SCHEMA, NUMBER, REFERENCE, TIME, TOTAL = "form", "schema", "number", "reference", "time", "total"
 
@@ -92,8 +91,7 @@ class Validation:
         }
 
 
-SHOWN = 5
-"""maximum number of dangling references that a finding lists"""
+SHOWN = 5  # maximum number of dangling references that a finding lists
 
 
 class References:
@@ -219,10 +217,8 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 NOT_INSTALLED = "not checked with the JSON Schema, which requires the package jsonschema"
-COLUMN = 32
-"""number of items of a column that the JSON Schema checks; the reader checks all of them"""
-MOST_ERRORS = 3
-"""maximum number of errors listed for a record"""
+COLUMN = 32  # number of items of a column that the JSON Schema checks; the reader checks all of them
+MOST_ERRORS = 3  # maximum number of errors listed for a record
 
 
 class SchemaCheck:
@@ -255,8 +251,7 @@ def _in_short(form: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value[:COLUMN] if isinstance(value, list) else value for name, value in form.items()}
 
 
-MOST_OPEN = 1 << 16
-"""maximum number of unfinished calls of a thread with which later calls are compared"""
+MOST_OPEN = 1 << 16  # maximum number of unfinished calls of a thread with which later calls are compared
 
 
 class TimeCheck:
@@ -299,9 +294,7 @@ class TimeCheck:
 def validate(path: str | Path, unbounded: bool = False) -> Validation:
     """Return the problems of a trace file; a file of another tool is converted to a trace first.
 
-    Raises
-    ------
-    UserError : if the file is missing, is not a trace, has a newer major version, or exceeds a limit
+    Raises UserError if the file is missing, is not a trace, has a newer major version, or exceeds a limit.
     """
     reader = TraceReader(path, unbounded)
     validation = Validation(reader.path)

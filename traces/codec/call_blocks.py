@@ -24,8 +24,7 @@ from opgrip.traces.schema.records import NO_STORAGE, Calls
 Integers: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
 NONE: Integers = np.empty(0, dtype=np.int64)
 
-FAR = 999
-"""distance to the newest storage number from which on absolute numbers are written"""
+FAR = 999  # distance to the newest storage number from which on absolute numbers are written
 
 
 def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> list[int]:
@@ -151,8 +150,7 @@ def exact_sum(column: Integers) -> int:
     return int(column.sum()) if _largest(column) * len(column) < LIMIT else sum(column.tolist())
 
 
-Pairs: TypeAlias = list[tuple[Count, Count]]
-"""pairs of a position in a block and a count"""
+Pairs: TypeAlias = list[tuple[Count, Count]]  # pairs of a position in a block and a count
 Column = TypeVar("Column")
 
 
@@ -205,8 +203,6 @@ def parse_block(line: bytes) -> CallBlock | None:
 
 def _parse_columns(columns: Sequence[bytes]) -> tuple[list[Integers], int]:
     """Return the integers of each JSON list, and the largest absolute value among all of them.
-
-    columns : valid JSON, which msgspec has checked
 
     Raise `FormatError` if one of them is not a list of integers.
     """
@@ -279,10 +275,7 @@ def _exact_column(numbers: list[int]) -> Integers:
 
 
 def _decode_codes(codes: Integers, newest: int) -> Integers:
-    """Return the storage numbers that `encode_storages` encoded, as an array.
-
-    newest : largest storage number in earlier blocks
-    """
+    """Return the storage numbers that `encode_storages` encoded, as an array."""
     largest = np.cumsum(np.maximum(codes, 0)) + newest
     numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
     numbers[codes == -FAR] = NO_STORAGE

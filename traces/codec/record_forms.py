@@ -51,6 +51,7 @@ from opgrip.traces.schema.records import (
 )
 from opgrip.traces.values import value_model_from_json, value_model_to_json, value_models
 
+# record types by their names in the file
 RECORDS: dict[str, type] = {
     "header": Header,
     "signature": Signature,
@@ -69,7 +70,6 @@ RECORDS: dict[str, type] = {
     "entered": Entered,
     "end": End,
 }
-"""record types by their names in the file"""
 _NAMES = {kind: name for name, kind in RECORDS.items()}
 
 
@@ -173,11 +173,10 @@ readers[OpenedSignature] = lambda form: convert(form, Signature, "opened")
 writers[OpenedSignature] = to_json
 
 
-DIGITS = 6
-"""number of bytes in a key: two of a million cases have equal keys with a probability of 1/500"""
+DIGITS = 6  # number of bytes in a key: two of a million cases have equal keys with a probability of 1/500
 
+# settings that affect the result of a call; the others describe the machine or can be chosen at a replay
 OF_CONTEXT = ("autocast", "default_dtype", "deterministic")
-"""settings that affect the result of a call; the others describe the machine or can be chosen at a replay"""
 
 
 def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:

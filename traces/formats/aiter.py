@@ -23,20 +23,19 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Record
 
 SIZES = ("M", "N", "K")
+# first columns by which files of fused mixtures of experts are recognized
 MIXTURE = ("token", "model_dim", "inter_dim", "expert", "topk")
-"""first columns by which files of fused mixtures of experts are recognized"""
 MOST_ROWS = 200_000
 MOST_US = 1e9
+# start of the names of files about quantized products; most of these files do not name the dtypes
 QUANTIZED_NAME = re.compile(r"a\d+w\d+")
-"""start of the names of files about quantized products; most of these files do not name the dtypes"""
 NO_DTYPE = "dtypes of tensors: the file has none, so they are bfloat16"
 
 Row = Mapping[str, str]
 Call = tuple[str, list[Any], dict[str, Any]]
 
 
-SEPARATORS = ",;\t"
-"""separators of columns; a spreadsheet may write others than commas"""
+SEPARATORS = ",;\t"  # separators of columns; a spreadsheet may write others than commas
 
 
 def recognizes(head: Head) -> bool:
@@ -109,11 +108,7 @@ def _call(row: Row, file: ForeignFile) -> Call:
 
 
 def _widening(left: TensorSpec, weight: TensorSpec, bias: list[TensorSpec], result: torch.dtype) -> Call:
-    """Return the call of a matrix product whose result has another dtype than its operands.
-
-    left, weight, bias : operands; `weight` is transposed, and `bias` has one tensor or none
-    result : dtype of the result
-    """
+    """Return the call of a matrix product whose result has another dtype than its operands."""
     right = tensor_of(weight.shape[::-1], weight.dtype, weight.stride[::-1] if weight.stride else None)
     return f"aten.{'addmm' if bias else 'mm'}.dtype", [*bias, left, right, result], {}
 

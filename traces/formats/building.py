@@ -127,8 +127,7 @@ def _number(spec: TensorSpec) -> int:
     return NO_STORAGE if spec.storage is None else spec.storage
 
 
-MOST_SIZE = 1 << 62
-"""maximum of sizes, strides, offsets, and the number of elements of a tensor"""
+MOST_SIZE = 1 << 62  # maximum of sizes, strides, offsets, and the number of elements of a tensor
 
 
 def tensor_of(
@@ -171,8 +170,7 @@ def model_of_moments(mean: Any, std: Any, low: Any, high: Any) -> ValueModel:
     return model
 
 
-BLOCK = 4096
-"""number of calls per block"""
+BLOCK = 4096  # number of calls per block
 NO_TIMES = "durations: the file has none, so shares are by the number of calls"
 NO_DEVICE = "devices of tensors: the file has none, so they are on the processor"
 NO_VALUES = "values of tensors: the file has none, so they are generated to suit each operator"
@@ -294,11 +292,7 @@ class RecordBuilder:
         return self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
 
     def _number(self, what: str, key: str, make: Any) -> int:
-        """Return the number of the record with this key; if the key is new, create the record.
-
-        what : type of the record; each type is numbered separately
-        make : returns the record for a number
-        """
+        """Return the number of the record with this key; if the key is new, create the record."""
         numbers = self._numbers.setdefault(what, {})
         number = numbers.get(key)
         if number is None:

@@ -51,8 +51,8 @@ from opgrip.traces.table.trace import Trace
 NAME, JSON_NAME = "chakra", "chakra_json"
 GRAPH = "workload_graph"
 JSON_START = re.compile(rb'\s*\{\s*(?:\}|"(?:attr|version|workload_graph)"\s*:)')
+# pattern of the JSON name of an attribute's value
 JSON_VALUE = re.compile(rb'"(?:string|u?int64|u?int32|bool|double)_?[vV]al"\s*:')
-"""pattern of the JSON name of an attribute's value"""
 SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "AttributeProto": {
         "name": (1, "string"),
@@ -86,12 +86,9 @@ SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
         "attr": (10, "AttributeProto[]"),
     },
 }
-METADATA, COMPUTE = 1, 4
-"""Chakra's codes for types of nodes"""
-MOST_TEXT = 1 << 20
-"""maximum number of characters in the text of a list; parsing may take half a KB of memory for each"""
-PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")
-"""pattern of the name of one part of an operator, such as `aten::copy_(1)`"""
+METADATA, COMPUTE = 1, 4  # Chakra's codes for types of nodes
+MOST_TEXT = 1 << 20  # maximum number of characters in the text of a list; parsing may take half a KB of memory for each
+PART = re.compile(r"(\w+::\w+)\(\d{1,9}\)")  # pattern of the name of one part of an operator, such as `aten::copy_(1)`
 
 
 @cache
@@ -131,10 +128,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _read_messages(
     name: str, file: ForeignFile, messages: Callable[[], Iterable[Any]], parse: Callable[[type, Any], Any]
 ) -> Iterator[Record]:
-    """Yield the calls described by messages, the first of which describes the whole file.
-
-    parse : converts one of `messages` to an object of a protobuf class
-    """
+    """Yield the calls described by messages, the first of which describes the whole file."""
     facts: dict[str, Any] = {}
     classes, counted = message_classes(), NodesRead(file)
 
@@ -210,8 +204,6 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
     """Return a node; if it is a part of an operator, such as `aten::copy_(1)`, it is renamed to the operator.
 
     The second and later parts become children of the first part.
-
-    first_parts : number of the first part, by record number and operator; a new first part is added
     """
     match = PART.fullmatch(node.name)
     if match is None or not node.record:

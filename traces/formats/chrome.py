@@ -40,8 +40,8 @@ from opgrip.traces.schema.records import Record
 from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 
+# dtypes by their C++ names, without quantized ones, whose scales the file does not contain
 DTYPE_OF = {name: dtype for name, dtype in DTYPE_OF_ELEMENT.items() if not name.startswith("c10::q")}
-"""dtypes by their C++ names, without quantized ones, whose scales the file does not contain"""
 
 _REAL = r"[+-]?(?:\d{1,20}(?:\.\d{0,40})?(?:[eE][+-]?\d{1,4})?|inf|nan)"
 NUMBER = re.compile(_REAL)
@@ -85,10 +85,7 @@ def _placed(value: Any, device: str) -> Any:
 
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
-    """Return a call with its argument `device` set, if it takes no tensors and creates one; else the call unchanged.
-
-    parameters : parameters of the operator's schema
-    """
+    """Return a call with its argument `device` set, if it takes no tensors and creates one; else the call unchanged."""
     makes = (
         any(item.name == "device" for item in parameters) and next(tensors([bound.args, bound.kwargs]), None) is None
     )
@@ -190,8 +187,7 @@ DEFAULTS = (
     "dtypes of tensors in lists: the file has none, so they are taken from the call's other tensors, or float32",
     "modules: the file names them by class and number, if recorded with_stack=True",
 )
-MOST_EVENTS = 10_000_000
-"""maximum number of events of a file; each takes 48 bytes of memory"""
+MOST_EVENTS = 10_000_000  # maximum number of events of a file; each takes 48 bytes of memory
 EVENTS = "traceEvents"
 MARKS = (b'"traceEvents"', b'"baseTimeNanoseconds"')
 
@@ -270,10 +266,7 @@ def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str
 
 
 def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str, Any]]:
-    """Return the events of a file, except events that are not valid JSON, and fields for the trace's header.
-
-    cuts : list to which the reason is added if the file ends before the end of its list of events
-    """
+    """Return the events of a file, except events that are not valid JSON, and fields for the trace's header."""
     table = EventTable()
     facts: dict[str, Any] = {}
     repair = Repair("ph", lambda reason, count: file.losses.skip("?", f"an event is not JSON: {reason}", count))
@@ -312,10 +305,7 @@ class _Adder:
         self._forward_scopes: dict[int, int] = {}
 
     def add(self, call: ProfiledCall, thread: str) -> int | None:
-        """Add a call and return the number of its signature, or None if the file lacks its arguments.
-
-        thread : name of the thread that made the call
-        """
+        """Add a call and return the number of its signature, or None if the file lacks its arguments."""
         event, scope, work = call.event, call.scope, call.work
         bound = self._bound.get(event.slice)
         if bound is None:

@@ -47,6 +47,7 @@ FORWARD = "backward passes: the file does not say which of its operators had one
 
 Row = dict[str, Any]
 
+# names of operators in torch, by the names of Python functions that differ from them
 NAMES = {
     "adaptive_max_pool3d_with_indices": "adaptive_max_pool3d",
     "affine_grid": "affine_grid_generator",
@@ -62,27 +63,27 @@ NAMES = {
     "unfold": "im2col",
     "unique": "_unique2",
 }
-"""names of operators in torch, by the names of Python functions that differ from them"""
 
+# reasons why some files do not describe an operator, by file name
 UNMAPPED = {
     "multivariate_normal": "MultivariateNormal is a Python class, whose sampling is several operators",
 }
-"""reasons why some files do not describe an operator, by file name"""
 
+# columns that the Python function accepts but its operator does not, or that select the operator
 IGNORED = frozenset({"_stacklevel", "inplace", "return_indices", "norm_type", "size_average", "reduce", "antialias"})
-"""columns that the Python function accepts but its operator does not, or that select the operator"""
 
+# arguments that Python functions add to the calls of their operators
 CONSTANTS: dict[str, Any] = {"cudnn_enabled": True}
-"""arguments that Python functions add to the calls of their operators"""
 
+# dtypes of arguments whose names do not imply a dtype
 DTYPES_OF: dict[str, dict[str, torch.dtype]] = {
     "bincount": {"self": torch.int64},
     "cross_entropy_loss": {"target": torch.int64},
     "ctc_loss": {"targets": torch.int64},
     "one_hot": {"self": torch.int64},
 }
-"""dtypes of arguments whose names do not imply a dtype"""
 
+# operators of `interpolate`, by mode
 UPSAMPLE = {
     "nearest": "upsample_nearest{}d",
     "nearest-exact": "_upsample_nearest_exact{}d",
@@ -91,7 +92,6 @@ UPSAMPLE = {
     "bicubic": "upsample_bicubic2d",
     "trilinear": "upsample_trilinear3d",
 }
-"""operators of `interpolate`, by mode"""
 
 
 def _cat(row: Row) -> tuple[str, Row]:
@@ -186,6 +186,7 @@ def _triu(row: Row) -> tuple[str, Row]:
     return "triu", {"self": first, "diagonal": rest[0] if rest else None}
 
 
+# functions that convert a row to an operator and its arguments, for files whose columns differ from the arguments
 REWRITES: dict[str, Callable[[Row], tuple[str, Row]]] = {
     "cat": _cat,
     "einsum": _einsum,
@@ -197,7 +198,6 @@ REWRITES: dict[str, Callable[[Row], tuple[str, Row]]] = {
     "max_unpool2d": _max_unpool2d,
     "triu": _triu,
 }
-"""functions that convert a row to an operator and its arguments, for files whose columns differ from the arguments"""
 
 Call = tuple[str, list[Any], dict[str, Any]]
 

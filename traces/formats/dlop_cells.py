@@ -22,23 +22,20 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.values import ValueModel
 
-MOST_BYTES = 4 << 20
-"""maximum size in bytes of a file; the largest known one has 0.7 MB"""
+MOST_BYTES = 4 << 20  # maximum size in bytes of a file; the largest known one has 0.7 MB
 MOST_COLUMNS = 256
-MOST_CALLS, MOST_ALL_CALLS = 100_000, 10_000_000
-"""maximum number of calls of a line, and of all lines of a CSV file"""
+MOST_CALLS, MOST_ALL_CALLS = 100_000, 10_000_000  # maximum number of calls of a line, and of all lines of a CSV file
 CSV_COLUMNS = ("id", "source_neural_network", "num_of_calls", "parameters")
 MOST_DIMENSIONS = 64
-LARGEST = 1 << 62
-"""maximum of sizes and integers"""
+LARGEST = 1 << 62  # maximum of sizes and integers
+# numbers of operators, by the words that Python functions accept for them, by argument
 WORDS: dict[str, dict[str, int]] = {
     "reduction": {"none": 0, "mean": 1, "sum": 2},
     "interpolation_mode": {"bilinear": 0, "nearest": 1, "bicubic": 2},
     "padding_mode": {"zeros": 0, "border": 1, "reflection": 2},
 }
-"""numbers of operators, by the words that Python functions accept for them, by argument"""
+# dtypes by the names of operators' arguments
 DTYPE_OF_NAME = {"mask": torch.bool, "condition": torch.bool, "index": torch.int64, "indices": torch.int64}
-"""dtypes by the names of operators' arguments"""
 SYNONYMS = {"float": "float32", "double": "float64", "half": "float16", "int": "int32", "long": "int64"}
 SYNONYMS |= {"short": "int16"}
 
@@ -285,8 +282,7 @@ def dtype_named(item: Any) -> torch.dtype | None:
     return DTYPES.get(SYNONYMS.get(item, item)) if isinstance(item, str) else None
 
 
-SUFFIX = "_size"
-"""suffix that the names of columns with shapes may have"""
+SUFFIX = "_size"  # suffix that the names of columns with shapes may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +299,7 @@ class TableFunction:
     plain: tuple[str, ...]
 
 
+# functions by the names of their files
 FUNCTIONS = {
     "mhaf": TableFunction(
         "torch.nn.functional.multi_head_attention_forward",
@@ -314,7 +311,6 @@ FUNCTIONS = {
     ),
     "normalize": TableFunction("torch.nn.functional.normalize", ("input",), ("p", "dim", "eps")),
 }
-"""functions by the names of their files"""
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:

@@ -103,11 +103,9 @@ def _value(node: ast.expr, sizes: Mapping[str, int]) -> int:
     return result
 
 
-LEAST_SIZE = 2
-"""minimum value of a data-dependent size, even if the program allows a smaller one"""
+LEAST_SIZE = 2  # minimum value of a data-dependent size, even if the program allows a smaller one
 
-MOST_DIMENSIONS = 64
-"""maximum number of dimensions of a torch tensor"""
+MOST_DIMENSIONS = 64  # maximum number of dimensions of a torch tensor
 _DTYPES = {
     **dict(enumerate(["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"], 1)),
     **dict(enumerate(["complex32", "complex64", "complex128", "bool", "bfloat16"], 9)),
@@ -122,8 +120,8 @@ _LAYOUTS = {
     7: "strided",
 }
 _MEMORY_FORMATS = dict(enumerate(["contiguous_format", "channels_last", "channels_last_3d", "preserve_format"], 1))
+# pattern of a single name, as sympy prints or builds it
 _SYMBOL = re.compile(r"(?:Symbol\(')?([A-Za-z_]\w*)(?:'[^()]*\))?")
-"""pattern of a single name, as sympy prints or builds it"""
 
 
 class Sizes:
@@ -253,6 +251,7 @@ def _of_type(kind: type) -> Callable[[Any], Any]:
     return check
 
 
+# functions that read constant arguments, by kind of argument
 CONSTANTS: dict[str, Callable[[Any], Any]] = {
     "as_none": lambda form: None,
     "as_int": _int,
@@ -271,4 +270,3 @@ CONSTANTS: dict[str, Callable[[Any], Any]] = {
     "as_memory_format": _of_table(_MEMORY_FORMATS, MEMORY_FORMATS, "unknown memory format"),
     "as_device": device_of,
 }
-"""functions that read constant arguments, by kind of argument"""

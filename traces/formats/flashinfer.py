@@ -33,14 +33,11 @@ from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000
 DEFINITION_BYTES = 4 << 20
-STORED_BYTES = 4 << 30
-"""maximum size in bytes of all stored values that are read"""
-PARENTS = 4
-"""number of parent folders that are searched for the definitions"""
+STORED_BYTES = 4 << 30  # maximum size in bytes of all stored values that are read
+PARENTS = 4  # number of parent folders that are searched for the definitions
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 WORKLOAD = re.compile(rb'"definition"\s*:\s*"')
-PROBLEM, WORKLOADS = "definition.json", "workload.jsonl"
-"""names of the files in a kernel folder of SOL-ExecBench"""
+PROBLEM, WORKLOADS = "definition.json", "workload.jsonl"  # names of the files in a kernel folder of SOL-ExecBench
 CUSTOM = "values of inputs of type custom: code of the file makes them, which is not run, so they are drawn as needed"
 LARGEST = 1 << 62
 
@@ -174,10 +171,7 @@ def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
 
 
 def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the workloads of one kernel's folder of SOL-ExecBench, with the name of its definition.
-
-    workloads : file with the workloads; None for the folder's own
-    """
+    """Yield the workloads of one kernel's folder of SOL-ExecBench, with the name of its definition."""
     losses, unbounded = data_set.file.losses, data_set.file.unbounded
     if not (folder / PROBLEM).is_file():
         raise UserError(f"{workloads} does not name its definition", f"put its {PROBLEM} into the same folder")
@@ -259,11 +253,8 @@ def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
 def _argument(
     data_set: DataSet, builder: RecordBuilder, spec: Any, sizes: Mapping[str, int], source: Any
 ) -> TensorSpec | bool | int | float:
-    """Return one input of a kernel as an argument: a number, or a tensor, with a value model if its values are stored.
-
-    spec : the input in the kernel's definition
-    sizes : sizes of the axes in the workload
-    source : the input in the workload, with its number or the file of its values
+    """Return one input of a kernel as an argument: a number, or a tensor, with a value model if its values are
+    stored.
     """
     if not isinstance(spec, dict) or not isinstance(source, dict):
         raise NoCall("an input of the definition or workload is not a JSON object")
@@ -292,10 +283,7 @@ def _argument(
 def _with_values(
     data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, source: Mapping[str, Any]
 ) -> TensorSpec:
-    """Return a tensor with a value model of its stored values, or without one if they cannot be read.
-
-    source : the input in the workload, which names the file and the key of the values
-    """
+    """Return a tensor with a value model of its stored values, or without one if they cannot be read."""
     name, key, losses = str(source.get("path"))[:1000], str(source.get("tensor_key")), data_set.file.losses
     try:
         if (name, key, tensor) not in data_set.models:
@@ -312,8 +300,6 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
     """Return the number of a value model of stored values, or None if no model fits.
 
     Raise `FormatError` if the values cannot be read or do not match `tensor`.
-
-    name, key : path of the file in the data set, and key of the tensor in the file
     """
     root = data_set.root
     path = None if root is None else root / name

@@ -27,15 +27,15 @@ from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import contiguous, plain_name
 from opgrip.traces.table.trace import Trace
 
+# dtypes that both torch and a definition can name
 DTYPES = frozenset(
     {
         *("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
         *("int64", "int32", "int16", "int8", "bool"),
     }
 )
-"""dtypes that both torch and a definition can name"""
+# maximum number of elements of a tensor whose values are stored; larger tensors get random values
 STORED_ELEMENTS = 1 << 20
-"""maximum number of elements of a tensor whose values are stored; larger tensors get random values"""
 
 
 class NoForm(ValueError):
@@ -89,8 +89,6 @@ def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses:
     """Yield kernel definitions, each for a group of signatures that differ only in sizes.
 
     A signature with an output size that is not an axis forms a separate group.
-
-    counts : number of calls by number of the signature, for the losses
     """
     kernels: dict[str, KernelDefinition] = {}
     for signature in signatures:
@@ -176,8 +174,7 @@ def _dtype(tensor: TensorSpec) -> str:
     return name
 
 
-Sizes = tuple[int, ...]
-"""sizes of one dimension in all members"""
+Sizes = tuple[int, ...]  # sizes of one dimension in all members
 
 
 def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:

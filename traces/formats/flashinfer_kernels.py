@@ -17,8 +17,7 @@ from opgrip.traces.formats.operator_schemas import NoOverload
 from opgrip.traces.formats.tensor_programs import TensorProgram, Unconverted
 from opgrip.traces.schema.arguments import TensorSpec
 
-MOST_TEXT = 1 << 16
-"""maximum number of characters of a reference"""
+MOST_TEXT = 1 << 16  # maximum number of characters of a reference
 EPSILON = re.compile(r"\b(?:EPS|eps|epsilon)\s*=\s*([0-9.]+(?:[eE]-?[0-9]+)?)\b")
 
 Arguments = Mapping[str, Any]
@@ -78,8 +77,8 @@ def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
     return "aten.rms_norm.default", [rows, list(weight.shape), weight, epsilon], {}
 
 
+# functions that return the operator call for a kernel, by kind of kernel
 KERNELS: dict[str, Callable[[Arguments, str], Call | None]] = {"gemm": _gemm, "rmsnorm": _rmsnorm}
-"""functions that return the operator call for a kernel, by kind of kernel"""
 
 
 def _call_of_reference(text: str, arguments: Arguments) -> Call | None:

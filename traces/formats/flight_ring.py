@@ -39,12 +39,9 @@ from opgrip.traces.schema.records import Calls, Entered, Header, Record, Scope, 
 
 MAGIC = b"opgrip flight ring 1".ljust(31) + b"\n"
 START, LINES, PAIRS, CALLS, RUNNING = range(1, 6)
-HEAD = 4
-"""number of integers before a chunk's payload"""
-COLUMNS = 4
-"""number of integers per call, in addition to the integers for its tensors"""
-MOST = 1 << 40
-"""maximum plausible number of calls or bytes"""
+HEAD = 4  # number of integers before a chunk's payload
+COLUMNS = 4  # number of integers per call, in addition to the integers for its tensors
+MOST = 1 << 40  # maximum plausible number of calls or bytes
 
 Integers = NDArray[np.int64]
 
@@ -173,11 +170,7 @@ class _ForwardScopes:
                 last = sequence
 
     def calls(self, block: _Block, first: int, newest: int) -> tuple[Calls, list[Scope]]:
-        """Return a record of the calls of a block, and the new scopes that it refers to.
-
-        first : index of the block's first call that is included
-        newest : largest storage number in earlier blocks
-        """
+        """Return a record of the calls of a block, and the new scopes that it refers to."""
         rows, self._new = block.calls[first:], []
         pairs = [self._ring.pairs[pair] for pair in rows[:, 0].tolist()]
         scopes = [self._scope(pair[1], sequence) for pair, sequence in zip(pairs, rows[:, 3].tolist(), strict=True)]

@@ -23,8 +23,7 @@ from opgrip.traces.formats.profiler_events import (
     calls_of,
 )
 
-MOSTLY = 0.5
-"""share of device time in graph launches from which on the other calls do not represent the program"""
+MOSTLY = 0.5  # share of device time in graph launches from which on the other calls do not represent the program
 
 
 def graph_share(table: EventTable) -> float:
@@ -97,11 +96,7 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
 
 
 def _meets(event: ProfilerEvent, spans: Sequence[tuple[int, int]], first_ns: int) -> bool:
-    """Return True if an event overlaps one of the time spans.
-
-    spans : start and end of each span in ns, in order
-    first_ns : time that is added to the event's times
-    """
+    """Return True if an event overlaps one of the time spans."""
     place = bisect_right(spans, (event.end_ns + first_ns, 0)) - 1
     return place >= 0 and spans[place][1] > event.start_ns + first_ns
 
@@ -186,8 +181,6 @@ def _paired(captured: Sequence[str], launched: Sequence[str]) -> list[int]:
     """Return, for each kernel of a graph's capture, the index of the same kernel in a launch of the graph.
 
     Kernels of equal name keep their order.
-
-    captured, launched : names of the kernels in the capture and in the launch
     """
     if not all(captured):
         return list(range(len(captured)))

@@ -44,12 +44,10 @@ FORWARD = re.compile(rb"class GraphModule\(torch\.nn\.Module\):\s+def forward\("
 MEMBER = re.compile(r"\s+(\w+)\s*=\s*(.*)")
 FACTS = ("name", "shape", "dtype", "device", "mean", "std", "min_val", "max_val", "data")
 MOST_BYTES = 16 << 20
-MOST_FACT = 1 << 20
-"""maximum number of characters of one assignment; longer ones hold the values of large tensors"""
+MOST_FACT = 1 << 20  # maximum number of characters of one assignment; longer ones hold the values of large tensors
 MOST_TENSORS = 50_000
 MOST_GRAPHS = 1000
-SPREAD = 4
-"""distance in standard deviations between the mean and the bounds of drawn values"""
+SPREAD = 4  # distance in standard deviations between the mean and the bounds of drawn values
 NO_RANGE = "values of tensors: normal numbers by the file's means and standard deviations; values of results as needed"
 
 

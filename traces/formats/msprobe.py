@@ -29,8 +29,8 @@ from opgrip.traces.values import ValueModel
 
 NAME = re.compile(r"(\w+)\.(\w+)\.\d+\.(forward|backward)")
 START = re.compile(rb'\s*\{\s*"task"\s*:\s*"\w+"\s*,\s*"level"\s*:\s*"\w+"')
+# torch's modules by the first part of a call's name
 PATHS = {"Functional": "torch.nn.functional", "Torch": "torch", "Tensor": "torch.Tensor", "Aten": "torch.ops.aten"}
-"""torch's modules by the first part of a call's name"""
 MOST_CALLS = 1_000_000
 MODULES = "a module: with level L0 the file does not have the functions that it calls"
 BACKWARD = "a backward pass, whose operators the file does not name"
@@ -69,10 +69,7 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _calls(name: re.Match[str] | None, call: Any, recording: MetaRecording, builder: RecordBuilder) -> list[Recorded]:
-    """Return the operators that a call in the dump runs; raise `ValueError` if they cannot be determined.
-
-    name : match of the call's name, or None if the name has an unknown form
-    """
+    """Return the operators that a call in the dump runs; raise `ValueError` if they cannot be determined."""
     if name is None or not isinstance(call, dict):
         raise ValueError(
             "the name of the entry is not SPACE.FUNCTION.NUMBER.forward or backward, or its value is not a JSON object"

@@ -49,8 +49,7 @@ NO_GENERATORS = "generators: the file does not have them, so calls use the defau
 NO_PARENTS = "nesting: {} of the file name no parent, so calls inside others may be counted in addition to these"
 DEFAULTS = (NO_NUMBERS, NO_GENERATORS)
 MARK_ENTER, MARK_EXIT = f"{ENTER}_new.default", f"{EXIT}._RecordFunction"
-MOST_LABEL = 1 << 16
-"""maximum number of characters of a label"""
+MOST_LABEL = 1 << 16  # maximum number of characters of a label
 
 
 @dataclass(slots=True)
@@ -245,10 +244,7 @@ class _Reader:
         return numbers
 
     def _result_storages(self, schema: SchemaText, inputs: PortValues, results: PortValues) -> Iterator[int]:
-        """Yield the unique storage number of each result; newly allocated memory gets a new number.
-
-        inputs, results : decoded arguments and results of the node
-        """
+        """Yield the unique storage number of each result; newly allocated memory gets a new number."""
         fresh: dict[int, int] = {}
         for storage, tensor in zip(results.storages, results.identities, strict=True):
             if storage in inputs.storages or any(schema.are_aliases):
@@ -259,10 +255,7 @@ class _Reader:
                 yield fresh[storage]
 
     def _add_label(self, node: Node, surroundings: NodeScope) -> None:
-        """Add the two calls that a capture records for the `record_function` block of a node.
-
-        surroundings : phase and module around the node
-        """
+        """Add the two calls that a capture records for the `record_function` block of a node."""
         scope, thread = _scope(surroundings), self._tree.thread_name(node.thread)
         start_ns = self._tree.span(node.number).start_ns
         self.builder.add_call(MARK_ENTER, (node.name[:MOST_LABEL],), scope=scope, thread=thread, start_ns=start_ns)
@@ -312,10 +305,7 @@ def _defaults(op: str) -> dict[str, Any]:
 
 
 def _enumerated(value: Any, kind: str) -> Any:
-    """Return the dtype, layout or memory format for its integer code; return any other value unchanged.
-
-    kind : type of the parameter in the schema
-    """
+    """Return the dtype, layout or memory format for its integer code; return any other value unchanged."""
     return VALUE_OF_CODE.get(kind.rstrip("?"), {}).get(value, value) if type(value) is int else value
 
 

@@ -239,8 +239,8 @@ class NodeNumbers:
         return self._tensors[key], self._storages[storage]
 
 
+# dtypes of the tensors that torch creates from numbers
 NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
-"""dtypes of the tensors that torch creates from numbers"""
 
 
 class PortItem(NamedTuple):

@@ -152,10 +152,7 @@ class _Writer:
         place.inside, place.around = ("forward", "", ""), place.innermost
 
     def _labels(self, place: _Place, row: Any) -> Iterator[NodeStep]:
-        """Yield nodes for a call's phase and module if the thread's previous call had others.
-
-        row : the call, as a row of the call table
-        """
+        """Yield nodes for a call's phase and module if the thread's previous call had others."""
         inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
         if inside == place.inside and place.around:
             return

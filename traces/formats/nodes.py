@@ -32,14 +32,15 @@ _MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "cha
 DTYPE_OF_CODE = {code: DTYPES[name] for code, name in enumerate(_SCALAR_TYPES) if name in DTYPES}
 LAYOUT_OF_CODE = {code: LAYOUTS[name] for code, name in enumerate(_LAYOUTS) if name in LAYOUTS}
 MEMORY_FORMAT_OF_CODE = {code: MEMORY_FORMATS[name] for code, name in enumerate(_MEMORY_FORMATS)}
+# values by the integer codes that the dispatcher uses for them, by type in a schema
 VALUE_OF_CODE: dict[str, dict[int, Any]] = {
     "ScalarType": DTYPE_OF_CODE,
     "Layout": LAYOUT_OF_CODE,
     "MemoryFormat": MEMORY_FORMAT_OF_CODE,
 }
-"""values by the integer codes that the dispatcher uses for them, by type in a schema"""
 CODE_OF_VALUE = {value: code for table in VALUE_OF_CODE.values() for code, value in table.items()}
 
+# C++ names of element types as compilers on Linux write them
 ELEMENT_NAMES: dict[torch.dtype, str] = {
     torch.float32: "float",
     torch.float64: "double",
@@ -62,7 +63,6 @@ ELEMENT_NAMES: dict[torch.dtype, str] = {
     torch.qint32: "c10::qint32",
     **{dtype: f"c10::F{name[1:]}" for name, dtype in DTYPES.items() if name.startswith("float8")},
 }
-"""C++ names of element types as compilers on Linux write them"""
 DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
     **{name: dtype for dtype, name in ELEMENT_NAMES.items()},
     # other compilers and C++ libraries
@@ -78,28 +78,22 @@ DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
 }
 
 
+# schema version of written files: the newest that et_replay and Chakra's converter read, and the one that torch 2.13
+# writes
 SCHEMA_VERSION = "1.1.1-chakra.0.0.4"
-"""schema version of written files: the newest that et_replay and Chakra's converter read, and the one that torch 2.13
-writes
-"""
-LATEST_NUMBER = 1 << 53
-"""maximum number of a node"""
-LATEST_US = 1e15
-"""maximum time in us, 30 years"""
-NONE = "<None>"
-"""text that represents None"""
+LATEST_NUMBER = 1 << 53  # maximum number of a node
+LATEST_US = 1e15  # maximum time in us, 30 years
+NONE = "<None>"  # text that represents None
+# torch's codes for the source of a node: an operator, a backward node, a label of the program
 FUNCTION_SCOPE, BACKWARD_SCOPE, USER_SCOPE = 0, 1, 7
-"""torch's codes for the source of a node: an operator, a backward node, a label of the program"""
-ROOT = 1
-"""number of the process node with which a written file begins"""
+ROOT = 1  # number of the process node with which a written file begins
 PROCESS = "[pytorch|profiler|execution_trace|process]"
 THREAD = "[pytorch|profiler|execution_trace|thread]"
 THREADS = (THREAD, "[pytorch|profiler|execution_graph|thread]")
 ROOTS = (*THREADS, PROCESS, "[pytorch|profiler|execution_graph|process]")
 BACKWARD_LABEL = "autograd::engine::evaluate_function: "
 OPTIMIZER_LABEL = "Optimizer.step#"
-OPTIMIZER_STEP = f"{OPTIMIZER_LABEL}step"
-"""label of an optimizer's step if the program sets none"""
+OPTIMIZER_STEP = f"{OPTIMIZER_LABEL}step"  # label of an optimizer's step if the program sets none
 MODULE_LABEL = "nn.Module: "
 
 

@@ -38,18 +38,16 @@ from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 from opgrip.traces.values.exact import MAX_ELEMENTS, Exact
 
 OPEN_BATCH, OPEN_SIZE = 1, 64
-MOST_CONSTANT = 1024
-"""maximum number of elements of a constant that is read"""
+MOST_CONSTANT = 1024  # maximum number of elements of a constant that is read
+# maximum number of fields of a model and its parts, because a field of two bytes takes hundreds of bytes in memory
 MOST_FIELDS = 1 << 20
-"""maximum number of fields of a model and its parts, because a field of two bytes takes hundreds of bytes in memory"""
-MOST_DIMENSIONS = 64
-"""maximum number of dimensions of a torch tensor"""
+MOST_DIMENSIONS = 64  # maximum number of dimensions of a torch tensor
 OPEN_SIZES = f"dynamic sizes: {OPEN_BATCH} for the first dimension of an input, else {OPEN_SIZE}"
 LAYOUT = "strides and devices: the file has none, so tensors are contiguous and on the processor"
 PATHS = "pkg.torch.onnx.name_scopes"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
+# pattern of the first bytes of a model: its version, then a text, number or message
 FIRST_BYTES = re.compile(rb"\x08[\x01-\x1f](?:\x12|\x1a|\x22|\x28|\x32|\x3a|\x42)", re.DOTALL)
-"""pattern of the first bytes of a model: its version, then a text, number or message"""
 OWN_DOMAINS = ("", "ai.onnx")
 
 _NAMES = (
@@ -58,13 +56,13 @@ _NAMES = (
     *("float8_e5m2", "float8_e5m2fnuz"),
 )
 _FLOAT, _INT, _STRING, _TENSOR, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 4, 6, 7, 8
+# dtype of the constant, name of the field, and True for a list, by type of an attribute with numbers
 _PLAIN = {
     _FLOAT: (torch.float32, "f", False),
     _INT: (torch.int64, "i", False),
     _FLOATS: (torch.float32, "floats", True),
     _INTS: (torch.int64, "ints", True),
 }
-"""dtype of the constant, name of the field, and True for a list, by type of an attribute with numbers"""
 _VALUES = ("raw_data", "float_data", "int32_data", "int64_data", "double_data", "uint64_data", "string_data")
 
 
@@ -158,10 +156,7 @@ def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
 
 
 def _values(item: Any, onnx: Any) -> list[Any] | None:
-    """Return the elements of a small tensor that is stored in the model's file, or None for any other tensor.
-
-    item : the tensor, as a `TensorProto` of the package `onnx`
-    """
+    """Return the elements of a small tensor that is stored in the model's file, or None for any other tensor."""
     if any(size < 0 for size in item.dims) or prod(item.dims) > MOST_CONSTANT or item.external_data:
         return None
     if item.data_location == onnx.TensorProto.EXTERNAL or not _dtype(item.data_type):
@@ -223,8 +218,6 @@ def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
 
     Inference over a whole model is avoided because it is unbounded: each Gather node that indexes a tensor with itself
     doubles its number of dimensions.
-
-    opset : version of the ONNX operators that the model is written in
     """
 
     def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
@@ -318,10 +311,7 @@ def _bound(call: OnnxCall) -> OnnxCall:
 
 
 def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> OnnxCall:
-    """Return a call with storage numbers for its results.
-
-    names : name of each result in the graph, by `id` of its `TensorSpec`
-    """
+    """Return a call with storage numbers for its results."""
     shared = aliases(call.op, call.args, call.kwargs)
     results = list(tensors(call.outputs))
     shared = shared * len(results) if isinstance(call.outputs, list) else shared + [None] * len(results)

@@ -16,10 +16,7 @@ Lower = Callable[[OnnxNode], list[OnnxCall]]
 
 
 def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: list[int]) -> tuple[list[int], list[int]]:
-    """Return the padding before and after each spatial dimension of a convolution or pooling.
-
-    kernel, stride, dilation : one number per spatial dimension
-    """
+    """Return the padding before and after each spatial dimension of a convolution or pooling."""
     count = len(kernel)
     mode = node.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
@@ -43,10 +40,8 @@ def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: lis
 def _padded(
     node: OnnxNode, begins: list[int], ends: list[int], value: float
 ) -> tuple[list[OnnxCall], TensorSpec, list[int]]:
-    """Return the calls that pad the first input, the padded tensor, and the padding that the operator itself applies.
-
-    begins, ends : padding before and after each spatial dimension; an operator only applies equal ones
-    value : value of the padding
+    """Return the calls that pad the first input, the padded tensor, and the padding that the operator itself
+    applies.
     """
     if begins == ends:
         return [], node.x, begins

@@ -21,14 +21,13 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.tensor_specs import contiguous
 
 MOST_ELEMENTS = 1024
-MOST_INPUTS = 64
-"""maximum number of inputs of a computed constant"""
+MOST_INPUTS = 64  # maximum number of inputs of a computed constant
 MOST_NUMBER = 1 << 62
 
 Numbers = list[Any]
 Shapes = dict[str, tuple[torch.dtype, tuple[int, ...]]]
+# function that computes an output's values from the inputs' values and the attributes
 Fold = Callable[[list[Numbers], Mapping[str, Any]], Numbers]
-"""function that computes an output's values from the inputs' values and the attributes"""
 
 
 def complete(
@@ -151,11 +150,9 @@ FOLDS: dict[str, Fold] = {
 }
 
 
+# maximum number of nodes after inlining: thirty functions that each call the next one twice would make a billion nodes
 MOST_NODES = 1_000_000
-"""maximum number of nodes after inlining: thirty functions that each call the next one twice would make a billion nodes
-"""
-MOST_DEPTH = 200
-"""maximum depth of nested function calls and graphs"""
+MOST_DEPTH = 200  # maximum depth of nested function calls and graphs
 
 Key = tuple[str, str, str]
 

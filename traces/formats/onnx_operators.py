@@ -44,8 +44,8 @@ BINARY = {
     "Sub": "sub.Tensor",
     "Xor": "logical_xor.default",
 }
+# operators on any number of inputs, applied to two inputs at a time
 OF_ALL = {"Max": "maximum.default", "Min": "minimum.default", "Sum": "add.Tensor"}
-"""operators on any number of inputs, applied to two inputs at a time"""
 REDUCTIONS = {
     "ReduceL1": ("linalg_vector_norm.default", (1,)),
     "ReduceL2": ("linalg_vector_norm.default", (2,)),
@@ -56,6 +56,7 @@ REDUCTIONS = {
     "ReduceSum": ("sum.dim_IntList", ()),
 }
 MODULO = {False: "remainder.Tensor", True: "fmod.Tensor"}
+# reasons why nodes of some ONNX operators are not converted
 REASONS = {
     "If": "unsupported: data-dependent control flow",
     "Loop": "unsupported: data-dependent number of iterations",
@@ -63,7 +64,6 @@ REASONS = {
     "Size": "torch represents sizes without an operator",
     **dict.fromkeys(("GRU", "LSTM", "RNN"), "torch's operator takes other weights"),
 }
-"""reasons why nodes of some ONNX operators are not converted"""
 
 
 def check_operator(op: str) -> None:
@@ -136,10 +136,7 @@ def _clip(node: OnnxNode) -> list[OnnxCall]:
 
 
 def _lower_with(op: str, *attributes: tuple[str, float]) -> Lower:
-    """Return a function that converts a node to a call of the aten operator `op`.
-
-    attributes : name and default of each ONNX attribute that becomes an argument after the input
-    """
+    """Return a function that converts a node to a call of the aten operator `op`."""
     return lambda node: call(node, op, node.x, *(node.get(name, default) for name, default in attributes))
 
 
@@ -200,8 +197,7 @@ def _full(node: OnnxNode) -> list[OnnxCall]:
     return call(node, "full.default", list(node.out.shape), value[0], dtype=node.out.dtype)
 
 
-FAR = 1 << 62
-"""absolute value above which the start or end of a slice means the end of the dimension"""
+FAR = 1 << 62  # absolute value above which the start or end of a slice means the end of the dimension
 
 
 def _view(node: OnnxNode) -> list[OnnxCall]:
@@ -330,6 +326,7 @@ def _shape(node: OnnxNode) -> list[OnnxCall]:
     return [whole, OnnxCall("slice.Tensor", (sizes, 0, start, end), node.out, {})]
 
 
+# functions that convert a node to calls, by ONNX operator; nodes of other operators are counted with the reason
 TABLE: dict[str, Lower] = {
     **{name: _unary(op) for name, op in UNARY.items()},
     **{name: _binary(op) for name, op in BINARY.items()},
@@ -382,4 +379,3 @@ TABLE: dict[str, Lower] = {
     "GatherElements": lambda node: call(node, "gather.default", node.x, node.axis(0), node.input(1)),
     "Transpose": lambda node: call(node, "permute.default", node.x, node.get("perm", list(reversed(range(node.rank))))),
 }
-"""functions that convert a node to calls, by ONNX operator; nodes of other operators are counted with the reason"""

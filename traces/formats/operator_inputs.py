@@ -51,13 +51,10 @@ DTYPE_OF = {
 SHORT = {dtype: name for name, dtype in DTYPE_OF.items()}
 OPERATOR_LINE = re.compile(r"Operator: ([\w.:]+)")
 CALL_LINE = re.compile(r"cnt: (\d{1,9}), (.+)")
-MOST_CALLS = 1_000_000
-"""maximum number of calls of an untrusted file; a single line may have a count that high"""
+MOST_CALLS = 1_000_000  # maximum number of calls of an untrusted file; a single line may have a count that high
+# maximum number of characters of a call, each of which may cost half a KB to parse; the longest known call has 5,000
 MOST_TEXT = 1 << 18
-"""maximum number of characters of a call, each of which may cost half a KB to parse; the longest known call has 5,000
-"""
-LARGEST = 1 << 64
-"""maximum of integers"""
+LARGEST = 1 << 64  # maximum of integers
 
 
 def recognizes(head: Head) -> bool:
@@ -255,12 +252,9 @@ formats.register("tritonbench")(
 )
 
 
-MOST_BATCH = 16 << 20
-"""maximum number of bytes of arguments in memory at a time"""
-ROWS = 256
-"""number of rows read at a time"""
-GROUP = 4096
-"""number of rows written at a time"""
+MOST_BATCH = 16 << 20  # maximum number of bytes of arguments in memory at a time
+ROWS = 256  # number of rows read at a time
+GROUP = 4096  # number of rows written at a time
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
 SYNTHETIC = "rows that no model called (count 0): they are replayed as one call"
 

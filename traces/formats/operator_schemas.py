@@ -16,8 +16,7 @@ import torch
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
 
-MOST_CHARACTERS = 1 << 14
-"""maximum number of characters of a schema; torch's longest has less than two thousand"""
+MOST_CHARACTERS = 1 << 14  # maximum number of characters of a schema; torch's longest has less than two thousand
 NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 
 
@@ -139,10 +138,9 @@ def _without_alias(kind: str) -> str:
     return re.sub(r"\([^()]*\)", "", re.sub(r"\[\d+\]", "[]", kind)).strip()
 
 
+# pattern of names such as `aten::add`, `aten::add.Tensor`, `aten.add.default`
 OPERATOR_NAME = re.compile(r"(_?[A-Za-z]\w*)(?:::|\.)([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
-"""pattern of names such as `aten::add`, `aten::add.Tensor`, `aten.add.default`"""
-MOST_NOTES = 50
-"""maximum number of replaced overloads that are reported"""
+MOST_NOTES = 50  # maximum number of replaced overloads that are reported
 NAME_OF_OVERLOAD = re.compile(r"(?:::|\.)[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 
 
@@ -264,10 +262,7 @@ def has_composite_kernel(schema: Any) -> bool | None:
 
 
 def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bool) -> Bound | str:
-    """Return the call of an overload with these arguments, or the reason why the overload does not accept them.
-
-    is_named : True if the file names the overload; a number may then be passed for a tensor, as in torch
-    """
+    """Return the call of an overload with these arguments, or the reason why the overload does not accept them."""
     parameters = schema.arguments
     if len(args) > len(parameters):
         return f"{op_of(schema)} takes {len(parameters)} arguments, not {len(args)}"
@@ -326,10 +321,7 @@ def _with_type(value: Any) -> Any:
 
 
 def _fits(value: Any, kind: Any, length: int | None = None) -> bool:
-    """Return True if a parameter of type `kind` accepts a value.
-
-    length : length of a list parameter that accepts a single number, else None
-    """
+    """Return True if a parameter of type `kind` accepts a value."""
     name = kind.kind()
     if name == "OptionalType":
         return value is None or _fits(value, kind.getElementType(), length)
@@ -357,8 +349,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-SPACES = ("special", "linalg", "fft")
-"""modules of torch whose functions are operators with the module's name as prefix"""
+SPACES = ("special", "linalg", "fft")  # modules of torch whose functions are operators with the module's name as prefix
 
 
 def operator_name(name: str) -> str:

@@ -182,16 +182,11 @@ def _children(item: Any) -> Iterable[Any]:
 
 
 NAME = "param"
-MOST_CASES = 20_000
-"""maximum number of cases of a file that are generated without a selection"""
-MOST_VALUES = 5_000_000
-"""maximum number of values in the entries of all cases"""
-MOST_CALLS = 1_000_000
-"""maximum sum of the counts in a file"""
-MOST_BYTES = 64 << 20
-"""maximum size of a file in bytes; the whole file is kept in memory"""
-MOST_ITEMS = 4 << 20
-"""maximum number of lists, objects and their members in a file"""
+MOST_CASES = 20_000  # maximum number of cases of a file that are generated without a selection
+MOST_VALUES = 5_000_000  # maximum number of values in the entries of all cases
+MOST_CALLS = 1_000_000  # maximum sum of the counts in a file
+MOST_BYTES = 64 << 20  # maximum size of a file in bytes; the whole file is kept in memory
+MOST_ITEMS = 4 << 20  # maximum number of lists, objects and their members in a file
 GENERATORS = re.compile(rb'"(?:build|input)_(?:data_generator|iterator)"\s*:')
 SECTIONS = re.compile(rb'"config"\s*:\s*\[\s*\{\s*"(?:build|input)"\s*:\s*\[')
 ONE_OPERATOR = re.compile(rb'"op_info"\s*:\s*\{')

@@ -29,12 +29,12 @@ from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 
+# values by their integer codes in TorchScript, by parameter name
 CODES: dict[str, dict[int, Any]] = {
     "dtype": DTYPE_OF_CODE,
     "layout": LAYOUT_OF_CODE,
     "memory_format": MEMORY_FORMAT_OF_CODE,
 }
-"""values by their integer codes in TorchScript, by parameter name"""
 
 
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
@@ -123,10 +123,9 @@ def _typed(name: str, value: Any) -> Any:
 
 
 NAME_OF = {dtype: name for name, dtype in DTYPE_OF.items()}
+# pattern of alias sets in a schema; they are removed because some readers cannot parse `Tensor(a -> *)`
 ALIAS = re.compile(r"(?<=Tensor)\([^)]*\)")
-"""pattern of alias sets in a schema; they are removed because some readers cannot parse `Tensor(a -> *)`"""
-SYMBOLIC = "SymInt"
-"""the dispatcher's type of integers, which TorchScript calls `int`"""
+SYMBOLIC = "SymInt"  # the dispatcher's type of integers, which TorchScript calls `int`
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:

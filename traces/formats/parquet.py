@@ -36,8 +36,7 @@ from opgrip.traces.schema.json_values import convert, integer, integers
 from opgrip.traces.schema.records import NO_STORAGE, Header, Record
 from opgrip.traces.table.step_starts import find_step_starts
 
-MOST_TEXT = 64 << 20
-"""maximum number of characters of the records between two blocks of calls"""
+MOST_TEXT = 64 << 20  # maximum number of characters of the records between two blocks of calls
 
 
 def recognizes(head: Head) -> bool:

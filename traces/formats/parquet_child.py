@@ -14,12 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-TOO_MUCH_MEMORY = 3
-"""exit status that means that memory ran out"""
+TOO_MUCH_MEMORY = 3  # exit status that means that memory ran out
+# memory limits in bytes for a small file and for any file, in addition to the memory of pyarrow itself
 BASE_BYTES, MOST_BYTES = 256 << 20, 4 << 30
-"""memory limits in bytes for a small file and for any file, in addition to the memory of pyarrow itself"""
-BASE_S = 60
-"""limit of processor time in seconds for a small file; each MB adds a second"""
+BASE_S = 60  # limit of processor time in seconds for a small file; each MB adds a second
 
 
 def main(text: str) -> int:

@@ -23,12 +23,10 @@ from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile
 from opgrip.traces.schema.json_values import DECOMPRESSED, Allowance
 
 MAGIC = b"PAR1"
-MARK = b"opgrip.trace"
-"""metadata key that marks a Parquet file as a trace of opgrip"""
+MARK = b"opgrip.trace"  # metadata key that marks a Parquet file as a trace of opgrip
 FOOTER_BYTES = 64 << 20
 BLOCK_ROWS = 1 << 14
-MOST_ROWS = Allowance("rows", 10_000_000, 1)
-"""maximum number of rows, because repeated rows take no bytes in the file"""
+MOST_ROWS = Allowance("rows", 10_000_000, 1)  # maximum number of rows, because repeated rows take no bytes in the file
 
 
 def footer_of(path: Path) -> bytes:
@@ -69,21 +67,16 @@ class ParquetLimits:
 class ParquetFile:
     """Parquet file that a child process reads; a context manager.
 
-    Parameters
-    ----------
     columns : names of columns to read if the file has them; None for all columns
     rows : number of rows per batch
     limits : limits of the file; None for a trusted file, whose reader may use all memory
 
-    Attributes
-    ----------
     schema : Arrow schema of the columns that are read; text columns are dictionary-encoded
 
     Raise `FormatError` if the file is damaged.
     """
 
-    closed = False
-    """attribute that Arrow requires of a file-like object"""
+    closed = False  # attribute that Arrow requires of a file-like object
 
     def __init__(
         self,

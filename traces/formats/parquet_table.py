@@ -24,8 +24,7 @@ from opgrip.traces.schema.tensor_specs import plain_name, tensor_outline
 from opgrip.traces.table.call_source import concatenated
 from opgrip.traces.table.step_starts import StepStarts
 
-MOST_OUTLINE = 1000
-"""maximum number of characters of a call's arguments"""
+MOST_OUTLINE = 1000  # maximum number of characters of a call's arguments
 
 
 def outline(signature: Signature) -> str:
@@ -48,17 +47,14 @@ def _outline(value: Any) -> str:
     return json.dumps(encode(value))
 
 
-ALONE = b"opgrip.records"
-"""metadata key under which the records of a trace without calls are stored"""
-NUMBERS = ("signature", "scope", "start_ns", "duration_ns", "device_ns", "stream")
-"""columns from which a trace is read"""
+ALONE = b"opgrip.records"  # metadata key under which the records of a trace without calls are stored
+NUMBERS = ("signature", "scope", "start_ns", "duration_ns", "device_ns", "stream")  # columns from which a trace is read
 STORAGES = "storages"
 RECORDS = "records"
 OF_SIGNATURE = ("op", "kind", "arguments")
 OF_SCOPE = ("module", "function", "file", "line", "phase", "inside")
 OF_BLOCK = ("thread", "process", "rank")
-GROUP = 1 << 17
-"""number of calls written at a time"""
+GROUP = 1 << 17  # number of calls written at a time
 
 Integers = NDArray[np.int64]
 
@@ -222,12 +218,7 @@ class ParquetTable:
         return texts.take(self._arrow.array(places, mask=places < 0))
 
     def _named(self, numbers: Integers, names: Sequence[str], of: Callable[[int], Sequence[Any]]) -> dict[str, Any]:
-        """Return the columns `names`, whose values `of` looks up by the number in each row.
-
-        numbers : (rows,), for example the number of each call's signature
-        names : names of the columns
-        of : returns the values of all columns for a number; called once for each distinct number
-        """
+        """Return the columns `names`, whose values `of` looks up by the number in each row."""
         arrow = self._arrow
         unique, inverse = np.unique(numbers, return_inverse=True)
         rows = [of(number) for number in unique.tolist()]

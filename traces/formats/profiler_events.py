@@ -21,10 +21,11 @@ import numpy as np
 from opgrip.traces.formats.operator_schemas import OPERATOR_NAME, has_composite_kernel, schemas_of
 from opgrip.traces.schema.records import Scope
 
+# Kinds of slices: operator call, call of a module, Python function, named range.
 OPERATOR, MODULE, FRAME, RANGE = "operator", "module", "frame", "range"
-"""Kinds of slices: operator call, call of a module, Python function, named range."""
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 OF_RUNTIME = ("cuda_runtime", "cuda_driver", "runtime")
+# patterns of runtime functions that launch a graph, begin its capture, end its capture, and launch a kernel or copy
 GRAPH_LAUNCH, CAPTURE_BEGIN, CAPTURE_END, LAUNCH = (
     re.compile(rf"(?:cuda|cu|hip){name}")
     for name in (
@@ -34,7 +35,6 @@ GRAPH_LAUNCH, CAPTURE_BEGIN, CAPTURE_END, LAUNCH = (
         r"(?:\w*Launch\w*Kernel|Mem(?:cpy|set))\w*",
     )
 )
-"""patterns of runtime functions that launch a graph, begin its capture, end its capture, and launch a kernel or copy"""
 INPUTS = ("Input type", "Input Dims", "Input Strides", "Concrete Inputs")
 MODULE_PREFIX = "nn.Module: "
 MOST_TIME_NS = 1 << 62
@@ -287,8 +287,8 @@ def _number(value: Any) -> int:
 BACKWARD = "autograd::engine::evaluate_function: "
 STEP = "Optimizer.step#"
 FRAME_NAME = re.compile(r"(.+)\((\d{1,9})\): (.+)")
+# pattern of files whose Python functions are not part of the program
 FOREIGN_FRAME = re.compile(r"<|torch/|.*/(?:torch|site-packages)/|.*/lib/python3\.\d+/|(?:threading|contextlib)\.py")
-"""pattern of files whose Python functions are not part of the program"""
 NOT_REGISTERED = "not registered in this torch: counted by the operators that it called"
 
 
@@ -388,10 +388,7 @@ def _with_frame(scope: Scope, name: str) -> Scope:
 
 @lru_cache(maxsize=4096)
 def _is_composite(name: str, count: int | None) -> bool:
-    """Return True if an operator is composite, so that a capture records only the operators that it calls.
-
-    count : number of arguments of the call, None if unknown
-    """
+    """Return True if an operator is composite, so that a capture records only the operators that it calls."""
     kernels = [has_composite_kernel(item) for item in schemas_of(name) if count in (None, len(item.arguments))]
     answers = [is_composite for is_composite in kernels if is_composite is not None]
     return bool(answers) and (all(answers) if count is not None else answers[0])

@@ -11,17 +11,15 @@ from typing import Any
 from opgrip.cli.plugins import needed
 from opgrip.errors import FormatError, one_line
 
-MOST_MESSAGE = 4 << 20
-"""maximum size in bytes of a length-prefixed message"""
+MOST_MESSAGE = 4 << 20  # maximum size in bytes of a length-prefixed message
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 TYPES = {"double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "bool": 8, "string": 9, "uint32": 13}
 TYPES |= {"fixed64": 6, "fixed32": 7, "sfixed32": 15, "sfixed64": 16, "sint32": 17, "sint64": 18}
 MESSAGE = 11
 
+# number and type of each field, by message and field; `[]` after a type marks a repeated field, `?` a member of the
+# oneof `value`
 Schema = Mapping[str, Mapping[str, tuple[int, str]]]
-"""number and type of each field, by message and field; `[]` after a type marks a repeated field, `?` a member of the
-oneof `value`
-"""
 
 
 def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, Any]:

@@ -31,17 +31,16 @@ from opgrip.traces.schema.json_values import DECOMPRESSED
 from opgrip.traces.schema.records import Record, Scope
 
 OLD_PROGRAM = "serialized_exported_program.json"
+# pattern of the names of graph files in the archive; torch 2.6 and 2.7 wrote the second form
 PROGRAM = re.compile(rf"(?:[^/]+/)?models/[^/]+\.json|{OLD_PROGRAM}")
-"""pattern of the names of graph files in the archive; torch 2.6 and 2.7 wrote the second form"""
 OPERATOR = re.compile(r"torch\.ops\.(\w+\.\w+(?:\.\w+)?)")
 HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)")
+# pattern of nodes that compute or check sizes in Python and take no tensor
 OF_SIZES = re.compile(r"(?!torch\.ops\.).*|torch\.ops\.aten\.(sym_\w+|_assert_scalar)(\.\w+)?")
-"""pattern of nodes that compute or check sizes in Python and take no tensor"""
 FRAME = re.compile(r'File "([^"]*)", line (\d+), in (.+)')
-MOST_JSON = 1 << 28
-"""maximum size in bytes of all graphs of a file"""
+MOST_JSON = 1 << 28  # maximum size in bytes of all graphs of a file
+# compression methods that zipfile decompresses in pieces of limited size
 UNPACKED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""compression methods that zipfile decompresses in pieces of limited size"""
 OPEN_SIZES = f"dynamic sizes: the smallest that the program allows, at least {LEAST_SIZE}"
 
 
@@ -147,8 +146,6 @@ def _add_inner_calls(
     """Add the calls of the graph inside a higher-order operator, if the operator runs it exactly once.
 
     Other higher-order operators are skipped, because it is unknown how often they run their graphs.
-
-    name : name of the higher-order operator
     """
     arguments: list[Any] = [item.get("arg") for item in node.get("inputs", ()) if isinstance(item, dict)]
     graphs = [(place, item["as_graph"]) for place, item in enumerate(arguments) if _is_graph(item)]

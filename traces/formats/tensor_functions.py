@@ -22,8 +22,7 @@ from opgrip.traces.formats.operator_schemas import operator_name, schemas_of
 from opgrip.traces.schema.json_values import LIMIT
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 
-MOST_ITEMS = 1000
-"""maximum number of elements of a list that a program concatenates"""
+MOST_ITEMS = 1000  # maximum number of elements of a list that a program concatenates
 OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     getattr(ast, kind): getattr(operator, name)
     for kind, name in re.findall(
@@ -41,11 +40,12 @@ IN_PLACE = {
     ast.BitAnd: operator.iand,
     ast.BitOr: operator.ior,
 }
+# functions of torch that create tensors from numbers; torch does not list them as overridable
 CREATING = (
     *("arange", "empty", "empty_strided", "eye", "full", "linspace", "logspace", "ones", "rand", "randint", "randn"),
     *("randperm", "scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
 )
-"""functions of torch that create tensors from numbers; torch does not list them as overridable"""
+# functions on numbers, lists and types, by name
 PLAIN: Mapping[str, Callable[..., Any]] = {
     **{function.__name__: function for function in (abs, bool, float, int, len, list, max, min, round, sum, tuple)},
     **{f"math.{name}": getattr(math, name) for name in ("ceil", "exp", "floor", "log", "log2", "prod", "sqrt")},
@@ -54,34 +54,33 @@ PLAIN: Mapping[str, Callable[..., Any]] = {
     "torch.Size": torch.Size,
     "slice": slice,
 }
-"""functions on numbers, lists and types, by name"""
 CONSTANTS = {
     **{f"torch.{name}": value for name, value in (*DTYPES.items(), *LAYOUTS.items(), *MEMORY_FORMATS.items())},
     **{f"{space}.{name}": getattr(math, name) for space in ("math", "torch") for name in ("inf", "nan", "pi", "e")},
     "inf": math.inf,
     "nan": math.nan,
 }
+# tensor methods that create tensors; torch does not list them as overridable
 METHODS = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_tensor", "new_zeros")
-"""tensor methods that create tensors; torch does not list them as overridable"""
 SYMBOLS = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"),
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "ilshift", "irshift"),
     *("eq", "ne", "lt", "le", "gt", "ge", "neg", "invert", "getitem", "setitem"),
 )
+# tensor methods for which programs use Python operators, by name
 OPERATOR_METHODS: Mapping[str, Callable[..., Any]] = {
     f"__{name}__": getattr(operator, f"__{name}__") for name in SYMBOLS
 }
-"""tensor methods for which programs use Python operators, by name"""
+# pattern of the paths of functions that are operators, except operators that do not check their arguments
 OPERATOR_PATH = re.compile(
     r"torch\.(?:ops\.aten\.(?!_(?:add|remove)_batch_dim|_reshape_alias|_sparse|_nested)\w+(?:\.\w+)?"
     r"|(?:(?:_C\._)?(?:linalg|fft|special)\.)?[a-z]\w*)"
 )
-"""pattern of the paths of functions that are operators, except operators that do not check their arguments"""
 WITHOUT_EFFECT = frozenset(
     f"torch.{name}" for name in ("_C._set_grad_enabled", "set_grad_enabled", "_assert_async", "_C._log_api_usage_once")
 )
+# functions recorded as one operator, because which operators they call depends on the device
 WHOLE = {"torch.nn.functional.scaled_dot_product_attention": "aten.scaled_dot_product_attention.default"}
-"""functions recorded as one operator, because which operators they call depends on the device"""
 
 
 class EndOfReading(ValueError):

@@ -33,22 +33,17 @@ from opgrip.traces.formats.tensor_functions import (
 )
 
 MOST_TEXT = 16 << 20
-MOST_TOKENS = 400_000
-"""maximum number of tokens of a program, each of which may cost a KB to parse"""
-MOST_CALLS = 20_000
-"""maximum number of calls of one run of a function"""
-MOST_STEPS = 500_000
-"""maximum number of interpreted expressions, counted again in each iteration of a loop"""
-MOST_DEPTH = 50
-"""maximum depth of nested calls of the program's own functions"""
+MOST_TOKENS = 400_000  # maximum number of tokens of a program, each of which may cost a KB to parse
+MOST_CALLS = 20_000  # maximum number of calls of one run of a function
+MOST_STEPS = 500_000  # maximum number of interpreted expressions, counted again in each iteration of a loop
+MOST_DEPTH = 50  # maximum depth of nested calls of the program's own functions
 TOKEN = re.compile(r"\w+|[^\w\s]")
-ITEM = "_opgrip_item"
-"""attribute of a meta tensor that holds the value of its only element"""
+ITEM = "_opgrip_item"  # attribute of a meta tensor that holds the value of its only element
 ATTRIBUTES = frozenset(
     {"shape", "dtype", "device", "ndim", "T", "mT", "H", "mH", "real", "imag", "data", "requires_grad", "itemsize"}
 )
+# attributes of named tuples that functions return, and of `finfo` and `iinfo`
 OF_RESULTS = frozenset({"values", "indices", "min", "max", "eps", "tiny", "U", "S", "Vh", "Q", "R", "L"})
-"""attributes of named tuples that functions return, and of `finfo` and `iinfo`"""
 CONTEXTS = frozenset({"torch.no_grad", "torch.inference_mode", "torch.enable_grad"})
 
 

@@ -25,18 +25,17 @@ from opgrip.traces.schema.operator_arguments import LARGEST, MOST_DIMENSIONS, TY
 from opgrip.traces.schema.records import EXTENSION, Record, Scope
 
 EVENT = re.compile(rb'"event_type"\s*:\s*"[a-z_]+"')
+# pattern of a kernel parameter that is a compile-time constant
 CONSTANT = re.compile(r"(\w+)\s*:\s*['\"]?(?:\w+\.)*constexpr\b")
-"""pattern of a kernel parameter that is a compile-time constant"""
 LAUNCHING = re.compile(r".*[/\\]triton[/\\]runtime[/\\](jit|autotuner)\.py")
-OPTIONS = ("num_warps", "num_stages", "num_ctas")
-"""compiler options that a replay passes to Triton"""
+OPTIONS = ("num_warps", "num_stages", "num_ctas")  # compiler options that a replay passes to Triton
 MOST_LAUNCHES = 1_000_000
 MOST_SOURCES = 20_000
 MOST_CALLERS = 50
 TRIED = "launched by Triton's autotuner, to try a configuration"
 NO_LAUNCHES = "the file only has its compilation: log launches too, by init(path, enable_trace_launch=True)"
+# Triton's short names of types that `TYPES` lacks
 TYPE_NAMES = {"fp16": "float16", "fp32": "float32", "fp64": "float64", "bf16": "bfloat16", "int1": "bool"}
-"""Triton's short names of types that `TYPES` lacks"""
 DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
     short: getattr(torch, name) for short, name in TYPE_NAMES.items()
 }
@@ -109,12 +108,7 @@ def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
 def _add_launch(
     builder: RecordBuilder, name: str, event: Mapping[str, Any], sources: Mapping[str, KernelSource]
 ) -> None:
-    """Add a launch as a call; raise `ValueError` if a replay cannot repeat it.
-
-    name : name of the kernel
-    event : JSON object of the launch
-    sources : compiled kernels, by hash
-    """
+    """Add a launch as a call; raise `ValueError` if a replay cannot repeat it."""
     frames = _frames(event.get("stack"))
     if event.get("autotune_launch_type") == "benchmark" or any(
         function == "_bench" and LAUNCHING.fullmatch(file) for file, _, function in frames
@@ -142,10 +136,7 @@ def _add_launch(
 
 
 def _value(name: str, form: Any) -> Any:
-    """Return the argument that a JSON object describes; raise `ValueError` if the file lacks its value.
-
-    name : name of the argument
-    """
+    """Return the argument that a JSON object describes; raise `ValueError` if the file lacks its value."""
     match form:
         case {"type": "tensor", "shape": shape, "dtype": dtype, "device": device, **rest}:
             tensor = tensor_of(shape, dtype, rest.get("stride"), device, rest.get("storage_offset", 0))

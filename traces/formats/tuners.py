@@ -23,16 +23,16 @@ from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import contiguous, plain_name
 from opgrip.traces.table.trace import Trace
 
-MOST_ROWS = 200_000
-"""maximum number of rows that are read from a file of tuned entries"""
+MOST_ROWS = 200_000  # maximum number of rows that are read from a file of tuned entries
+# places of the bias, the left and the right matrix among the arguments of matrix products
 PRODUCTS = {
     **dict.fromkeys(("mm", "bmm"), (None, 0, 1)),
     **dict.fromkeys(("addmm", "baddbmm"), (0, 1, 2)),
     "linear": (2, 0, 1),
     "_scaled_mm": (4, 0, 1),
 }
-"""places of the bias, the left and the right matrix among the arguments of matrix products"""
 CONVOLUTIONS = ("convolution", "convolution_backward")
+# names of dtypes in TunableOp, hipBLASLt and oneDNN
 NAMES = {
     "float32": ("float", "f32_r", "f32"),
     "float64": ("double", "f64_r", "f64"),
@@ -43,7 +43,6 @@ NAMES = {
     "float8_e4m3fnuz": ("Float8_e4m3fnuz", "f8_fnuz_r", ""),
     "float8_e5m2fnuz": ("Float8_e5m2fnuz", "bf8_fnuz_r", ""),
 }
-"""names of dtypes in TunableOp, hipBLASLt and oneDNN"""
 TORCH, BLAS, DNN = 0, 1, 2
 
 

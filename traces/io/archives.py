@@ -27,17 +27,13 @@ from opgrip.traces.io.foreign_files import MOST_BYTES, format_of, is_trace
 from opgrip.traces.schema.json_values import DECOMPRESSED
 
 SUFFIXES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst")
-MOST_ENTRIES = 10_000
-"""maximum number of files, folders and links in an archive and the archives inside it"""
-MOST_NESTED = 2
-"""maximum depth of archives inside archives"""
-MOST_DIRECTORY = 4 << 20
-"""maximum number of bytes of a zip archive's directory, which is parsed as a whole"""
+MOST_ENTRIES = 10_000  # maximum number of files, folders and links in an archive and the archives inside it
+MOST_NESTED = 2  # maximum depth of archives inside archives
+MOST_DIRECTORY = 4 << 20  # maximum number of bytes of a zip archive's directory, which is parsed as a whole
 SHOWN = 5
+# signature of the record at the end of a zip archive, signature of the record that refers to a longer directory, and
+# size of the former
 _END, _END_64, _END_BYTES = b"PK\5\6", b"PK\6\7", 22
-"""signature of the record at the end of a zip archive, signature of the record that refers to a longer directory, and
-size of the former
-"""
 _BROKEN = (
     tarfile.TarError,
     zipfile.BadZipFile,
@@ -49,10 +45,8 @@ _BROKEN = (
     ValueError,
 )
 
-_folders: dict[tuple[Path, int, int], Path] = {}
-"""folders of unpacked archives, by path, size and modification time"""
-_owned: list[tuple[int, Path]] = []
-"""temporary folders, each with the id of the process that created it"""
+_folders: dict[tuple[Path, int, int], Path] = {}  # folders of unpacked archives, by path, size and modification time
+_owned: list[tuple[int, Path]] = []  # temporary folders, each with the id of the process that created it
 
 
 def is_archive(path: Path) -> bool:
@@ -151,10 +145,7 @@ class _Unpacking:
     written: int = 0
 
     def unpack(self, path: Path, folder: Path, nested: int) -> None:
-        """Unpack an archive into an empty folder.
-
-        nested : depth up to which archives inside it are unpacked, too
-        """
+        """Unpack an archive into an empty folder."""
         try:
             files = self._files_in_zip(path) if path.suffix.lower() == ".zip" else self._files_in_tar(path)
             for name, content in files:

@@ -25,15 +25,11 @@ from opgrip.traces.schema.records import FORMAT, Dropped, Record, listed
 if TYPE_CHECKING:
     from opgrip.traces.codec.call_blocks import CallBlock
 
-HEAD_BYTES = 1 << 16
-"""number of leading bytes from which the format of a file is detected"""
-MOST_BYTES = 1 << 30
-"""maximum decompressed size of a file that is read whole"""
-MOST_ITEMS = 8 << 20
-"""maximum number of lists, objects and their elements in a JSON document"""
+HEAD_BYTES = 1 << 16  # number of leading bytes from which the format of a file is detected
+MOST_BYTES = 1 << 30  # maximum decompressed size of a file that is read whole
+MOST_ITEMS = 8 << 20  # maximum number of lists, objects and their elements in a JSON document
 PACKED = (".gz", ".zst")
-LOST_CALLS = 100_000
-"""maximum number of calls that a report of losses lists; others are only counted"""
+LOST_CALLS = 100_000  # maximum number of calls that a report of losses lists; others are only counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +238,7 @@ class Format:
         return any((self.write, self.write_records, self.write_folder))
 
 
-formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")
-"""formats of other tools, by name"""
+formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")  # formats of other tools, by name
 
 
 def format_of(path: Path) -> str | None:

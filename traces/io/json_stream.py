@@ -26,8 +26,7 @@ def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return form
 
 
-MOST_VALUE = 16 << 20
-"""maximum number of characters of a member, or of an item of the list"""
+MOST_VALUE = 16 << 20  # maximum number of characters of a member, or of an item of the list
 
 
 class CutText(FormatError):
@@ -134,13 +133,12 @@ def _items(text: _Text, repair: Repair | None) -> Iterator[Any]:
             return
 
 
+# pattern of the text after a broken item: an object, or the end of the list
 _AFTER = re.compile(r',\s*(?P<item>\{)|\}\s*(?P<end>\])\s*(?:,\s*"|\})')
-"""pattern of the text after a broken item: an object, or the end of the list"""
 _AFTER_LENGTH = 1024
-_TOKEN = 12
-"""maximum number of characters of a token that the end of the text may cut: an escaped surrogate pair"""
+_TOKEN = 12  # maximum number of characters of a token that the end of the text may cut: an escaped surrogate pair
+# maximum number of characters that are parsed without success to find the items after broken ones
 MOST_TRIED = 4 * MOST_VALUE
-"""maximum number of characters that are parsed without success to find the items after broken ones"""
 
 
 class _Text:
@@ -197,8 +195,6 @@ class _Text:
 
     def skip_items(self, mark: str, error: FormatError) -> int:
         """Skip broken items of a list up to the next object or the end of the list; return the number of skipped items.
-
-        mark : name of a member that items have and objects inside an item lack
 
         Raise `error` if neither is found.
         """

@@ -28,8 +28,7 @@ from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.schema.json_values import LIMIT, UNKNOWN_NAMES, SizeMeter, check_nesting
 from opgrip.traces.schema.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
-"""pattern of the escape sequence of one half of a surrogate pair"""
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")  # pattern of the escape sequence of one half of a surrogate pair
 
 
 class TraceReader:
@@ -37,15 +36,11 @@ class TraceReader:
 
     A file of another tool is converted to a trace by the format in `formats` that recognizes it.
 
-    Parameters
-    ----------
     unbounded : True to read a file that exceeds the limits in `json_values.py`; only for trusted files
     format_name : read the file in this format instead of the detected one
     cut : selection of the cases to read, for a file that defines more cases than it lists
     capture : profile of the capture of CUDA graphs, if the file is a profile of their launches
 
-    Attributes
-    ----------
     missing : after the iteration, a description of the missing part of the file; None if it is complete
     unknown : number of ignored records of unknown types, and of unknown fields, by name of the type or field
     records : number of records read, including ignored ones

@@ -19,8 +19,8 @@ _EXPORT = "export the model with torch.export.save, or record a run of it with o
 _UNPACK = "unpack it, and name a file in it"
 _SHAPES = """replay a row by opreplay --operator aten.mm --inputs '{"self": [M, K], "mat2": [K, N]}'"""
 _RESULTS = "show it by opgrip results show"
+# maximum number of members or columns that are listed, and maximum number of characters of each
 _NAMES, _NAME_LENGTH = 5, 40
-"""maximum number of members or columns that are listed, and maximum number of characters of each"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from typing import Any
 from opgrip.errors import FormatError, UserError, one_line
 
 SAMPLE, CALLS = "sample.json", "calls.jsonl"
-MOST_BYTES = 1 << 20
-"""maximum number of bytes of `sample.json`, which has only a few lines"""
+MOST_BYTES = 1 << 20  # maximum number of bytes of `sample.json`, which has only a few lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from opgrip.traces.zoo import PREFIX as ZOO_PREFIX
 from opgrip.traces.zoo import read_manifest, zoo_file
 
 PREFIX = "trace:"
+# form of a name of `opcapture --model`, such as `opinfo:all` or `nets.py:net`
 NAME_OF_MODEL = re.compile(r"[\w./-]+:[\w.-]+")
-"""form of a name of `opcapture --model`, such as `opinfo:all` or `nets.py:net`"""
 
 
 def shipped_traces() -> dict[str, Path]:

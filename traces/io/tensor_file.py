@@ -17,23 +17,20 @@ import torch
 
 from opgrip.errors import FormatError, UserError, one_line
 
-HEADER_FIELD = "values_file"
-"""field of a trace's header that names the file"""
+HEADER_FIELD = "values_file"  # field of a trace's header that names the file
 
-ALIGNMENT = 16
-"""alignment in bytes, sufficient for every dtype"""
+ALIGNMENT = 16  # alignment in bytes, sufficient for every dtype
 
+# dtypes that all versions of safetensors support; values of other dtypes are stored as bytes
 STORED_AS_THEY_ARE = frozenset(
     {
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     }
 )
-"""dtypes that all versions of safetensors support; values of other dtypes are stored as bytes"""
 
 HEADER_BYTES = 4 << 20
-TENSOR_BYTES = 256 << 20
-"""maximum number of bytes of the header, and of a tensor, in files of other tools"""
+TENSOR_BYTES = 256 << 20  # maximum number of bytes of the header, and of a tensor, in files of other tools
 
 
 def values_path(trace: Path) -> Path:

@@ -319,6 +319,7 @@ def _encode_all(values: Iterable[Any]) -> list[Json]:
 
 
 _ARRAY = _only_field_of(ArraySpec)
+# kinds of arguments that JSON cannot hold unchanged, by name
 KINDS: dict[str, ArgumentKind] = {
     "float": ArgumentKind(float, Literal["nan", "inf", "-inf"], float, str),
     "complex": ArgumentKind(
@@ -365,6 +366,5 @@ KINDS: dict[str, ArgumentKind] = {
     "bytes": ArgumentKind(bytes, bytes, bytes, lambda value: base64.b64encode(value).decode("ascii")),
     "ellipsis": ArgumentKind(type(...), bool, lambda body: ..., lambda value: True),
 }
-"""kinds of arguments that JSON cannot hold unchanged, by name"""
 _KIND_BY_TYPE = {kind.type: name for name, kind in KINDS.items()}
 readers[Argument] = decode

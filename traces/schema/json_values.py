@@ -20,24 +20,21 @@ from opgrip.errors import FormatError, UserError
 
 Json: TypeAlias = Any
 
-NAME_LENGTH = 1 << 16
-"""maximum number of characters in the name of an operator, a module or a file, and in a message"""
+NAME_LENGTH = 1 << 16  # maximum number of characters in the name of an operator, a module or a file, and in a message
 
-LIMIT = 1 << 63
-"""upper limit of the magnitude of integers in a trace"""
+LIMIT = 1 << 63  # upper limit of the magnitude of integers in a trace
+# upper limit of start and end times of calls in ns, so that the difference of two times fits in 64 bits
 LATEST_NS = 1 << 62
-"""upper limit of start and end times of calls in ns, so that the difference of two times fits in 64 bits"""
 
 Int64: TypeAlias = Annotated[int, Meta(ge=-LIMIT, le=LIMIT - 1)]
+# type of a non-negative integer: a count, a number of a record, a size or a duration in ns
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=LIMIT - 1)]
-"""type of a non-negative integer: a count, a number of a record, a size or a duration in ns"""
 Name: TypeAlias = Annotated[str, Meta(max_length=NAME_LENGTH)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+# type of the key of a tensor in a file of full values
 TensorKey: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{32,128}\Z")]
-"""type of the key of a tensor in a file of full values"""
+# type of a device's name, not checked against torch, so that traces of devices that this machine lacks can be loaded
 DeviceName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]+[0-9]*(:[0-9]+)?\Z")]
-"""type of a device's name, not checked against torch, so that traces of devices that this machine lacks can be loaded
-"""
 
 
 class AnyValue(type):
@@ -56,15 +53,12 @@ else:
 
 
 ID: Mapping[str, str] = {"key": "id"}
-CLASS: Mapping[str, str] = {"key": "class"}
-"""metadata of a field whose JSON key is `class`"""
-ALWAYS: Mapping[str, bool] = {"always": True}
-"""metadata of a field that is written even if it has its default value"""
+CLASS: Mapping[str, str] = {"key": "class"}  # metadata of a field whose JSON key is `class`
+ALWAYS: Mapping[str, bool] = {"always": True}  # metadata of a field that is written even if it has its default value
 
+# functions that read types which msgspec does not know, such as `torch.dtype`, by type
 readers: dict[Any, Callable[[Any], Any]] = {}
-"""functions that read types which msgspec does not know, such as `torch.dtype`, by type"""
-writers: dict[Any, Callable[[Any], Any]] = {}
-"""functions that write types with the metaclass `AnyValue`, by type"""
+writers: dict[Any, Callable[[Any], Any]] = {}  # functions that write types with the metaclass `AnyValue`, by type
 
 _PLAIN_TYPES = {
     "int": "an integer",
@@ -190,20 +184,16 @@ def device_name(value: Json) -> str:
     return str(convert(value, DeviceName))
 
 
-LINE_BYTES = 16 << 20
-"""maximum number of bytes in one line"""
+LINE_BYTES = 16 << 20  # maximum number of bytes in one line
+# maximum number of lists, objects and their elements in one line; each takes about 70 bytes of memory and at least two
+# in the file
 LINE_ITEMS = 1 << 20
-"""maximum number of lists, objects and their elements in one line; each takes about 70 bytes of memory and at least two
-in the file
-"""
+# maximum depth of nested lists and objects, because functions on arguments recurse about four times per level
 NESTING = 128
-"""maximum depth of nested lists and objects, because functions on arguments recurse about four times per level"""
-UNKNOWN_RECORDS = 20_000
-"""maximum number of records of types that the reader does not know"""
-UNKNOWN_NAMES = 1_000
-"""maximum number of distinct unknown types and fields that are counted by name"""
+UNKNOWN_RECORDS = 20_000  # maximum number of records of types that the reader does not know
+UNKNOWN_NAMES = 1_000  # maximum number of distinct unknown types and fields that are counted by name
+# maximum number of set members or dictionary keys whose hash equals that of another one; each makes a lookup longer
 COLLISIONS = 50
-"""maximum number of set members or dictionary keys whose hash equals that of another one; each makes a lookup longer"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import plain_name
 
+# names of the keyword arguments of a kernel launch
 GRID, CONSTANTS, OPTIONS = LAUNCH = ("grid", "constants", "options")
-"""names of the keyword arguments of a kernel launch"""
+# names of Triton's types by the dtypes that represent them in constants
 TYPES: dict[torch.dtype, str] = {
     torch.bool: "int1",
     torch.float8_e4m3fn: "float8e4nv",
@@ -36,10 +37,8 @@ TYPES: dict[torch.dtype, str] = {
         )
     },
 }
-"""names of Triton's types by the dtypes that represent them in constants"""
 MOST_DIMENSIONS = 3
-LARGEST = (1 << 31) - 1
-"""CUDA's maximum size of a grid in one dimension"""
+LARGEST = (1 << 31) - 1  # CUDA's maximum size of a grid in one dimension
 
 
 def launch_keywords(grid: tuple[int, ...], constants: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,10 +13,9 @@ from functools import cache
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 T = TypeVar("T")
+# fields of a dictionary by name: each a `Privacy`, a nested table, or a list with the table of each item
 Table: TypeAlias = Mapping[str, Any]
-"""fields of a dictionary by name: each a `Privacy`, a nested table, or a list with the table of each item"""
-DEVICE_KEY = "*device"
-"""key in a table that represents all keys that are names of devices"""
+DEVICE_KEY = "*device"  # key in a table that represents all keys that are names of devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ class Privacy:
 
 PUBLIC = Privacy("public")
 NESTED = Privacy("nested")
+# declaration of a dictionary of attributes, whose names are hashed like function names
 ATTRIBUTES = Privacy("nested", "attributes")
-"""declaration of a dictionary of attributes, whose names are hashed like function names"""
 DROPPED = Privacy("dropped")
 Public: TypeAlias = Annotated[T, PUBLIC]
 

@@ -93,8 +93,8 @@ class SameSpec:
     number: Public[Count]
 
 
+# prefix of `ObjectSpec.cls` for packed parameters, followed by the operator that packs the content
 PACKED_BY = "torch.ops.quantized:"
-"""prefix of `ObjectSpec.cls` for packed parameters, followed by the operator that packs the content"""
 PACKERS = frozenset(
     PACKED_BY + name
     for name in (
@@ -103,8 +103,7 @@ PACKERS = frozenset(
     )
 )
 
-BRANCHES = (ObjectSpec, ModuleSpec, ArraySpec, SharedSpec)
-"""specs that contain other arguments"""
+BRANCHES = (ObjectSpec, ModuleSpec, ArraySpec, SharedSpec)  # specs that contain other arguments
 
 
 def children(value: object) -> Sequence[Any] | None:

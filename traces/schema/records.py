@@ -68,18 +68,15 @@ EXTENSION = "extension"
 COMPILED = "compiled"
 FUNCTION = "function"
 KINDS = (OPERATOR, EXTENSION, COMPILED, FUNCTION)
-PHASES = ("forward", "backward", "optimizer")
-"""names of the phases of a step"""
+PHASES = ("forward", "backward", "optimizer")  # names of the phases of a step
 
+# prefix of operators that take functions as arguments; their calls have the kind `function`
 HIGHER_ORDER = "torch.ops.higher_order:"
-"""prefix of operators that take functions as arguments; their calls have the kind `function`"""
 
 
-ON_META, ON_FAKE = "on meta tensors", "on fake tensors"
-"""reasons why calls compute nothing"""
+ON_META, ON_FAKE = "on meta tensors", "on fake tensors"  # reasons why calls compute nothing
 
-NO_STORAGE = -1
-"""storage number of a tensor without a storage"""
+NO_STORAGE = -1  # storage number of a tensor without a storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +301,8 @@ def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
     return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
 
 
+# contents that a capture leaves out to stay within its time budget, in this order
 THINNED = ("values", "scopes", "steps")
-"""contents that a capture leaves out to stay within its time budget, in this order"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,11 @@ def tensor_outline(dtype: torch.dtype, shape: Iterable[int]) -> str:
     return f"{plain_name(dtype)}[{','.join(map(str, shape))}]"
 
 
+# sparse layouts that compress the indices of their rows or columns
 COMPRESSED_LAYOUTS = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
-"""sparse layouts that compress the indices of their rows or columns"""
 COMPRESSES_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
+# integer dtype of the stored values, by quantized dtype
 QUANTIZED: dict[torch.dtype, torch.dtype] = {
     torch.quint8: torch.uint8,
     torch.qint8: torch.int8,
@@ -46,12 +47,10 @@ QUANTIZED: dict[torch.dtype, torch.dtype] = {
     torch.quint4x2: torch.uint8,
     torch.quint2x4: torch.uint8,
 }
-"""integer dtype of the stored values, by quantized dtype"""
-PACKED = (torch.quint4x2, torch.quint2x4)
-"""quantized dtypes with several elements per byte"""
+PACKED = (torch.quint4x2, torch.quint2x4)  # quantized dtypes with several elements per byte
 
+# class name of a `TensorSpec` for a storage, which is described as the tensor (N,) uint8 over all of it
 STORAGE = "torch.UntypedStorage"
-"""class name of a `TensorSpec` for a storage, which is described as the tensor (N,) uint8 over all of it"""
 
 _BITS = re.compile(r"torch\.(bits\d.*|u?int[1-7]|float4.*)")
 

@@ -27,8 +27,7 @@ from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Progression
 
-DEVICE = "device"
-"""name of the variable of a script that holds its device"""
+DEVICE = "device"  # name of the variable of a script that holds its device
 WIDTH = 110
 
 
@@ -108,16 +107,13 @@ def comment(text: object) -> str:
     return ascii(str(text)[:200])[1:-1]
 
 
-FEW = 64
-"""maximum number of values that a script contains as literals"""
-LITERAL_BYTES = 1 << 16
-"""maximum number of bytes of a tensor with structured values that a script contains in full"""
+FEW = 64  # maximum number of values that a script contains as literals
+LITERAL_BYTES = 1 << 16  # maximum number of bytes of a tensor with structured values that a script contains in full
+# maximum number of bytes of a tensor that a script contains in full because its values decide the size of a result
 DECIDING_BYTES = 1 << 22
-"""maximum number of bytes of a tensor that a script contains in full because its values decide the size of a result"""
-SAMPLE_BYTES = 1 << 15
-"""number of bytes of a larger tensor that a script contains; it repeats these rows"""
+SAMPLE_BYTES = 1 << 15  # number of bytes of a larger tensor that a script contains; it repeats these rows
+# number of last dimensions that are repeated together, by value model, if it is not 1
 TAIL = {"factorable": 2, "triangular": 2}
-"""number of last dimensions that are repeated together, by value model, if it is not 1"""
 LINE = 100
 SEED = 0
 INDENT = " " * 8
@@ -126,12 +122,8 @@ INDENT = " " * 8
 class ValueSource:
     """Converts value models to Python source, and collects the helper functions that the source needs.
 
-    Parameters
-    ----------
     dtypes : dtypes of the tensors whose values decide the sizes of the operator's results
 
-    Attributes
-    ----------
     helpers : names of the helper functions that the source needs
     is_exact : True if all values that decide sizes of results are the same as in a replay of the trace
     """
@@ -229,12 +221,7 @@ def _floats(source: ValueSource, model: Floats, shape: tuple[int, ...], dtype: t
 
 
 def _with_shares(source: ValueSource, model: Floats, text: str, count: int, work: torch.dtype) -> str:
-    """Return the source of `count` values of which some are replaced by zeros, nan, infinities and denormals.
-
-    model : value model with the share of each of them
-    text : source of the values
-    work : dtype of the values
-    """
+    """Return the source of `count` values of which some are replaced by zeros, nan, infinities and denormals."""
     small = f"torch.finfo({work}).tiny / 2"
     shares = (
         *(("0.0", model.zeros), ("math.nan", model.nan), ("math.inf", model.inf), ("-math.inf", model.minus_inf)),
@@ -304,11 +291,12 @@ def _one_hot(source: ValueSource, model: OneHot, shape: tuple[int, ...], dtype: 
     return f"torch.nn.functional.one_hot(torch.randint({classes}, {sizes(shape[:-1])}), {classes}).to({dtype})"
 
 
+# dtypes of tensors that torch can create from lists of numbers
 _PLAIN = (
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 )
-"""dtypes of tensors that torch can create from lists of numbers"""
+# functions that return torch expressions which draw values like a value model, by model
 _WRITERS: dict[type, Callable[[ValueSource, Any, tuple[int, ...], torch.dtype], str]] = {
     Floats: _floats,
     Constant: _constant,
@@ -318,7 +306,6 @@ _WRITERS: dict[type, Callable[[ValueSource, Any, tuple[int, ...], torch.dtype], 
     Permutation: _permutation,
     OneHot: _one_hot,
 }
-"""functions that return torch expressions which draw values like a value model, by model"""
 
 
 def _short(value: Any, dtype: torch.dtype) -> str:

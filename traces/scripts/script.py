@@ -232,10 +232,7 @@ def _function_of(signature: Signature) -> ScriptFunction:
 
 
 def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
-    """Return the script's docstring and comments.
-
-    facts : descriptions of the call, for comments
-    """
+    """Return the script's docstring and comments."""
     lines = [
         function.preamble or f'"""{function.title} This script only needs torch."""\n',
         *(f"# {comment(fact)}" for fact in facts),

@@ -52,6 +52,7 @@ def fill(tensor, values):
     shape = [1 if step == 0 else size for size, step in zip(tensor.shape, tensor.stride())]
     tensor.as_strided(shape, tensor.stride()).copy_(values[tuple(map(slice, shape))])
 '''
+# source code of the helper functions, by name
 FUNCTIONS = {
     "data": DATA,
     "sampled": DATA + "\n" + SAMPLED,
@@ -61,7 +62,6 @@ FUNCTIONS = {
     "view": VIEW,
     "fill": FILL,
 }
-"""source code of the helper functions, by name"""
 
 MAIN = '''
 def tensors(tree):
@@ -181,8 +181,8 @@ def make_module(cls, parameters, buffers, modules, fields):
     return made
 '''
 
+# names that a script defines in addition to `FUNCTIONS`
 RESERVED = (
     *("OPERATOR", "MODE", "MUTATES", "RECORDED_DEVICE", "RECORDED_THREADS", "RESULTS", "SHARED"),
     *("keep", "make_object", "make_module", "make_inputs", "tensors", "prepared", "compare", "timed", "main"),
 )
-"""names that a script defines in addition to `FUNCTIONS`"""

@@ -23,20 +23,15 @@ from opgrip.traces.schema.records import Signature
 if TYPE_CHECKING:
     import pandas as pd
 
-CONTENDED = 0.2
-"""share of a capture's time with other processes on its processors above which its times are doubtful"""
-SLOW = 0.05
-"""share of the calls' time spent on slow page faults above which times are doubtful"""
+CONTENDED = 0.2  # share of a capture's time with other processes on its processors above which its times are doubtful
+SLOW = 0.05  # share of the calls' time spent on slow page faults above which times are doubtful
+# share of device time in calls that took longer to launch than to run, above which device times by events are doubtful
 LAUNCH_BOUND = 0.1
-"""share of device time in calls that took longer to launch than to run, above which device times by events are doubtful
-"""
 
 
 def time_doubts(contended: float, slow_memory: float) -> Iterator[str]:
     """Yield the reasons to doubt the times of a capture, each with a remedy.
 
-    Parameters
-    ----------
     contended : share of the capture in which other processes used the processors that the program waited for
     slow_memory : share of the calls' time that slow page faults took
     """
@@ -59,8 +54,6 @@ def doubt_of_events(calls: pd.DataFrame) -> str | None:
     If the device waits for the host, the event before a call is reached at once, and the measured time includes the
     launch. Such a time is not longer than the host time of the call.
 
-    Parameters
-    ----------
     calls : rows of `Trace.distinct_calls`
     """
     device_ns = calls["device_ns"].fillna(0) * calls["count"]
@@ -73,12 +66,12 @@ def doubt_of_events(calls: pd.DataFrame) -> str | None:
     )
 
 
-Facts = dict[str, Any]
-"""facts by name: numbers, booleans, strings, lists of strings, or nested facts"""
+Facts = dict[str, Any]  # facts by name: numbers, booleans, strings, lists of strings, or nested facts
 
+# system files that contain the version of a driver
 DRIVERS = ("/proc/driver/nvidia/version", "/sys/module/amdgpu/version")
-"""system files that contain the version of a driver"""
 
+# names of a device's properties, by kind of device
 PROPERTIES = {
     "name": ("name",),
     "architecture": ("gcnArchName",),
@@ -87,35 +80,32 @@ PROPERTIES = {
     "multiprocessors": ("multi_processor_count", "max_compute_units"),
     "driver": ("driver_version",),
 }
-"""names of a device's properties, by kind of device"""
 
+# functions of `torch.backends.cuda` that report whether an implementation of attention is enabled, by name
 ATTENTION = {
     "flash": "flash_sdp_enabled",
     "efficient": "mem_efficient_sdp_enabled",
     "cudnn": "cudnn_sdp_enabled",
     "math": "math_sdp_enabled",
 }
-"""functions of `torch.backends.cuda` that report whether an implementation of attention is enabled, by name"""
 
+# attributes of `torch.backends.cuda.matmul` that are recorded
 PRODUCTS = (
     "allow_fp16_reduced_precision_reduction",
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
-"""attributes of `torch.backends.cuda.matmul` that are recorded"""
 
-UNITS = {"w": "W", "mhz": "MHz"}
-"""unit of a fact, by the suffix of its name"""
+UNITS = {"w": "W", "mhz": "MHz"}  # unit of a fact, by the suffix of its name
 
+# environment variables that control the allocator and the libraries' arithmetic
 VARIABLES = (
     *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
     *("CUBLAS_WORKSPACE_CONFIG", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
 )
-"""environment variables that control the allocator and the libraries' arithmetic"""
 
 
-HOST = ("cpu", "meta")
-"""device types that do not count as accelerators"""
+HOST = ("cpu", "meta")  # device types that do not count as accelerators
 
 
 def device_of(signature: Signature) -> str:
@@ -130,8 +120,6 @@ def device_of(signature: Signature) -> str:
 def describe_accelerators(devices: Sequence[str]) -> Facts:
     """Return facts about devices under the keys `devices`, `libraries` and `settings`; empty without devices.
 
-    Parameters
-    ----------
     devices : names such as `cuda:0`, of kinds that this process uses or may start
     """
     if not devices:
@@ -167,8 +155,6 @@ def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
 def facts_in_words(accelerator: object) -> Iterator[tuple[str, str]]:
     """Yield title and text of lines that describe devices, libraries and their settings; equal devices share a line.
 
-    Parameters
-    ----------
     accelerator : the result of `describe_accelerators`, or unchecked content of an untrusted file
     """
     devices_of_text: dict[str, list[str]] = {}

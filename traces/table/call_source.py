@@ -39,12 +39,10 @@ class NumberSet:
         return np.isin(column, self._array)
 
 
+# maximum number of calls kept in memory, about 80 bytes each; calls of longer traces are read again each time
 KEPT_CALLS = 1 << 19
-"""maximum number of calls kept in memory, about 80 bytes each; calls of longer traces are read again each time"""
-MOST_IN_LAUNCHES = 1 << 26
-"""maximum number of calls that the launches of graphs in one trace run"""
-UNTOLD = np.iinfo(np.int64).min
-"""placeholder for the device time of a call that no later record reports"""
+MOST_IN_LAUNCHES = 1 << 26  # maximum number of calls that the launches of graphs in one trace run
+UNTOLD = np.iinfo(np.int64).min  # placeholder for the device time of a call that no later record reports
 
 Select = Callable[[CallBlock], CallBlock]
 
@@ -52,8 +50,6 @@ Select = Callable[[CallBlock], CallBlock]
 class CallSource:
     """The blocks of calls of a trace, or the selected part of each block, with the device times of later records.
 
-    Parameters
-    ----------
     read : function that reads the blocks again from the file
     select : function that returns the selected part of a block; None to select whole blocks
     """
@@ -254,8 +250,6 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
 def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
     """Return an array with a number for each call of a block, 0 for a call without a pair.
 
-    Parameters
-    ----------
     pairs : (position of the call, number), such as `page_faults` or `slow_memory` of a block
     calls : number of calls in the block
     """

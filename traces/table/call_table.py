@@ -16,8 +16,7 @@ from opgrip.traces.table.accelerators import device_of
 from opgrip.traces.table.call_source import by_call, concatenated, or_all
 from opgrip.traces.table.profiler_labels import are_marks
 
-COUNT = "count"
-"""name of the column that holds the number of calls that a row of distinct calls represents"""
+COUNT = "count"  # name of the column that holds the number of calls that a row of distinct calls represents
 
 
 def counts_of(calls: pd.DataFrame) -> pd.Series[int]:
@@ -30,8 +29,6 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
 
     NaN values are ignored; the result is NaN for a group without other values.
 
-    Parameters
-    ----------
     groups : group of each value
     counts : number of times that each value counts
     share : 0 to 1, 0.5 for the median
@@ -66,8 +63,6 @@ def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
 class Typical:
     """Typical duration of each signature's calls, used instead of those of perturbed calls (see `Calls`).
 
-    Attributes
-    ----------
     median_ns : by signature, the median duration of unperturbed calls, or of all calls if `was_interrupted`
     was_interrupted : by signature, True if only one call was unperturbed and it took longer than all others, so that it
         was probably interrupted
@@ -149,6 +144,7 @@ def summarize_kernels(kernels: Sequence[Kernels], op_by_signature: Mapping[int, 
     return table.sort_values(["time_us", "launches"], ascending=False, ignore_index=True)
 
 
+# columns of a table of calls that are taken from blocks, with their dtypes
 COLUMNS = {
     **dict.fromkeys(("thread", "signature", "scope", "start_ns", "duration_ns"), np.int64),
     "device_ns": np.float64,
@@ -158,9 +154,7 @@ COLUMNS = {
     "slow_memory_ns": np.int64,
     "tensors": np.int64,
 }
-"""columns of a table of calls that are taken from blocks, with their dtypes"""
-DENSE = 1 << 20
-"""maximum of numbers that are looked up in an array; captures only write smaller ones"""
+DENSE = 1 << 20  # maximum of numbers that are looked up in an array; captures only write smaller ones
 
 
 @dataclass(frozen=True, slots=True)

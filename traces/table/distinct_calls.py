@@ -21,21 +21,19 @@ from opgrip.traces.table.call_table import (
     unperturbed_ns,
 )
 
+# columns in which calls must be equal to count as one distinct call
 KEYS = (
     *("thread", "signature", "scope", "stream", "perturbed", "page_faults", "slow_memory_ns"),
     *("device_ns", "duration_ns"),
 )
-"""columns in which calls must be equal to count as one distinct call"""
+# names of the columns for the start of the first call and for its position in the file
 FIRST, PLACE = "start_ns", "place"
-"""names of the columns for the start of the first call and for its position in the file"""
-BATCH = 1 << 18
-"""number of calls that are aggregated at a time"""
+BATCH = 1 << 18  # number of calls that are aggregated at a time
 WIDEST = 1 << 62
 TIMES = ("slow_memory_ns", "device_ns", "duration_ns")
-MOST_ROWS = 1 << 18
-"""maximum number of distinct calls for which exact times are compared"""
+MOST_ROWS = 1 << 18  # maximum number of distinct calls for which exact times are compared
+# number of leading bits of a time that are compared if there are more distinct calls: initially, and at least
 FINEST, COARSEST = 10, 3
-"""number of leading bits of a time that are compared if there are more distinct calls: initially, and at least"""
 
 
 class DistinctCalls:
@@ -134,13 +132,7 @@ def _distinct_rows(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
 def _distinct(
     keys: Sequence[Integers], starts: Integers, places: Integers, counts: Integers, bits: int | None
 ) -> pd.DataFrame:
-    """Return one row per group of equal calls, with the sum of counts, and start and position of the earliest call.
-
-    keys : columns that equal calls have in common
-    starts, places, counts : start, position in the file and count of each row
-    bits : combine calls whose times have this number of leading bits in common, and use their mean time; None to
-        combine only equal times
-    """
+    """Return one row per group of equal calls, with the sum of counts, and start and position of the earliest call."""
     order = np.argsort(starts, kind="stable")
     distinguishing_keys = [_rounded(key, bits) if name in TIMES else key for name, key in zip(KEYS, keys, strict=True)]
     codes, _ = pd.factorize(_packed(distinguishing_keys)[order])
@@ -200,10 +192,9 @@ def distinct_calls(source: Iterable[CallBlock], names: CallNames) -> pd.DataFram
     return distinct.table(names)
 
 
+# number of blocks by which a call may come late: a call is late if it starts before the latest start known then
 NEAR = 32
-"""number of blocks by which a call may come late: a call is late if it starts before the latest start known then"""
-PART_CALLS = 1 << 16
-"""number of calls that are sorted at a time"""
+PART_CALLS = 1 << 16  # number of calls that are sorted at a time
 START, NUMBER = "start_ns", "number"
 
 
@@ -211,8 +202,6 @@ START, NUMBER = "start_ns", "number"
 class Rows:
     """Calls as rows of a table, before names are looked up.
 
-    Attributes
-    ----------
     columns : the columns of `call_table.COLUMNS`, and `number`: the position among all calls, in the file or, for
         ordered rows, in start order
     storages : storage numbers of the rows' tensors, one row after the other

@@ -34,8 +34,6 @@ def doubt_of_graphs(share: float) -> str:
 class GraphCalls:
     """The calls of a CUDA or HIP graph as columns, and the share of each in the time of a launch.
 
-    Attributes
-    ----------
     signature, scope, tensors : (N,), numbers of the signature and scope of each call, and its number of tensors
     storages : (sum of `tensors`,), storage numbers
     kernel_ns : time of each call's kernels, (N,); None if the kernels were not recorded
@@ -62,8 +60,6 @@ class GraphCalls:
 class GraphLaunches:
     """The CUDA or HIP graphs of a trace, by the signature of their launches.
 
-    Attributes
-    ----------
     graphs : graphs whose capture was recorded
     unknown : signatures of the launches of other graphs
     """
@@ -94,8 +90,6 @@ class GraphLaunches:
     def weigh(self, signatures: Iterable[Signature], usual_ns: Callable[[], Mapping[int, float]]) -> None:
         """Determine which share of a launch's time each call of a graph gets.
 
-        Parameters
-        ----------
         usual_ns : returns the mean device time in ns of each signature's calls outside of graphs
         """
         for number, times in self._times.items():
@@ -191,8 +185,6 @@ def _are_views(graph: GraphCalls, signatures: Mapping[int, Signature]) -> NDArra
 def _is_view(signature: Signature | None, storages: Integers) -> bool:
     """Return True if a call only returns memory of its arguments and does not write to them, judged by its operator's
     name.
-
-    storages : storages of the call's tensors, arguments first
     """
     if signature is None or "out" in signature.kwargs or signature.op.partition(".")[2].split(".")[0].endswith("_"):
         return False

@@ -13,8 +13,6 @@ class LazyField(Generic[T]):
 
     The constructor of the dataclass takes the value, or a function that returns it.
 
-    Parameters
-    ----------
     default : function that computes the value if the constructor gets none; None for a required field
     """
 

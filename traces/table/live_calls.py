@@ -21,8 +21,6 @@ class LiveArguments:
 
     Names in the trace are never imported.
 
-    Parameters
-    ----------
     classes : namespace in which classes and functions are looked up by name, such as that of a sample's module
     """
 
@@ -35,9 +33,7 @@ class LiveArguments:
         """Return the arguments that nested specs describe; tensor values that the trace lacks are drawn from value
         models.
 
-        Raises
-        ------
-        UserError : if a class is missing or a tensor cannot be created
+        Raises UserError if a class is missing or a tensor cannot be created.
         """
         specs = list(tensors(tree))
         try:

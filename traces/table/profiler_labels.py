@@ -13,15 +13,13 @@ from opgrip.cli.command import STEP
 from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.records import FUNCTION, Signature
 
-MARKS = "profiler."
-"""prefix of the operators that only mark labels for a profiler"""
+MARKS = "profiler."  # prefix of the operators that only mark labels for a profiler
 ENTER, EXIT = "profiler._record_function_enter", "profiler._record_function_exit"
-AUTOGRAD = "autograd"
-"""prefix of the names of threads that run backward passes for a waiting thread"""
+AUTOGRAD = "autograd"  # prefix of the names of threads that run backward passes for a waiting thread
 
 
+# pattern of the labels of steps in a recording that was started on demand
 STEP_LABEL = re.compile(rf"{STEP} [0-9]{{1,9}}")
-"""pattern of the labels of steps in a recording that was started on demand"""
 
 
 def is_mark(op: str) -> bool:
@@ -64,8 +62,6 @@ def labeled(
     Labels nest within a thread. Calls in autograd's threads count as inside the labels that are open in any other
     thread.
 
-    Parameters
-    ----------
     calls : table of calls in start order
     label_by_signature : text of the label that a signature's calls open, by signature
     is_selected : returns True if the label with this text is selected

@@ -78,22 +78,17 @@ def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[Call
     return [record for thread in threads.values() for record in thread.unfinished()]
 
 
-MOST_STEPS = 1 << 20
-"""maximum number of steps that a header may declare"""
+MOST_STEPS = 1 << 20  # maximum number of steps that a header may declare
 
-Place: TypeAlias = tuple[int, int]
-"""a place in the program: scope and signature"""
+Place: TypeAlias = tuple[int, int]  # a place in the program: scope and signature
+# calls of one process in any order: process number (None unless the trace was merged), scopes, signatures and starts
 Columns: TypeAlias = tuple[int | None, Integers, Integers, Integers]
-"""calls of one process in any order: process number (None unless the trace was merged), scopes, signatures and starts
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepStarts:
     """Start times of the steps of each process.
 
-    Attributes
-    ----------
     begins : start times in ns, (steps,) ascending, by process; processes whose steps cannot be distinguished are
         missing
     """
@@ -121,8 +116,6 @@ def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | Non
     collect the starts at the chosen places. Memory therefore grows with the number of places and steps, not with the
     number of calls.
 
-    Parameters
-    ----------
     read : returns the calls of each block as (process, scope, signature, start_ns), the last three as arrays
     counts : number of steps by process
     """
@@ -193,8 +186,6 @@ def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepSt
 def reported_starts(end: End | None, last_ns: int) -> Integers:
     """Return the start of each step according to a trace's closing record; a last step without calls is left out.
 
-    Parameters
-    ----------
     last_ns : start of the last call, not counting labels of `record_function`, because an optimizer's label ends after
         the optimizer has reported its step
     """
@@ -226,8 +217,6 @@ def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
 class CallFilter:
     """Selects the calls of a trace that meet all conditions.
 
-    Parameters
-    ----------
     phase, module, op : shell patterns, one of which a call must match; an empty sequence accepts every call
     steps : selected steps, counted from 0, and start times of all steps; None selects every step
     """
@@ -297,12 +286,7 @@ def call_filter(
 
 
 def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
-    """Return the start times of a trace's steps; check that the selected steps exist.
-
-    Raises
-    ------
-    UserError : if the trace does not distinguish its steps, or lacks a selected one
-    """
+    """Return the start times of a trace's steps; check that the selected steps exist."""
     if steps.step != 1 or not steps or steps.start < 0:
         raise UserError(f"{steps} is not a range of consecutive steps", "count them from 0, as in range(3, 5)")
     starts = find_step_starts(lambda: reader.again().columns())

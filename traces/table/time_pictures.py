@@ -12,16 +12,13 @@ from opgrip.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# columns of a trace's calls that can be shown as bars and as their parts
 COLUMNS = ("op", "module", "phase", "function", "kind", "device", "thread")
-"""columns of a trace's calls that can be shown as bars and as their parts"""
 MOST_BARS = 20
-LEAST_SHARE = 0.001
-"""smallest share of the total time for which a bar is shown"""
-MOST_PARTS = 6
-"""maximum number of named parts; the other parts are added up"""
+LEAST_SHARE = 0.001  # smallest share of the total time for which a bar is shown
+MOST_PARTS = 6  # maximum number of named parts; the other parts are added up
 REST = "others"
-DEEPEST = 4
-"""maximum depth of module paths in the names of parts"""
+DEEPEST = 4  # maximum depth of module paths in the names of parts
 
 
 def check_columns(*names: str) -> None:
@@ -34,8 +31,6 @@ def check_columns(*names: str) -> None:
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
     """Return a bar chart with bars for the values of column `by` that take most time, divided by column `parts`.
 
-    Parameters
-    ----------
     table : result of `Trace.summary(by, parts)`; bars show numbers of calls if no call has a time
     """
     if table.empty:

@@ -52,8 +52,7 @@ from opgrip.traces.values import ValueModel
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HTML_ROWS = 20
-"""number of operators that a notebook shows"""
+HTML_ROWS = 20  # number of operators that a notebook shows
 
 
 def _none() -> Integers:

@@ -13,14 +13,12 @@ from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import at_quantiles, distinct, shuffled
 from opgrip.traces.values.model import PIECES, leading, sample, value_models
 
+# number of boxes for which overlaps are counted, and number of boxes with which each is compared
 QUERIES, OTHERS = 64, 512
-"""number of boxes for which overlaps are counted, and number of boxes with which each is compared"""
+# distance between neighbouring boxes of equal size, relative to the side; their intersection over union is 0.4 / 1.6 =
+# 0.25
 SPACING = 0.6
-"""distance between neighbouring boxes of equal size, relative to the side; their intersection over union is 0.4 / 1.6 =
-0.25
-"""
-JITTER = 1e-3
-"""maximum displacement of a copied box, relative to its side"""
+JITTER = 1e-3  # maximum displacement of a copied box, relative to its side
 MAX_LAYERS = 60
 MAX_CELLS = 1 << 31
 
@@ -29,8 +27,6 @@ MAX_CELLS = 1 << 31
 class _Layer:
     """A grid in which all boxes have the same size.
 
-    Attributes
-    ----------
     size : width and height of each box
     step : distance between neighbouring boxes, in x and y
     cells : number of boxes of the grid, in x and y
@@ -66,8 +62,6 @@ def overlapping(boxes: torch.Tensor) -> float:
 def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     """Return `count` boxes, (count, 4) x1 y1 x2 y2, in random order: the given boxes and slightly moved copies of them.
 
-    Parameters
-    ----------
     boxes : (K, 4) float64
     dtype : dtype to which the boxes will be converted
     """
@@ -96,8 +90,6 @@ def draw_separate_boxes(
     that a box of one layer has at most a quarter of the area of any box of another. This is true for both definitions
     of a side, x2 - x1 and x2 - x1 + 1.
 
-    Parameters
-    ----------
     low, high : range of x1, y1, width and height; shorter sides are used if the boxes do not fit otherwise
     widths : equidistant quantiles of the width
     whole : True if all columns hold integers
@@ -118,11 +110,7 @@ def draw_separate_boxes(
 
 
 def _layers(count: int, low: list[float], high: list[float], whole: bool) -> list[_Layer]:
-    """Return grids of smaller and smaller boxes, until `count` boxes fit.
-
-    low, high : range of x1, y1, width and height
-    whole : True if all sides and distances are integers
-    """
+    """Return grids of smaller and smaller boxes, until `count` boxes fit."""
     layers: list[_Layer] = []
     # zero sides have no area to overlap with
     width, height = (side if side > 0 else 1.0 for side in high[2:])
@@ -168,16 +156,11 @@ def _shares(count: int, layers: list[_Layer], widths: list[float]) -> list[int]:
 
 
 MAX_COLUMNS = 8
-GLANCED = 64
-"""number of leading elements that are examined first"""
-SAMPLED = 1 << 14
-"""number of elements that are sorted for quantiles"""
-PROBABILITIES = tuple(at / 8 for at in range(9))
-"""probabilities of the quantiles kept for each column"""
-LARGEST = 1e15
-"""maximum distance of a corner from zero"""
-CROWDED = 1.0
-"""mean number of overlapping boxes above which boxes are drawn in groups"""
+GLANCED = 64  # number of leading elements that are examined first
+SAMPLED = 1 << 14  # number of elements that are sorted for quantiles
+PROBABILITIES = tuple(at / 8 for at in range(9))  # probabilities of the quantiles kept for each column
+LARGEST = 1e15  # maximum distance of a corner from zero
+CROWDED = 1.0  # mean number of overlapping boxes above which boxes are drawn in groups
 
 
 @value_models.register("boxes")
@@ -188,8 +171,6 @@ class Boxes:
     Drawn boxes have x2 > x1 and y2 > y1. Image indices stay integers, because `roi_align` uses them as
     offsets into memory.
 
-    Attributes
-    ----------
     first : index of the column with x1
     low, high : range of each column, with width and height instead of x2 and y2
     whole : for each column, True if it holds only integers
@@ -234,11 +215,7 @@ class Boxes:
 
     @classmethod
     def _of(cls, first: int, columns: torch.Tensor, overlap: float) -> Boxes:
-        """Return the model of boxes, given as columns x1 y1 width height (and an image index before them).
-
-        first : index of the column with x1
-        overlap : mean number of other boxes that a box overlaps with an intersection over union above one half
-        """
+        """Return the model of boxes, given as columns x1 y1 width height (and an image index before them)."""
         low, high = columns.amin(dim=0).tolist(), columns.amax(dim=0).tolist()
         whole = (columns == columns.round()).all(dim=0).tolist()
         ranked = sample(columns, SAMPLED).sort(dim=0).values
@@ -294,10 +271,7 @@ class Boxes:
         return values.round() if self.whole[at] else values
 
     def _places(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return N boxes or fewer; `draw` adds moved copies of them up to N, so that the boxes overlap as recorded.
-
-        rows : (N, 4), independently drawn boxes x1 y1 width height, used unless `groups` is known
-        """
+        """Return N boxes or fewer; `draw` adds moved copies of them up to N, so that the boxes overlap as recorded."""
         if self.groups is not None:
             corners = slice(self.first, self.first + 4)
             low, high = self.low[corners], self.high[corners]

@@ -26,22 +26,17 @@ from opgrip.traces.values.matrices import Factorable, Triangular
 from opgrip.traces.values.needs import kind_of, matches_any, refine_model
 from opgrip.traces.values.progression import Offsets
 
-Call = Mapping[str, Any]
-"""arguments of a call, by their names in the operator's schema"""
+Call = Mapping[str, Any]  # arguments of a call, by their names in the operator's schema
 Make = Callable[[TensorSpec, Call], ValueModel | None]
 BOOL, WHOLE, FLOAT = "bool", "int", "float"
-IMAGE = 800.0
-"""width in pixels of the image that contains generated boxes"""
-SHARED = 0.05
-"""off-diagonal elements of a positive definite matrix, relative to the diagonal"""
+IMAGE = 800.0  # width in pixels of the image that contains generated boxes
+SHARED = 0.05  # off-diagonal elements of a positive definite matrix, relative to the diagonal
 
 
 @dataclass(frozen=True, slots=True)
 class Default:
     """A row of the table of default values: which arguments it applies to, and the value model that they get.
 
-    Attributes
-    ----------
     op : shell patterns of operator names, separated by `|`
     argument : shell patterns of argument names, in the same form
     of : kind of dtype to which the row applies
@@ -64,8 +59,6 @@ def default_values(
     """Return a call's arguments with default value models for tensors without recorded values, and these models by
     number.
 
-    Parameters
-    ----------
     op : name as in a signature
     args, kwargs : nested values and `TensorSpec`
     outputs : outputs of the call if they are known, for example to find how many elements a mask selects
@@ -119,10 +112,7 @@ def _between(low: float, high: float, whole: bool = False) -> Make:
 
 
 def _numbers(spec: TensorSpec, low: int, high: int, are_distinct: bool = False) -> Integers | None:
-    """Return a model of integers from `low` to `high`, limited to the range of the dtype; None for an empty range.
-
-    are_distinct : True if as many integers as possible are different
-    """
+    """Return a model of integers from `low` to `high`, limited to the range of the dtype; None for an empty range."""
     try:
         high = min(high, torch.iinfo(spec.dtype).max)
     except TypeError:
@@ -165,8 +155,6 @@ def _in_list(are_distinct: bool) -> Make:
     """Return a function that makes the value model of an index tensor in a list, as for `index_put`.
 
     The indices are within the range of the dimension that the tensor indexes.
-
-    are_distinct : True if as many indices as possible are different
     """
 
     def make(spec: TensorSpec, call: Call) -> ValueModel | None:
@@ -324,5 +312,5 @@ def _embeddings(call: Call) -> int:
     return int(call["weight"].shape[0]) if "weight" in call else int(call["num_weights"])
 
 
+# table of defaults; the first row that matches an argument applies
 DEFAULTS = (*_ranges(), *_structures(), *_indices(), *_numbers_and_masks())
-"""table of defaults; the first row that matches an argument applies"""

@@ -16,8 +16,7 @@ from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import at_quantiles, exactly
 from opgrip.traces.values.model import ROWS, array_of, every_so_many, value_models
 
-Floats1D = NDArray[np.floating[Any]]
-"""real numbers (N,) of four or eight bytes"""
+Floats1D = NDArray[np.floating[Any]]  # real numbers (N,) of four or eight bytes
 
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _NUMPY_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}
@@ -103,10 +102,7 @@ def _magnitudes(values: Floats1D) -> NDArray[Any]:
 
 @cache
 def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
-    """Return the bits of a dtype's smallest normal number and of infinity, as integers.
-
-    itemsize : size in bytes of the floats to which the numbers are converted
-    """
+    """Return the bits of a dtype's smallest normal number and of infinity, as integers."""
     integer = _NUMPY_INTEGERS[itemsize]
     real = np.float32 if itemsize == 4 else np.float64
     bounds = np.array([torch.finfo(dtype).tiny, math.inf], dtype=real).view(integer)
@@ -115,12 +111,10 @@ def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
 
 SHAPES = ("normal", "uniform", "quantiles")
 _TAIL = (0.0, 0.001, 0.005, 0.01, 0.02)
+# probabilities of the quantiles that are kept, denser in the tails
 PROBABILITIES = (*_TAIL, *(at / 20 for at in range(1, 20)), *(1 - at for at in reversed(_TAIL)))
-"""probabilities of the quantiles that are kept, denser in the tails"""
-DIGITS = 9
-"""number of significant digits that distinguish any two 32-bit floats (IEEE 754-2019, 5.12.2)"""
-FEW = 1024
-"""number of plain elements in a sample below which the whole tensor is searched for more"""
+DIGITS = 9  # number of significant digits that distinguish any two 32-bit floats (IEEE 754-2019, 5.12.2)
+FEW = 1024  # number of plain elements in a sample below which the whole tensor is searched for more
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +160,6 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
 
     All fields are zero if there are no such elements.
 
-    Parameters
-    ----------
     dtype : original dtype of the values
     kinds : numbers of the other elements
     sampled : number of elements that are examined; the range covers all elements
@@ -210,11 +202,7 @@ def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
 
 
 def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds) -> tuple[float, float]:
-    """Return the smallest and the largest plain element, where plain is finite and neither zero nor denormal.
-
-    ranked : a sample of the plain elements, sorted
-    kinds : numbers of the other elements
-    """
+    """Return the smallest and the largest plain element, where plain is finite and neither zero nor denormal."""
     if len(values) == len(ranked) + kinds.special:
         plain = ranked[[0, -1]]
     else:
@@ -241,8 +229,7 @@ def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:
     return "quantiles"
 
 
-TRIED = 1 << 15
-"""number of elements used to find the spread of the logits"""
+TRIED = 1 << 15  # number of elements used to find the spread of the logits
 STEPS = 24
 
 
@@ -251,8 +238,6 @@ STEPS = 24
 class Probabilities:
     """Value model of rows, along the last dimension, of non-negative numbers that add up to one.
 
-    Attributes
-    ----------
     peak : mean over the rows of the largest probability
     zeros, denormals : share of all elements, 0 to 1
     """
@@ -318,8 +303,6 @@ class Probabilities:
     def _spread(self, logits: torch.Tensor, length: int) -> float:
         """Return the factor by which normally distributed logits must be multiplied for the recorded mean of the
         largest probability.
-
-        length : number of classes
         """
         part = logits[: max(1, TRIED // length)]
         low, high = 0.0, 1.0

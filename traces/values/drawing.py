@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from opgrip.traces.schema.arguments import FormatError
 
-LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1
-"""range of torch's 64-bit integers"""
+LOWEST, HIGHEST = -(1 << 63), (1 << 63) - 1  # range of torch's 64-bit integers
 UNSIGNED = (1 << 64) - 1
 
 
@@ -83,10 +82,9 @@ def counted(pairs: Any, what: str, most: int) -> None:
     whole(sum(count for _, count in pairs), what, 0)
 
 
+# number of cells of equal probability; every probability in use, a multiple of 1/1000 or 1/16, is the end of a cell
 CELLS = 2000
-"""number of cells of equal probability; every probability in use, a multiple of 1/1000 or 1/16, is the end of a cell"""
-PIECE = 1 << 15
-"""number of values that fit in a processor's cache, and for which torch does not use several threads"""
+PIECE = 1 << 15  # number of values that fit in a processor's cache, and for which torch does not use several threads
 
 
 def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor:
@@ -156,8 +154,6 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
     """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights.
 
-    Parameters
-    ----------
     total : integer that is at least the number of parts
     weights : (P,) float64, one per part
     most : upper limit of each part; raised if parts within it cannot add up to `total`; None for no limit
@@ -178,8 +174,6 @@ def at_quantiles(
 ) -> torch.Tensor:
     """Return random numbers, (count,) float64, whose distribution function is linear between the quantiles.
 
-    Parameters
-    ----------
     probabilities : probabilities of the quantiles, multiples of 1 / `CELLS`
     """
     device = generator.device
@@ -198,12 +192,7 @@ def at_quantiles(
 
 
 def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return numbers that are interpolated linearly between neighbouring quantiles.
-
-    levels : quantiles, in ascending order
-    cell : for each number, the index of the quantile below it
-    part : for each number, its position between the two quantiles, 0 to 1
-    """
+    """Return numbers that are interpolated linearly between neighbouring quantiles."""
     # the difference of two levels can overflow a float
     return levels[cell] * (1 - part) + levels[cell + 1] * part
 

@@ -97,8 +97,6 @@ class Booleans:
     """Value model of booleans, which keeps the number of True elements, because it determines the output size of
     `nonzero`.
 
-    Attributes
-    ----------
     true, total : number of True elements, and of all elements
     runs : number of runs of consecutive True elements in row-major order; None in old traces
     """
@@ -146,8 +144,6 @@ FREQUENT = 64
 class OneHot:
     """Value model of one-hot rows along the last dimension, which keeps the frequency of each class.
 
-    Attributes
-    ----------
     classes : length of a row
     frequent : (class, count) of at most 64 classes, the most frequent first
     others : number of rows of other classes

@@ -23,12 +23,10 @@ from opgrip.traces.values.drawing import between, exactly, in_runs, runs_of, shu
 from opgrip.traces.values.model import PIECES, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
 
-ROUNDS = 8
-"""maximum number of times that more numbers are drawn because too many were equal"""
+ROUNDS = 8  # maximum number of times that more numbers are drawn because too many were equal
+# number of elements above which the distribution is computed from evenly spaced elements; range and shares use all
+# elements
 SAMPLED = 1 << 15
-"""number of elements above which the distribution is computed from evenly spaced elements; range and shares use all
-elements
-"""
 
 
 @value_models.register("floats")
@@ -39,8 +37,6 @@ class Floats(Ordered):
     Complex tensors are described by their real and imaginary parts taken together. *Plain* elements are finite and
     neither zero nor denormal.
 
-    Attributes
-    ----------
     mean, std, low, high : statistics of the plain elements; 0 if there are none
     zeros, nan, inf, minus_inf, denormals : share of all elements, 0 to 1
     shape : distribution of the plain elements: `normal`, `uniform` or `quantiles`
@@ -146,11 +142,7 @@ class Floats(Ordered):
     def _other_values(
         self, count: int, dtype: torch.dtype, generator: torch.Generator, zeros: float, total: int | None = None
     ) -> torch.Tensor:
-        """Return `count` values in random order, with the recorded shares of nan, infinities and denormals.
-
-        zeros : share of zeros, relative to `total`
-        total : number of elements of which the shares are taken; None for `count`
-        """
+        """Return `count` values in random order, with the recorded shares of nan, infinities and denormals."""
         specials: list[torch.Tensor] = []
         free, device, total = count, generator.device, count if total is None else total
         for value, share in (

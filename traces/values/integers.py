@@ -18,13 +18,10 @@ from opgrip.traces.values.order import Ordered, last_length, order_of
 
 Integers1D = NDArray[np.int64]
 
-WIDEST = 1 << 22
-"""maximum width of a range whose numbers are counted individually"""
-SORTED = 1 << 20
-"""maximum number of elements that are all sorted and counted; larger tensors are sampled"""
+WIDEST = 1 << 22  # maximum width of a range whose numbers are counted individually
+SORTED = 1 << 20  # maximum number of elements that are all sorted and counted; larger tensors are sampled
 SAMPLED = 1 << 15
-HASHED = 1 << 18
-"""approximate number of elements whose distinct values are counted to estimate the total"""
+HASHED = 1 << 18  # approximate number of elements whose distinct values are counted to estimate the total
 
 
 def tally(flat: Integers1D) -> tuple[Integers1D, Integers1D]:
@@ -58,10 +55,9 @@ def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
     return values, counts, min(len(flat), max(len(values), distinct_in_part << bits))
 
 
-FREQUENT = 64
-"""number of distinct values that are kept with their counts"""
+FREQUENT = 64  # number of distinct values that are kept with their counts
+# maximum number of negative values that count as special values, such as an `ignore_index`, among other values
 SENTINELS = 4
-"""maximum number of negative values that count as special values, such as an `ignore_index`, among other values"""
 
 
 @value_models.register("integers")
@@ -73,8 +69,6 @@ class Integers(Ordered):
     from 0 to 79, or the few levels in indices into a feature pyramid. Zero is always one of them if it lies in the
     range, because `nonzero` depends on it.
 
-    Attributes
-    ----------
     frequent : (value, count) of at most 64 values, the most frequent first
     low, high : smallest and largest element that is not a frequent value; None if there is none
     others : number of elements that are not frequent values
@@ -201,13 +195,7 @@ class Integers(Ordered):
 
 
 def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[list[int]]:
-    """Return the most frequent values as a list of [value, count].
-
-    Parameters
-    ----------
-    values, counts : distinct values, and count of each
-    complete : True if the values come from all elements and not from a sample
-    """
+    """Return the most frequent values as a list of [value, count]."""
     places = np.argsort(-counts, kind="stable")[:FREQUENT]
     most = counts[places]
     # a value that occurs once adds nothing to the range, unless all values are kept
@@ -234,23 +222,14 @@ def _places(values: Integers1D, queries: list[int]) -> Integers1D:
 
 
 def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest element that is not a frequent value, or (None, None) if there is none.
-
-    Parameters
-    ----------
-    low, high : smallest and largest of all elements; they may be missing in `values` if those are from a sample
-    values : distinct values in ascending order
-    """
+    """Return the smallest and the largest element that is not a frequent value, or (None, None) if there is none."""
     few = len(frequent) + 1
     others = [value for value in [low, *values[:few].tolist(), *values[-few:].tolist(), high] if value not in frequent]
     return (min(others), max(others)) if others else (None, None)
 
 
 def _zipf(counts: Integers1D) -> float:
-    """Return the exponent z with which counts decrease with rank r, in proportion to r**-z; counts of 1 are ignored.
-
-    counts : number of occurrences of each value
-    """
+    """Return the exponent z with which counts decrease with rank r, in proportion to r**-z; counts of 1 are ignored."""
     most = int(counts.max()) if len(counts) else 0
     if most < 2:
         return 0.0

@@ -12,10 +12,8 @@ from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.model import value_models
 
-LARGEST = 512
-"""maximum size of matrices that are tested for a Cholesky factor"""
-LOOKED_AT = 4
-"""maximum number of matrices of a batch that are tested"""
+LARGEST = 512  # maximum size of matrices that are tested for a Cholesky factor
+LOOKED_AT = 4  # maximum number of matrices of a batch that are tested
 
 
 @value_models.register("factorable")
@@ -23,8 +21,6 @@ LOOKED_AT = 4
 class Factorable:
     """Value model of symmetric positive definite matrices (..., N, N), which have a Cholesky factor.
 
-    Attributes
-    ----------
     diagonal : mean of the diagonal elements
     spread : root mean square of the other elements, relative to `diagonal`
     """
@@ -80,8 +76,6 @@ class Factorable:
 class Triangular:
     """Value model of triangular matrices (..., N, N) without zeros on the diagonal.
 
-    Attributes
-    ----------
     upper : True if the zeros are below the diagonal
     low, high : range of the absolute values of diagonal elements
     spread : root mean square of the non-zero triangle, without the diagonal

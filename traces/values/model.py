@@ -15,6 +15,7 @@ from opgrip.cli.plugins import Registry
 from opgrip.traces.schema.arguments import FormatError, Json, decode, encode
 from opgrip.traces.schema.records import ValueModel
 
+# numpy's names of the dtypes that numpy and torch share
 _FORMS = {
     dtype: np.dtype(form).str
     for dtype, form in {
@@ -34,7 +35,6 @@ _FORMS = {
         torch.complex128: "c16",
     }.items()
 }
-"""numpy's names of the dtypes that numpy and torch share"""
 
 
 class _Memory:
@@ -53,10 +53,10 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     `Tensor.numpy` makes the memory non-resizable, so that the program could neither free a parameter's memory nor let
     an output grow. This function leaves it resizable; it must not be resized while the array is in use.
 
-    Raises
-    ------
-    TypeError, RuntimeError : as from `Tensor.numpy`, if numpy lacks the dtype or the memory is not on the host
-    ValueError : if the program has freed the memory
+    Raises TypeError, RuntimeError as from `Tensor.numpy`, if numpy lacks the dtype or the memory is not on the
+    host.
+
+    Raises ValueError if the program has freed the memory.
     """
     form = _FORMS.get(tensor.dtype)
     if form is None or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
@@ -75,16 +75,13 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
 
 Number = TypeVar("Number", bound=np.generic)
 
-MOST = 4096
-"""number of elements in all pieces; a tensor of at most this size is used whole"""
-LENGTH = 256
-"""number of elements in a piece"""
+MOST = 4096  # number of elements in all pieces; a tensor of at most this size is used whole
+LENGTH = 256  # number of elements in a piece
+# lengths of shorter pieces that are tried if pieces are constant, and the total number of elements in them
 SHORT, MORE = (16, 1), 1 << 14
-"""lengths of shorter pieces that are tried if pieces are constant, and the total number of elements in them"""
-FEWEST_ROWS = 4
-"""minimum number of rows, even if one row has enough elements"""
+FEWEST_ROWS = 4  # minimum number of rows, even if one row has enough elements
+# fractional part of the golden ratio; its multiples are spread evenly and coincide with no period
 GOLDEN = (5**0.5 - 1) / 2
-"""fractional part of the golden ratio; its multiples are spread evenly and coincide with no period"""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -94,8 +91,6 @@ def pieces(tensor: torch.Tensor) -> torch.Tensor:
 
     If the elements of a piece are all equal, as in a rarely used embedding table, more and shorter pieces are returned.
 
-    Parameters
-    ----------
     tensor : strided, of more than `MOST` elements
     """
     part = _pieces(tensor, LENGTH, MOST)
@@ -130,8 +125,6 @@ def _holds_constants(part: torch.Tensor) -> bool:
 def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torch.Tensor:
     """Return the elements of a tensor at some memory offsets, in the shape of `offsets`.
 
-    Parameters
-    ----------
     offsets : distances in elements from the tensor's first element in memory
     extent : number larger than every offset
     """
@@ -153,13 +146,7 @@ def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
 def _offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """Return offsets in memory, (R, C), of the elements of evenly spread rows or parts of rows; and a larger number.
-
-    shape, stride : shape and strides of the tensor
-    length : elements of a piece: a part of a row, or consecutive rows if these are shorter
-    most : maximum number of all elements, unless `FEWEST_ROWS` pieces have more
-    whole_rows : True if no piece is a part of a row
-    """
+    """Return offsets in memory, (R, C), of the elements of evenly spread rows or parts of rows; and a larger number."""
     columns, rows = shape[-1], int(np.prod(shape[:-1], dtype=np.int64))
     height, width = max(1, length // columns), columns if whole_rows else min(columns, length)
     count = max(min(rows, FEWEST_ROWS), most // (height * width))
@@ -182,19 +169,17 @@ def _starts(count: int, total: int, length: int) -> NDArray[np.int64]:
     return np.floor(parts * size + parts * GOLDEN % 1 * max(0.0, size - length)).astype(np.int64)
 
 
+# parts of a large tensor that a kind of model examines if it need not see every element
 ALL, PIECES, ROWS = "all", "pieces", "rows"
-"""parts of a large tensor that a kind of model examines if it need not see every element"""
 
 
+# kinds of value models, by their names in traces
 value_models: Registry[type[ValueModel]] = Registry("opgrip.traces.values", "opgrip.value_models")
-"""kinds of value models, by their names in traces"""
 
 
 def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool = True) -> ValueModel | None:
     """Return the first value model that fits a tensor, or None for an empty tensor.
 
-    Parameters
-    ----------
     requested_kinds : names of kinds of value models to try although they have `on_request = True`
     exact : True if every kind of model examines all elements; if False, a kind examines the part of a large tensor
         named by its `examined_part`
@@ -217,11 +202,7 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
 
 @lru_cache
 def _kinds(requested: frozenset[str], registered_count: int) -> tuple[type[ValueModel], ...]:
-    """Return the kinds of value models to try, in order.
-
-    requested : names of kinds to try although they have `on_request = True`
-    registered_count : number of registered kinds, which is only part of the cache key
-    """
+    """Return the kinds of value models to try, in order."""
     kinds = [kind for name, kind in value_models.items() if name in requested or not getattr(kind, "on_request", False)]
     return tuple(sorted(kinds, key=lambda kind: kind.priority))
 
@@ -229,8 +210,6 @@ def _kinds(requested: frozenset[str], registered_count: int) -> tuple[type[Value
 def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
     """Return a view of evenly spread elements of a large tensor.
 
-    Parameters
-    ----------
     most : maximum number of elements; a tensor with fewer is returned unchanged
     """
     while tensor.numel() > most:
@@ -267,9 +246,7 @@ def value_model_to_json(model: ValueModel) -> dict[str, Json]:
 def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
     """Return the value model in a JSON object that `value_model_to_json` of this or an older version wrote.
 
-    Raises
-    ------
-    FormatError : for an unknown kind of model, or fields from which values cannot be drawn
+    Raises FormatError for an unknown kind of model, or fields from which values cannot be drawn.
     """
     name = str(form.get("model"))[:60]
     kind = value_models.get(name)

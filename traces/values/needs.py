@@ -23,16 +23,14 @@ from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.model import fit
 
+# function that adds facts from a call's outputs, as nested `TensorSpec`, to a model
 Refine = Callable[[Any, Any], ValueModel]
-"""function that adds facts from a call's outputs, as nested `TensorSpec`, to a model"""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueNeed:
     """A row of the table: the value model that an argument of an operator needs.
 
-    Attributes
-    ----------
     op : shell patterns of operator names, separated by `|`; after an exclamation mark, patterns of operators to which
         the row does not apply
     argument : shell patterns of argument names, in the same form
@@ -67,8 +65,6 @@ class ValueNeed:
 def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
     """Return the first value model that fits an argument of an operator, or None for an empty tensor.
 
-    Parameters
-    ----------
     op : operator as in a signature, such as `aten.nonzero.default` or `mmcv._ext:nms`
     argument : name of the parameter in the operator's schema; for an extension function, the keyword, or the position
         as text
@@ -81,8 +77,6 @@ def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> Val
     """Return a value model with fields replaced that follow from the recorded outputs, such as the number of True
     elements.
 
-    Parameters
-    ----------
     op, argument : operator, and argument that the value model describes
     outputs : outputs of the call, as nested `TensorSpec`
     """

@@ -15,21 +15,15 @@ from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import distinct, exactly, shuffled
 from opgrip.traces.values.model import MOST, array_of, pieces, value_models
 
-LOOKED_AT = 1 << 20
-"""number of leading elements that are compared with their neighbours"""
-STEPPED = 1 << 15
-"""number of leading elements whose differences to their neighbours are computed"""
+LOOKED_AT = 1 << 20  # number of leading elements that are compared with their neighbours
+STEPPED = 1 << 15  # number of leading elements whose differences to their neighbours are computed
+# number of digits after the decimal point, enough to recover the number of rises among the examined elements
 SHARE_DIGITS = 10
-"""number of digits after the decimal point, enough to recover the number of rises among the examined elements"""
-STEP_DIGITS = 6
-"""number of significant digits of a mean difference"""
-TRIES = 8
-"""number of fixed-point iterations"""
+STEP_DIGITS = 6  # number of significant digits of a mean difference
+TRIES = 8  # number of fixed-point iterations
+# limit of the mean difference of neighbours, relative to that of random pairs, below which neighbours count as close
 CLOSE = 0.7
-"""limit of the mean difference of neighbours, relative to that of random pairs, below which neighbours count as close
-"""
-WALK = 1 << 16
-"""number of elements in a random walk, few enough to be sorted within the processor's caches"""
+WALK = 1 << 16  # number of elements in a random walk, few enough to be sorted within the processor's caches
 SORTED_BY_NUMPY = (torch.float32, torch.float64, torch.int32, torch.int64)
 
 
@@ -37,8 +31,6 @@ SORTED_BY_NUMPY = (torch.float32, torch.float64, torch.int32, torch.int64)
 class Ordered:
     """Base class of value models that keep whether neighbouring elements rise or fall.
 
-    Attributes
-    ----------
     rises, falls : shares of neighbouring pairs, in row-major order, in which the second element is larger (`rises`) or
         smaller (`falls`); None in old traces
     step : mean absolute difference of neighbours
@@ -67,8 +59,6 @@ class Ordered:
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         """Return the values, (N,), rearranged so that neighbours rise and fall as often as recorded.
 
-        Parameters
-        ----------
         values : (N,), in random order
         shape : shape of the tensor that the values will fill
         """
@@ -97,8 +87,6 @@ def last_length(tensor: torch.Tensor) -> int:
 def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
     """Return the fields of `Ordered` for the elements of a tensor, by name.
 
-    Parameters
-    ----------
     values : (N,), in row-major order
     row : length of the last dimension; N for a tensor with one dimension
     """
@@ -118,10 +106,7 @@ def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
 
 
 def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
-    """Return the values rearranged as `count` sorted runs of equal length, whose elements are chosen at random.
-
-    downwards : True if runs descend
-    """
+    """Return the values rearranged as `count` sorted runs of equal length, whose elements are chosen at random."""
     ranked = values.sort(descending=downwards).values
     if count == 1:
         return ranked
@@ -148,11 +133,6 @@ def _random_walk(values: torch.Tensor, step: float, usual: float, generator: tor
     """Return the values in the order of a random walk between the smallest and the largest value.
 
     The walk visits all parts of the sorted values equally often.
-
-    Parameters
-    ----------
-    step : intended mean absolute difference of neighbours
-    usual : mean absolute difference of neighbours in random order
     """
     # values are in random order, so any part is representative and each row can have its own walk
     sample, rest = values[:WALK], values[WALK:]
@@ -172,11 +152,7 @@ def _random_walk(values: torch.Tensor, step: float, usual: float, generator: tor
 
 
 def _walk_of_rows(ranked: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
-    """Return the rows of `ranked`, (R, W), which are sorted, each rearranged in the order of a separate random walk.
-
-    noise : (R, W), normally distributed steps of the walks
-    spread : factor for these steps
-    """
+    """Return the rows of `ranked`, (R, W), which are sorted, each rearranged in the order of a separate random walk."""
     folded = ((noise * spread).cumsum(-1).remainder(2) - 1).abs()
     order = torch.from_numpy(folded.numpy().argsort(axis=-1)) if folded.is_cpu else folded.argsort(dim=-1)
     return torch.empty_like(ranked).scatter_(-1, order, ranked)

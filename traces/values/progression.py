@@ -15,12 +15,9 @@ from opgrip.traces.values.drawing import at_quantiles, scaled, shuffled
 from opgrip.traces.values.integers import tally
 from opgrip.traces.values.model import array_of, leading, taken, value_models
 
-HEADS = (64, 1 << 12)
-"""numbers of leading elements that are examined, one after the other, until two elements differ"""
-LOOKED_AT = 1 << 14
-"""number of elements that are compared with the progression; in smaller tensors, all elements are"""
-MOST_STEP = 1 << 62
-"""maximum of the step and of the span of a progression, so that numbers fit in 64 bits"""
+HEADS = (64, 1 << 12)  # numbers of leading elements that are examined, one after the other, until two elements differ
+LOOKED_AT = 1 << 14  # number of elements that are compared with the progression; in smaller tensors, all elements are
+MOST_STEP = 1 << 62  # maximum of the step and of the span of a progression, so that numbers fit in 64 bits
 WIDE_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
@@ -97,10 +94,7 @@ def _may_be_progression(tensor: torch.Tensor) -> bool:
 
 
 def _is_progression(blocks: NDArray[Any]) -> bool:
-    """Return True if numbers form an arithmetic progression, which may restart periodically.
-
-    blocks : first element of each block of equal elements
-    """
+    """Return True if numbers form an arithmetic progression, which may restart periodically."""
     ramp = blocks[0] + (blocks[1] - blocks[0]) * np.arange(len(blocks))
     breaks = blocks != ramp
     period = int(breaks.argmax())
@@ -133,8 +127,6 @@ def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArr
     """Return the position of the first element that differs from the tensor's first element, or None.
 
     The position is exact if the tensor consists of blocks of equal elements.
-
-    places, values : positions that were examined, and the elements there
     """
     differs = values != values[0]
     at = int(differs.argmax())
@@ -156,12 +148,6 @@ def _period(
     """Return the number of blocks in a period of the progression, or None if the progression never restarts.
 
     A block consists of `repeats` equal elements.
-
-    Parameters
-    ----------
-    blocks : indices of the examined blocks
-    breaks : mask of the examined blocks that do not continue the progression
-    start, step : first number, and difference between blocks
     """
     at = int(breaks.argmax())
     if not breaks[at]:
@@ -173,10 +159,9 @@ def _period(
     return int(between[differs.argmax()])
 
 
+# maximum number of different lengths that are kept with their counts; if there are more, quantiles are kept
 DISTINCT = 64
-"""maximum number of different lengths that are kept with their counts; if there are more, quantiles are kept"""
-PROBABILITIES = tuple(at / 16 for at in range(17))
-"""probabilities of the quantiles that are kept"""
+PROBABILITIES = tuple(at / 16 for at in range(17))  # probabilities of the quantiles that are kept
 
 
 @value_models.register("offsets")
@@ -187,8 +172,6 @@ class Offsets:
 
     This includes sorted segment numbers, whose differences are one or zero. The differences are called lengths.
 
-    Attributes
-    ----------
     first, last : first and last integer
     count : number of lengths
     empty : number of zero lengths

@@ -24,8 +24,6 @@ FORMAT = 1
 class Recording:
     """Size, times and counts of a trace of the zoo, and the machine and packages with which it was recorded.
 
-    Attributes
-    ----------
     versions : version by package: torch, opgrip and the packages of the model
     machine : device on which the times were measured
     steps : number of recorded steps
@@ -52,8 +50,6 @@ class Recording:
 class ZooTrace:
     """A trace of the zoo: one model in one kind of run.
 
-    Attributes
-    ----------
     model : short name, shared by all runs of a model: `faster-rcnn_r50`
     run : kind of step: `predict`, `train`, `generate`; followed by the dtype unless it is float32: `train-bfloat16`
     library : library of the model: `mmdet`, `mmseg`, `transformers`, `opgrip`
@@ -93,9 +89,7 @@ def patterns_in(text: str) -> list[str]:
 def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace]:
     """Return the traces whose name, model, library or family matches a shell pattern; without patterns, all traces.
 
-    Raises
-    ------
-    UserError : if a pattern does not match any trace
+    Raises UserError if a pattern does not match any trace.
     """
     selected = {trace.name: trace for trace in traces if not patterns}
     for pattern in patterns:
@@ -120,8 +114,7 @@ def _trace(item: Mapping[str, Any]) -> ZooTrace:
     return ZooTrace(**{**item, "recording": None if recording is None else Recording(**recording)})
 
 
-PREFIXES = ("trace:", "zoo:")
-"""prefixes of shipped traces, which are accepted in place of file names"""
+PREFIXES = ("trace:", "zoo:")  # prefixes of shipped traces, which are accepted in place of file names
 
 
 class TraceName(NamedTuple):
@@ -141,8 +134,6 @@ def name_of_trace(trace: ZooTrace) -> TraceName:
 def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceName:
     """Return the name of a trace file and its parts; a file named like a trace of the zoo has that trace's parts.
 
-    Parameters
-    ----------
     manifest : traces of the zoo by name
     """
     name = Path(path).name
@@ -172,20 +163,17 @@ def distinct_names(names: Sequence[str]) -> list[str]:
 
 
 MODELS = Path(__file__).parent / "models"
-PREFIX = "zoo:"
-"""prefix of a zoo trace, which is accepted in place of a file name"""
+PREFIX = "zoo:"  # prefix of a zoo trace, which is accepted in place of a file name
 SUFFIX = ".jsonl.zst"
 PACKAGE = "opgrip_zoo"
+# hint for a trace that is not installed
 INSTALL = "install the package opgrip-zoo (pip install ./traces/zoo/models in a checkout), or run opgrip zoo make NAME"
-"""hint for a trace that is not installed"""
 
 
 def zoo_file(trace: ZooTrace) -> Path:
     """Return the file of a trace of the zoo.
 
-    Raises
-    ------
-    MissingFileError : if the trace is not installed
+    Raises MissingFileError if the trace is not installed.
     """
     for folder in _folders():
         file = folder / f"{trace.name}{SUFFIX}"
@@ -201,8 +189,7 @@ def _folders() -> Iterator[Path]:
         yield Path(folder)
 
 
-FIELD = "distilled"
-"""header field of a distilled trace; readers that do not know it ignore it"""
+FIELD = "distilled"  # header field of a distilled trace; readers that do not know it ignore it
 
 
 def chosen_numbers(header: Mapping[str, Any]) -> range | None:

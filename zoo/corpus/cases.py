@@ -33,16 +33,13 @@ from opgrip.traces.table.trace import Trace, load
 from opgrip.zoo.corpus.corpus import Corpus, Reading, contexts_of, written_from
 from opgrip.zoo.corpus.members import Member
 
-PAGE_BYTES = 4096
-"""page size of the trace that is written"""
+PAGE_BYTES = 4096  # page size of the trace that is written
 
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
     """How many recorded calls of each signature to write, and how many of the calls before them.
 
-    Attributes
-    ----------
     places : number of calls of the signature to write, evenly spaced over all of its calls
     before : number of calls to write before each of them; they affect its time through the caches
     """
@@ -71,8 +68,6 @@ def write_cases(
     model. Signatures of calls that are written only because they precede such a call have higher numbers. Files of the
     corpus that contain the chosen signatures are read again, one at a time.
 
-    Parameters
-    ----------
     keys : keys of the signatures to write
     force : True to replace an existing file
     unbounded : True to read files without limits on their size
@@ -107,8 +102,6 @@ def _loaded(member: Member, unbounded: bool, reading: AbstractContextManager[obj
 class _Numbering:
     """Counters for the records of the new trace, shared by all source traces.
 
-    Attributes
-    ----------
     calls, signatures : number of calls and of signatures written so far
     now_ns : start time of the next call to write
     newest : largest storage number written so far
@@ -126,8 +119,6 @@ class _Numbering:
 class _CaseRecords:
     """Converts the calls of one source trace to records of the new trace.
 
-    Parameters
-    ----------
     cases : by signature number in the source trace, the number in the new trace and the time of a call in us
     """
 
@@ -141,10 +132,7 @@ class _CaseRecords:
         self._scopes: dict[str, int] = {}
 
     def all(self, surrounding: Surrounding) -> Iterator[Record]:
-        """Yield the blocks of calls for the new trace, each after the records that it refers to.
-
-        surrounding : how many calls of each signature to write, and how many before each
-        """
+        """Yield the blocks of calls for the new trace, each after the records that it refers to."""
         for calls, are_cases in _stretches(self._trace.own_calls, self._chosen, surrounding):
             yield from self._definitions(calls, are_cases)
             yield self._block(calls, are_cases)
@@ -166,12 +154,6 @@ class _CaseRecords:
         """Return the torch settings that the new trace stores for a call.
 
         A case gets the settings that most of its calls have, because its key contains them.
-
-        Parameters
-        ----------
-        number : number of the call's signature in the source trace
-        scope : number of the call's scope in the source trace
-        is_case : True if the call is one of a chosen signature, False if it is only written because it precedes one
         """
         return self._usual.get(number, {}) if is_case else self._contexts.get(scope, {})
 
@@ -185,25 +167,14 @@ class _CaseRecords:
         yield replace(signature, number=own_number, args=args, kwargs=kwargs, outputs=outputs)
 
     def _observed(self, signature: Signature, own_number: int) -> Iterator[Record]:
-        """Yield records with the values that the source trace stores of later calls of a chosen signature.
-
-        Parameters
-        ----------
-        signature : the signature in the source trace
-        own_number : its number in the new trace
-        """
+        """Yield records with the values that the source trace stores of later calls of a chosen signature."""
         for item in self._trace.observed.get(signature.number, ()):
             values, renumbered = self._values(item.values)
             yield from values
             yield Observed(own_number, renumbered, _without_values(item.outputs))
 
     def _values(self, numbers: Iterable[int | None]) -> tuple[list[Record], list[int | None]]:
-        """Return the records of some value models for the new trace, and the number of each there.
-
-        Parameters
-        ----------
-        numbers : numbers of the value models in the source trace; None for a tensor without one
-        """
+        """Return the records of some value models for the new trace, and the number of each there."""
         numbers, own = list(numbers), {}
         own_numbers = dict.fromkeys(number for number in numbers if number is not None and number in self._trace.values)
         for number in own_numbers:
@@ -212,12 +183,8 @@ class _CaseRecords:
         return records, [None if number is None else own.get(number) for number in numbers]
 
     def _block(self, calls: pd.DataFrame, are_cases: Sequence[bool]) -> Calls:
-        """Return consecutive calls of a thread as a block of the new trace, each starting when the previous one ends.
-
-        Parameters
-        ----------
-        calls : rows of the source trace's table of calls
-        are_cases : for each call, True if it is one of a chosen signature
+        """Return consecutive calls of a thread as a block of the new trace, each starting when the previous one
+        ends.
         """
         columns = (calls[name].tolist() for name in ("signature", "scope", "time_ns", "perturbed", "page_faults"))
         block = Calls(0, [], [], [], [], calls["tensors"].tolist(), self._memory(calls), self._new.newest)
@@ -264,12 +231,6 @@ def _stretches(
     signatures.
 
     A sequence consists of chosen calls and the calls that precede them.
-
-    Parameters
-    ----------
-    calls : the source trace's table of calls
-    chosen_signatures : the chosen signatures by number; only the keys are used
-    surrounding : how many calls of each signature, and how many calls before each
     """
     chosen = [index for rows in _by_signature(calls, chosen_signatures) for index in _evenly(rows, surrounding.places)]
     for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):

@@ -22,18 +22,15 @@ from opgrip.traces.table.trace import Trace, load
 from opgrip.zoo.corpus.members import Member, members_of
 
 OF_MEMBER = ("trace", "source", "model", "run", "library", "family")
-MOST_REASON = 200
-"""maximum number of characters shown of the reason why a file was skipped"""
+MOST_REASON = 200  # maximum number of characters shown of the reason why a file was skipped
+# context manager that is entered while a file is read, to report progress
 Reading = Callable[[Path], AbstractContextManager[object]]
-"""context manager that is entered while a file is read, to report progress"""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """Several traces as one table.
 
-    Attributes
-    ----------
     frame : one row per trace and signature, in reading order, with these columns:
         Trace: trace (name), source (`trace`, or the tool that wrote the file), model, run, library, family.
         Signature: signature (its number in the trace), key (text from operator, shapes, strides, dtypes, scalars and
@@ -74,16 +71,12 @@ def read_corpus(
 ) -> Corpus:
     """Return the corpus of some trace files, of which only one is in memory at a time.
 
-    Parameters
-    ----------
     inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
     partial, unbounded : passed to `load`
     reading : returns a context manager to enter while a file is read
 
-    Raises
-    ------
-    UserError : if an input does not exist or cannot be read, or if the inputs contain no calls. An unreadable file of a
-        folder is skipped, with a notice.
+    Raises UserError if an input does not exist or cannot be read, or if the inputs contain no calls. An
+    unreadable file of a folder is skipped, with a notice.
     """
     files = members_of(inputs)
     notes = []
@@ -151,10 +144,8 @@ def _with_member(rows: pd.DataFrame, member: Member) -> pd.DataFrame:
     return rows
 
 
-MOST_SHAPES = 120
-"""maximum length of the shapes column in characters"""
-MOST_ELEMENTS = (1 << 63) - 1
-"""maximum element count, because a shape in an untrusted file can contain any number"""
+MOST_SHAPES = 120  # maximum length of the shapes column in characters
+MOST_ELEMENTS = (1 << 63) - 1  # maximum element count, because a shape in an untrusted file can contain any number
 
 
 def rows_of(trace: Trace) -> pd.DataFrame:
@@ -213,8 +204,6 @@ def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[st
     """Return the cells of a corpus's row that depend only on the signature, and on the settings that most of its calls
     have.
 
-    Parameters
-    ----------
     context : these settings
     """
     specs = list(tensors([signature.args, signature.kwargs]))

@@ -37,8 +37,6 @@ def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> 
 def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str, Any]) -> None:
     """Write a table in the format of the path's suffix.
 
-    Parameters
-    ----------
     force : True to replace an existing file
     facts : fields to write in front of the rows if the format is JSON
     """
@@ -113,6 +111,7 @@ NUMBERS = {
     "elements_p50": TableColumn("median elements", lambda row: int(row.elements_p50), ",d", rank=3),
     "elements_p90": TableColumn("p90 elements", lambda row: int(row.elements_p90), ",d", rank=4),
 }
+# text columns by their name in the table; they follow the columns of numbers
 TEXTS = {
     "op": TableColumn("operator", "op", least=24),
     "call": TableColumn("call", "call", least=24),
@@ -124,14 +123,11 @@ TEXTS = {
     "usual_dtypes": TableColumn("usual dtypes", "usual_dtypes", least=24, rank=3),
     "usual_shapes": TableColumn("usual shapes", "usual_shapes", below=True),
 }
-"""text columns by their name in the table; they follow the columns of numbers"""
 
 
 def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> None:
     """Print the totals of the corpus, and the summary table of each source.
 
-    Parameters
-    ----------
     top : number of rows to print for each source
     """
     for source in corpus.sources:

@@ -24,12 +24,10 @@ from opgrip.zoo.scoring.case_times import Times
 
 Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]
-MOST_CANDIDATES = 3000
-"""maximum number of candidates per group; those with the largest weights are kept"""
+MOST_CANDIDATES = 3000  # maximum number of candidates per group; those with the largest weights are kept
+# maximum number of similarities in memory, at 4 bytes each; with very many points, this allows fewer candidates
 MOST_PAIRS = 250_000_000
-"""maximum number of similarities in memory, at 4 bytes each; with very many points, this allows fewer candidates"""
-AT_ONCE = 256
-"""number of candidates that are compared with all points of their group at a time"""
+AT_ONCE = 256  # number of candidates that are compared with all points of their group at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +106,11 @@ class _Part:
         self._best = np.zeros(len(members))
 
     def gain(self, place: int) -> float:
-        """Return by how much the sum of weighted similarities grows if a candidate is chosen.
-
-        place : index of the candidate in `candidates`
-        """
+        """Return by how much the sum of weighted similarities grows if a candidate is chosen."""
         return float(np.clip(self._likeness[place] - self._best, 0, None) @ self._weights)
 
     def choose(self, place: int) -> None:
-        """Choose a candidate, and update the similarity of each point to the nearest chosen one.
-
-        place : index of the candidate in `candidates`
-        """
+        """Choose a candidate, and update the similarity of each point to the nearest chosen one."""
         self.chosen.add(place)
         self._best = np.maximum(self._best, self._likeness[place])
 
@@ -132,17 +124,13 @@ def distances(points: Points, others: Points) -> Floats:
     return lengths
 
 
-OF_MODEL = OF_MEMBER[2:]
-"""columns that describe the model of a trace"""
-VARIETY = 0.1
-"""share of the total weight that is spread evenly over all cases, whatever their time"""
+OF_MODEL = OF_MEMBER[2:]  # columns that describe the model of a trace
+VARIETY = 0.1  # share of the total weight that is spread evenly over all cases, whatever their time
 SHAPE = re.compile(r"\[([\d,]*)\]")
-SHAPES = 3
-"""number of leading tensors of a case whose sizes are compared"""
+SHAPES = 3  # number of leading tensors of a case whose sizes are compared
+# distance between cases of different operators or dtypes; a factor of e in time has distance 1
 OTHER_OP, OTHER_DTYPE = 6.0, 2.0
-"""distance between cases of different operators or dtypes; a factor of e in time has distance 1"""
-SIZES = 0.5
-"""weight of a tensor's size in the distance of two cases, relative to that of the time"""
+SIZES = 0.5  # weight of a tensor's size in the distance of two cases, relative to that of the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +210,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 
     times_us : by name of the trace and key of the case, the time of one call in us
 
-    Raises
-    ------
-    UserError : if no case has a time
+    Raises UserError if no case has a time.
     """
     frame = corpus.frame
     median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)
@@ -241,9 +227,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 def distill(corpus: Corpus, count: int) -> Distilled:
     """Return `count` cases that represent the time and the variety of a corpus.
 
-    Raises
-    ------
-    UserError : if no case has a time
+    Raises UserError if no case has a time.
     """
     # the weight of a model comes from its traces that have times
     frame = weighted(corpus.frame[corpus.frame["median_us"] > 0])
@@ -297,9 +281,6 @@ def _points(cases: pd.DataFrame) -> Points:
 def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
     """Return for each case the position in `places` of the case that represents it, and how similar the two are, from 0
     to 1.
-
-    ops : number of each case's operator
-    places : indices of the chosen cases
     """
     nearest, likeness = np.zeros(len(points), dtype=int), np.zeros(len(points))
     for first in range(0, len(points), 1000):
@@ -317,8 +298,7 @@ def describe(distilled: Distilled) -> str:
     return f"{counted(len(distilled.keys), 'case')} represent {traces}, {distilled.likeness:.1%} alike by time"
 
 
-HELD = 0.1
-"""relative error up to which a prediction passes"""
+HELD = 0.1  # relative error up to which a prediction passes
 
 
 @dataclass(frozen=True, slots=True)

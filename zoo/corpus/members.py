@@ -15,18 +15,14 @@ from opgrip.traces.io.shipped_traces import hint_for_missing, trace_file
 from opgrip.traces.zoo import ZooTrace, patterns_in, read_manifest, select, zoo_file
 
 ZOO = "zoo"
-TRACE = "trace"
-"""source of opgrip traces; a file of another tool has the name of its format"""
-MOST_FILES = 100_000
-"""maximum number of files read from a folder"""
+TRACE = "trace"  # source of opgrip traces; a file of another tool has the name of its format
+MOST_FILES = 100_000  # maximum number of files read from a folder
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """A trace file of a corpus.
 
-    Attributes
-    ----------
     path : path of the file
     name : `detr_r50.train` for a trace of the zoo, otherwise the file's name
     source : `trace` for an opgrip trace, otherwise the format of another tool
@@ -80,8 +76,6 @@ class Member:
 class Members:
     """The trace files of a corpus, and what was left out.
 
-    Attributes
-    ----------
     members : the files
     passed_over : files in the given folders whose format is unknown
     absent : names of selected traces of the zoo that are not installed
@@ -117,13 +111,9 @@ def _is_file(name: str) -> bool:
 def members_of(inputs: Iterable[str]) -> Members:
     """Return the files that the arguments of a command select.
 
-    Parameters
-    ----------
     inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
 
-    Raises
-    ------
-    UserError : if a file does not exist, a pattern matches nothing, or no file is found
+    Raises UserError if a file does not exist, a pattern matches nothing, or no file is found.
     """
     members: dict[Path, Member] = {}
     passed_over: list[Path] = []

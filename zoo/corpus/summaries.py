@@ -18,6 +18,7 @@ from opgrip.replay.operators.lookup import family_of
 from opgrip.zoo.corpus.corpus import Corpus
 
 OP, SHAPE, DTYPE, MODEL, FAMILY, SIGNATURE, ROW = "op", "shape", "dtype", "model", "family", "signature", "row"
+# columns that identify a row, for each kind of row
 BY: Mapping[str, Sequence[str]] = {
     OP: ("op",),
     SHAPE: ("op", "shapes"),
@@ -27,11 +28,8 @@ BY: Mapping[str, Sequence[str]] = {
     SIGNATURE: ("key",),
     ROW: ("trace", "signature"),
 }
-"""columns that identify a row, for each kind of row"""
-USUAL = 3
-"""number of shapes and dtypes that are listed for an operator, most frequent first"""
-ALL = -1
-"""lower limit that means the number of all models of a source"""
+USUAL = 3  # number of shapes and dtypes that are listed for an operator, most frequent first
+ALL = -1  # lower limit that means the number of all models of a source
 QUANTILES = {"elements_p10": 0.1, "elements_p50": 0.5, "elements_p90": 0.9}
 
 
@@ -39,8 +37,6 @@ QUANTILES = {"elements_p10": 0.1, "elements_p50": 0.5, "elements_p90": 0.9}
 class Summary:
     """A summary table of a corpus.
 
-    Attributes
-    ----------
     by : the kind of row, a key of `BY` such as `op`
     table : one row per source and value of the columns `BY[by]`, sorted by falling share within each source.
         All tables have the columns source, the columns of `BY[by]`, models and traces (how many of them have such
@@ -67,8 +63,6 @@ class Summary:
     def of_models(self, least: int, most: int | None) -> Summary:
         """Return the summary with only the rows whose calls occur in at least `least` and at most `most` models.
 
-        Parameters
-        ----------
         least : lower limit; `ALL` for all models of the source
         most : upper limit; None for no limit
         """
@@ -160,8 +154,6 @@ def _distribution(own: pd.DataFrame) -> dict[str, object]:
 def usual(own: pd.DataFrame, column: str) -> str:
     """Return the most frequent values of a column with their shares, as a text such as `[2,3] 80%; [4] 20%`.
 
-    Parameters
-    ----------
     own : rows of an operator, with their weight in the column `weighted`
     """
     sums = own.groupby(column)["weighted"].sum().sort_values(ascending=False, kind="stable")
@@ -259,8 +251,6 @@ def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
     Its columns are category, operators (number of operators), covered (number of operators that the corpus contains),
     share (covered / operators) and missing (names of the operators that the corpus lacks).
 
-    Parameters
-    ----------
     table : the table that `cover` returns
     """
     public = table[table["is_public"]]
@@ -276,8 +266,6 @@ def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
     """Print for each category of operators how many the corpus contains, and the names of the missing ones.
 
-    Parameters
-    ----------
     table : the table that `cover` returns
     """
     public = table[table["is_public"]]

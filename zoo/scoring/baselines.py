@@ -31,26 +31,20 @@ from opgrip.traces.zoo import manifest
 from opgrip.zoo.scoring.spread import MOST_DEVIATION, deviation_of
 
 FORMAT = 1
-SHIPPED = ("baseline.json.zst", "baseline.json")
-"""names of the zoo's baseline in the folder of the manifest's module"""
+SHIPPED = ("baseline.json.zst", "baseline.json")  # names of the zoo's baseline in the folder of the manifest's module
+# size limit of a decompressed baseline: a hundred traces need five million bytes, and reading takes twenty times as
+# much memory
 MOST_BYTES = 1 << 25
-"""size limit of a decompressed baseline: a hundred traces need five million bytes, and reading takes twenty times as
-much memory
-"""
-LEAST_US, MOST_US = 1e-6, 1e15
-"""limits of times in us; the upper one also limits numbers of calls"""
+LEAST_US, MOST_US = 1e-6, 1e15  # limits of times in us; the upper one also limits numbers of calls
+# environment fields of results that a baseline contains
 OF_MACHINE = ("machine", "processor", "processors", "threads", "system", "python", "versions")
-"""environment fields of results that a baseline contains"""
-Key = tuple[str, int]
-"""a case's key, and its index among the cases of its trace with the same key"""
+Key = tuple[str, int]  # a case's key, and its index among the cases of its trace with the same key
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineCase:
     """Time of one case in a baseline.
 
-    Attributes
-    ----------
     count : number of calls of the case in the program
     median_us : median time of a call; None if the case failed or its results were wrong
     deviation : standard deviation of the logarithm of `median_us`
@@ -70,8 +64,6 @@ class BaselineCase:
 class BaselineTrace:
     """Times of the cases of one trace in a baseline.
 
-    Attributes
-    ----------
     origin : model, library and family of the trace
     trace_hash : hash of the trace file
     cases : time of each case, by its key and a number that counts cases with the same key
@@ -91,8 +83,6 @@ class BaselineTrace:
 class Baseline:
     """Times of the cases of several traces on one machine.
 
-    Attributes
-    ----------
     about : names and versions, such as `processor`, `device`, `torch` and `threads`
     traces : times by name of the trace
     """
@@ -114,8 +104,6 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
     """Yield each row after a pair that identifies the same case in other results: the case's key, and the number of
     earlier rows with this key.
 
-    Parameters
-    ----------
     rows : rows of one trace in one run configuration
     """
     counts: Counter[str] = Counter()
@@ -129,9 +117,8 @@ def baseline_of(results: Results) -> Baseline:
     """Return a baseline from the results of a replay of several traces: the times of the cases in eager mode, run as
     recorded.
 
-    Raises
-    ------
-    UserError : if the results contain no such cases or an impossible time, or were made with options that change times
+    Raises UserError if the results contain no such cases or an impossible time, or were made with options that
+    change times.
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay without these options")
@@ -162,9 +149,8 @@ def about_of(results: Results) -> dict[str, Any]:
 def added(baseline: Baseline, more: Baseline) -> Baseline:
     """Return a baseline with the traces of two baselines; for a trace in both, the times in `more` are used.
 
-    Raises
-    ------
-    UserError : if the two were measured with different machines, devices, numbers of threads or versions of torch
+    Raises UserError if the two were measured with different machines, devices, numbers of threads or versions of
+    torch.
     """
     if baseline.machine != more.machine:
         problem = f"the baseline was measured on {baseline.machine}, these results on {more.machine}"
@@ -213,9 +199,7 @@ def _case(row: Result) -> BaselineCase:
 def read_baselines(path: Path | None = None) -> Baseline:
     """Return the baseline in a file; without `path` the one that ships with opgrip, which is empty if there is none.
 
-    Raises
-    ------
-    UserError : if the file cannot be read or is not a baseline
+    Raises UserError if the file cannot be read or is not a baseline.
     """
     if path is None:
         folder = Path(manifest.__file__).parent
@@ -247,12 +231,7 @@ def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
 
 
 def _lines(traces: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield each trace of a baseline as JSON with one line per case, so that tools such as `diff` can compare files.
-
-    Parameters
-    ----------
-    traces : fields of each trace in the file, by its name
-    """
+    """Yield each trace of a baseline as JSON with one line per case, so that tools such as `diff` can compare files."""
     for name, about in traces.items():
         facts = json.dumps({key: value for key, value in about.items() if key != "cases"})[:-1]
         cases = ",\n".join(json.dumps(case, separators=(",", ":")) for case in about["cases"])

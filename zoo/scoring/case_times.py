@@ -21,8 +21,6 @@ CPU = "cpu"
 class Measured:
     """Description of the measurements from which a score is computed.
 
-    Attributes
-    ----------
     way : the run configuration: mode, and what differs from the recorded call, such as `compile, 2 threads`
     machine : processor, device, version of torch and number of threads, as a short text
     device : name of the device
@@ -42,8 +40,6 @@ def measured_of(results: Results, way: str, rows: Iterable[Result]) -> Measured:
     """Return the description of the measurements in some rows, from the header of their results, which may be
     untrusted.
 
-    Parameters
-    ----------
     way : text on the run configuration of the rows, see `way_of`
     rows : rows of one run configuration
     """
@@ -59,16 +55,13 @@ def way_of(row: Result, unusual: Sequence[str]) -> str:
     """Return a text on a row's run configuration: mode, device unless it is the CPU, differences from the recorded
     call.
 
-    Parameters
-    ----------
     unusual : texts on options of the whole replay, see `unusual_in`
     """
     device = "" if row.device == CPU else row.device
     return ", ".join(filter(None, (row.mode, device, row.variant, *unusual)))
 
 
-Times = Mapping[tuple[str, str], float]
-"""time in us by trace and key"""
+Times = Mapping[tuple[str, str], float]  # time in us by trace and key
 
 
 def times_of(results: Results) -> Times:
@@ -76,10 +69,8 @@ def times_of(results: Results) -> Times:
 
     Cases of a trace with the same key get the median of their times.
 
-    Raises
-    ------
-    UserError : if the results were made with options that change times, or with several numbers of threads or cache
-        states
+    Raises UserError if the results were made with options that change times, or with several numbers of threads
+    or cache states.
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay the traces without these options")
@@ -100,12 +91,7 @@ def machine_of(results: Results) -> str:
 
 
 def _variant_of(results: Results) -> str:
-    """Return a text on the number of threads and cache state of the rows that were otherwise run as recorded.
-
-    Raises
-    ------
-    UserError : if these rows differ in the number of threads or the cache state
-    """
+    """Return a text on the number of threads and cache state of the rows that were otherwise run as recorded."""
     variants = list(dict.fromkeys(row.variant for row in results if is_plain_but_threads(row)))
     if len(variants) > 1:
         ways = " and ".join(variant or "as in the program" for variant in variants[:2])

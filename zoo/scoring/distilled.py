@@ -24,14 +24,10 @@ from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, of_ratio, of_su
 def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:
     """Return one score for each run configuration in the results of a distilled trace; an empty list for another trace.
 
-    Parameters
-    ----------
     baseline : results of another replay of the same trace, to compare with instead of the times in the trace
 
-    Raises
-    ------
-    UserError : if the trace, which may be untrusted, does not say which original cases its cases represent, or if the
-        baseline is of another trace
+    Raises UserError if the trace, which may be untrusted, does not say which original cases its cases represent,
+    or if the baseline is of another trace.
     """
     standing = standing_of(results.header)
     if standing is None:
@@ -69,8 +65,6 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
 class Standing:
     """The times in the original traces that the cases of a distilled trace represent, as stored in its header.
 
-    Attributes
-    ----------
     keys : keys of the cases
     base : machine on which the times were measured
     weights_us : by original trace and key, the time that the case represents
@@ -85,9 +79,7 @@ def standing_of(header: Mapping[str, Any]) -> Standing | None:
     """Return, from a trace's header, the time of other traces' calls that each case represents; None for a trace that
     was not made by `opgrip corpus distill`.
 
-    Raises
-    ------
-    UserError : if the header, which may be untrusted, is invalid
+    Raises UserError if the header, which may be untrusted, is invalid.
     """
     field = header.get(FIELD)
     if field is None:
@@ -105,18 +97,15 @@ def standing_of(header: Mapping[str, Any]) -> Standing | None:
         ) from error
 
 
+# description of the reference times if the cases were not fitted to a replay
 CAPTURED = "the captured times of its cases"
-"""description of the reference times if the cases were not fitted to a replay"""
-MOST_NAME = 200
-"""maximum number of characters shown of a machine's name"""
+MOST_NAME = 200  # maximum number of characters shown of a machine's name
 
 
 @dataclass(frozen=True, slots=True)
 class CaseReference:
     """Time of a case with which its replayed time is compared.
 
-    Attributes
-    ----------
     time_us : time of one call
     deviation : standard deviation of the logarithm of the time
     """
@@ -137,11 +126,6 @@ def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str,
     each case.
 
     Cases that failed in the baseline, or have no captured time, are left out.
-
-    Parameters
-    ----------
-    standing : times that the cases represent, on the machine of the trace
-    baseline : results of a replay of the same trace on the other machine
     """
     rows: dict[str, Result] = {}
     for row in baseline:
@@ -158,14 +142,7 @@ def _rebased(standing: Standing, baseline: Results) -> tuple[Standing, dict[str,
 def _trace(
     origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result], references: Mapping[str, CaseReference]
 ) -> TraceScore:
-    """Return the score of one of the traces that the distilled trace represents.
-
-    Parameters
-    ----------
-    origin : the original trace
-    weights_us : by key, the time that the case represents in the original trace
-    references : times to compare with, by key
-    """
+    """Return the score of one of the traces that the distilled trace represents."""
     weights = [(rows.get(key), references.get(key), us) for key, us in weights_us.items()]
     pairs = [(row, base, us) for row, base, us in weights if row is not None and base is not None]
     run = [(row, base, us) for row, base, us in pairs if row.status not in (SKIPPED, CONTENDED)]
@@ -192,8 +169,6 @@ def _trace(
 class _Pair:
     """A replayed case with correct results, and the time that it is compared with.
 
-    Attributes
-    ----------
     row : the replayed row
     reference : time of one call to compare with
     base_us : time that the case represents in the original trace
@@ -207,13 +182,7 @@ class _Pair:
 
 
 def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, float]:
-    """Return the time that each case represents in an original trace, by key; raise `ValueError` for invalid data.
-
-    Parameters
-    ----------
-    about : what the header stores about the original trace
-    keys : keys of all cases
-    """
+    """Return the time that each case represents in an original trace, by key; raise `ValueError` for invalid data."""
     weights_us: dict[str, float] = {}
     for place, us in zip(about["cases"], about["us"], strict=True):
         if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:

@@ -17,17 +17,14 @@ from opgrip.zoo.scoring.score_values import WHOLE, ModelScore, Score, Z
 NOTHING = "-"
 TOTAL = "total"
 PARTIAL = "*"
-MOST_SLOWED = 0.1
-"""share of contended rows from which on the score comes with a warning about a busy machine"""
-ALL = 0.9995
-"""share that counts as all"""
+MOST_SLOWED = 0.1  # share of contended rows from which on the score comes with a warning about a busy machine
+ALL = 0.9995  # share that counts as all
 
 
 LEFT_OUT = "of operators for other kinds of devices"
 
 
-LEAST_COVERED = 0.5
-"""share of the baseline's time of the requested traces below which `opreplay` prints no score"""
+LEAST_COVERED = 0.5  # share of the baseline's time of the requested traces below which `opreplay` prints no score
 
 
 def print_scores(scores: Sequence[Score], file: IO[str], least: float = 0.0) -> None:
@@ -83,8 +80,6 @@ def _print_score(score: Score, file: IO[str]) -> None:
 class _Row:
     """A line of the printed table: a model, or the total.
 
-    Attributes
-    ----------
     runs : number of runs of the model, such as inference and training, each a trace
     statuses : number of cases by status
     base : the baseline's time in ms of the cases compared, as text
@@ -188,8 +183,8 @@ def _marked(value: float | None, is_partial: bool) -> str:
     return NOTHING if value is None else f"{value:.3f}{PARTIAL if is_partial else ''}"
 
 
+# fields of a trace's score that JSON has
 OF_RUN = ("score", "speed", "supported", "base_us", "time_us", "ok_base_us", "ok_us", "problem")
-"""fields of a trace's score that JSON has"""
 
 
 def plain_of(score: Score) -> dict[str, Any]:

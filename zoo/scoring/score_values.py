@@ -15,22 +15,17 @@ from opgrip.replay.results.origins import Origin
 from opgrip.zoo.scoring.case_times import Measured
 from opgrip.zoo.scoring.spread import Uncertainty, of_mean
 
+# cost of a case that is not ok, as a multiple of its baseline time, or of its expected time here if that is longer
 CHARGE = 2.0
-"""cost of a case that is not ok, as a multiple of its baseline time, or of its expected time here if that is longer"""
-WHOLE = 0.95
-"""share of the baseline's time that must be supported; a score below it is partial"""
-UTMOST = 1e9
-"""maximum plausible speed ratio; its inverse is the minimum"""
-Z = 1.96
-"""number of standard deviations around the mean that contain 95 % of a normal distribution"""
+WHOLE = 0.95  # share of the baseline's time that must be supported; a score below it is partial
+UTMOST = 1e9  # maximum plausible speed ratio; its inverse is the minimum
+Z = 1.96  # number of standard deviations around the mean that contain 95 % of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
 class TraceScore:
     """Times of one trace in the scored replay and in the baseline, and their ratio, the score.
 
-    Attributes
-    ----------
     origin : the trace and its model
     statuses : number of replayed cases by status
     slowed : number of replayed cases that other processes slowed down
@@ -102,8 +97,6 @@ class ModelScore:
 
     A run, such as inference or training, has one trace.
 
-    Attributes
-    ----------
     traces : scores of the runs
     weight : weight in the total score; the weights of all models with a score sum to 1
     """
@@ -174,8 +167,6 @@ class ModelScore:
 class Score:
     """The score of all models in one run configuration.
 
-    Attributes
-    ----------
     measured : the run configuration, machine and trace
     models : scores of the models
     baseline : machine of the baseline; empty without a baseline

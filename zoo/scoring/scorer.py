@@ -38,8 +38,6 @@ class ZooScorer:
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline and return a function that prints the scores of results against it.
 
-        Parameters
-        ----------
         baseline : file of the baseline; None for the one that ships with opgrip
         """
         from opgrip.zoo.scoring.baselines import read_baselines

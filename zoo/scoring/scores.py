@@ -29,8 +29,7 @@ from opgrip.zoo.scoring.case_times import Measured, measured_of, way_of
 from opgrip.zoo.scoring.score_values import ModelScore, Score, TraceScore, weights_of
 from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, interval_of, of_ratio, of_sum
 
-MOST_SCORES = 20_000
-"""maximum number of trace scores, over all variants"""
+MOST_SCORES = 20_000  # maximum number of trace scores, over all variants
 
 
 def score_of(results: Results, baseline: Baseline) -> list[Score]:
@@ -68,12 +67,12 @@ def is_counted(row: Result) -> bool:
     return bool(row.trace) and is_of_program(row)
 
 
+# kinds of devices, and the names of torch's operators that are kernels of such a device or of a library for it
 OF_DEVICE = (
     ("cpu", re.compile(r"_for_cpu(_|\b)|_cpu_fallback|mkldnn|onednn|fbgemm")),
     ("cuda", re.compile(r"cudnn|miopen|_cslt_")),
     ("mps", re.compile(r"_for_mps(_|\b)|\b_?mps_")),
 )
-"""kinds of devices, and the names of torch's operators that are kernels of such a device or of a library for it"""
 
 
 def is_left_out(row: Result) -> bool:
@@ -102,10 +101,6 @@ def _other_recordings(
     that says so.
 
     The numbers of calls of two recordings can differ.
-
-    Parameters
-    ----------
-    origins : replayed traces by name
     """
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
@@ -137,8 +132,6 @@ def score_traces(
 ) -> Score:
     """Return the score of all models from the scores of their traces in one run configuration.
 
-    Parameters
-    ----------
     measured : the run configuration, machine and trace
     baseline : machine of the baseline
     of_traces : number of traces in the baseline
@@ -168,8 +161,6 @@ def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:
 def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:
     """Return the score of one trace against its times in the baseline.
 
-    Parameters
-    ----------
     origin : the trace and its model
     rows : rows of the trace in one run configuration
     base : times of the trace in the baseline; None if the baseline lacks it

@@ -12,12 +12,10 @@ import numpy as np
 from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL, estimate
 from opgrip.replay.results.results import Result
 
-RESAMPLES, SEED = 10_000, 0
-"""number of bootstrap samples of the models, and their random seed"""
+RESAMPLES, SEED = 10_000, 0  # number of bootstrap samples of the models, and their random seed
+# number of models drawn at a time, because an untrusted results file can contain any number of models
 DRAWN_AT_ONCE = 1 << 20
-"""number of models drawn at a time, because an untrusted results file can contain any number of models"""
-MOST_DEVIATION = 10.0
-"""limit of the deviation of a logarithm; no measurement exceeds it"""
+MOST_DEVIATION = 10.0  # limit of the deviation of a logarithm; no measurement exceeds it
 
 
 def deviation_of(row: Result) -> float:
@@ -40,8 +38,6 @@ def deviation_of(row: Result) -> float:
 class Uncertainty:
     """Uncertainty of the logarithm of a time that is computed from several measured times.
 
-    Attributes
-    ----------
     own : for each measured time, by how much the logarithm changes if that time changes by one standard deviation. The
         measured times are independent; one that enters several sums is one entry.
     drift : standard deviation from changes in the machine's speed, which all cases of a replay have in common
@@ -59,8 +55,6 @@ class Uncertainty:
 def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty:
     """Return the uncertainty of the logarithm of a sum of times.
 
-    Parameters
-    ----------
     parts : for each case, the name of its measurement, the time of all its calls, the time of one call in us, and the
         standard deviation of the logarithm of that time
     """
@@ -82,8 +76,6 @@ def of_ratio(first: Uncertainty, second: Uncertainty) -> Uncertainty:
 def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
     """Return the uncertainty of the logarithm of a weighted geometric mean of times.
 
-    Parameters
-    ----------
     parts : weight and uncertainty of each time; the weights sum to 1
     """
     weighted = list(parts)
@@ -97,8 +89,6 @@ def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | 
 
     The models are resampled with replacement (bootstrap); the limits are the 2.5th and 97.5th percentile of the means.
 
-    Parameters
-    ----------
     models : logarithm of the score, and weight, of each model
     """
     if len(models) < 2:

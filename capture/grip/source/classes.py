@@ -27,16 +27,15 @@ from opgrip.capture.grip.source.source_files import find_definition, first_line
 from opgrip.capture.grip.source.values import is_literal, is_plain
 from opgrip.errors import UserError
 
+# base classes that only matter for type checkers, or that only enforce that methods are defined
 NO_BASES: frozenset[Any] = frozenset({object, abc.ABC, Generic, Protocol})
-"""base classes that only matter for type checkers, or that only enforce that methods are defined"""
 
 CONSTRUCTORS = ("__new__", "__init__")
 _UNUSED_NAMES = """
     __repr__ __str__ __format__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __deepcopy__ __copy__ __del__
     __dir__ __init_subclass__ __class_getitem__ __sizeof__ __subclasshook__
 """
-_UNUSED = frozenset(_UNUSED_NAMES.split())
-"""special methods that do not affect results"""
+_UNUSED = frozenset(_UNUSED_NAMES.split())  # special methods that do not affect results
 
 _PLAIN_CLASSES = (type("", (), {}), type("", (abc.ABC,), {}))
 _OF_TYPING = ("__annotations__", "__orig_bases__", "__parameters__", "__slots__")
@@ -124,8 +123,6 @@ def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 class ClassParts:
     """Search for the needed parts of all classes that a sample contains.
 
-    Parameters
-    ----------
     collector : collector of the sample's items
     own : classes of the object whose method is the sample; their `forward` is only included if code calls it
     """
@@ -181,10 +178,6 @@ class ClassParts:
     ) -> Iterator[Piece]:
         """Yield the statements in a class's body that define an attribute; none if the attribute was assigned after the
         class was created.
-
-        statements : statements that assign the name of the attribute
-        value : the attribute
-        part, item : items of the attribute and of the class
         """
         namespace = namespace_of_class(cls)
         functions = {
@@ -313,10 +306,7 @@ class ClassParts:
         self._collector.scan(item.whole, item)
 
     def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
-        """Add the parts of a class that code may read from an object without naming the class.
-
-        mentioned : names of attributes that the sample's code reads
-        """
+        """Add the parts of a class that code may read from an object without naming the class."""
         cls = item.cls
         for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
             provider = provider_of(cls.__mro__, name)
@@ -352,9 +342,6 @@ class ClassParts:
     def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
         """Add the parts that a method needs because it creates objects of the class of `self`, or calls `self` like a
         function.
-
-        piece : source of the method
-        item, part : items of the class and of the method
         """
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
         for cls in self._own_classes(item.cls):

@@ -56,12 +56,8 @@ _USUAL_NAMES = {"numpy": "np", "pandas": "pd"}
 class Collector(ItemTable):
     """Collects the items of one sample: everything that the sample must contain or import.
 
-    Parameters
-    ----------
     words : strings in arguments that code may use to find functions by name
 
-    Attributes
-    ----------
     mentions : attributes read from objects of unknown class, each with the piece that reads it and the item of the
         piece
     class_reads : attributes read from a class, each with the item that reads it, and True if the item's definition
@@ -136,8 +132,6 @@ class Collector(ItemTable):
     def _add_local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: SampleItem) -> None:
         """Add to `item` the objects whose names an import statement inside a function binds, unless samples import that
         module too.
-
-        piece : source of the function
         """
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
@@ -164,11 +158,7 @@ class Collector(ItemTable):
     # from live objects to items
 
     def _item_of(self, meaning: Meaning, use: Use, piece: Piece) -> SampleItem | None:
-        """Return the item to which a name in a piece of source refers, or None if the name is not bound.
-
-        meaning : the object that the name refers to, and how it is included
-        use : the name and the attributes that are read from it
-        """
+        """Return the item to which a name in a piece of source refers, or None if the name is not bound."""
         thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
         if meaning.treatment is Treatment.ABSENT:
             path = ".".join((use.name, *use.attributes))
@@ -193,8 +183,6 @@ class Collector(ItemTable):
         """Return the item for a Python function, with or without decorators; a new item is added with all that it
         needs.
 
-        Parameters
-        ----------
         thing : the function
         name : name by which the using code refers to the function; a new item gets this name
         attributes : attributes that are read from the function
@@ -264,11 +252,7 @@ class Collector(ItemTable):
     # values
 
     def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> SampleItem:
-        """Return the item for a constant, which is written as a value or as the statement that created it.
-
-        thing, name : the constant, and the name by which `piece` refers to it
-        attribute_count : number of attributes that lead from the name to the constant
-        """
+        """Return the item for a constant, which is written as a value or as the statement that created it."""
         key = ("value", name, id(thing))
         if key in self._items:
             return self._items[key]

@@ -92,8 +92,6 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
 def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
     """Raise `UserError` if a new Python process that lacks the program's packages cannot import a sample's module.
 
-    Parameters
-    ----------
     path : file of the module
     entry : name that the module must define, such as `Coder.decode`
     blocked : top-level packages that cannot be imported in that process
@@ -179,15 +177,11 @@ def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]
     Nothing is overwritten: an existing folder with the same content is kept, otherwise the sample gets a new name such
     as `delta2bbox_2`.
 
-    Parameters
-    ----------
     gripped : the function with its recorded calls
     to : folder in which the sample's folder is created
     write_calls : function that writes the recorded calls into a folder
 
-    Raises
-    ------
-    UserError : the function cannot be extracted, or the folder cannot be written
+    Raises UserError: the function cannot be extracted, or the folder cannot be written.
     """
     source, dropped = _source(gripped)
     module_text, tags = _module(gripped, _origin(source))
@@ -240,9 +234,6 @@ def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
 def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
     """Rename the folder `part` to the first free name in the folder `to`; keep an existing folder with the same
     content.
-
-    sample_name : name of the sample, to which a number is appended if it is taken
-    text, about : text of the sample's module, and content of `sample.json`
     """
     for number in count(1):
         name = sample_name if number == 1 else f"{sample_name}_{number}"
@@ -321,8 +312,8 @@ FOR_LOOP, IF_ELSE, CONTAINERS = "ForLoop", "IfElseBranch", "BuiltInDataStructure
 CUSTOMIZED, THIRD_PARTY = "Customized", "ThirdPartyCodes"
 
 _OF_TORCH = ("torch", "functorch", "torchgen")
+# functions and methods that create or fill containers
 _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
-"""functions and methods that create or fill containers"""
 
 
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:

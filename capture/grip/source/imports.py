@@ -28,8 +28,8 @@ _WIDELY_USED = """
     regex requests rich safetensors scipy seaborn shapely six skimage sklearn sympy tensorflow torch torchaudio
     torchgen torchvision tqdm triton typing_extensions xarray yaml
 """
+# top-level packages that samples import, in addition to the standard library
 IMPORTED = frozenset(_WIDELY_USED.split())
-"""top-level packages that samples import, in addition to the standard library"""
 
 _LIBRARY = Path(sysconfig.get_path("stdlib")).resolve()
 
@@ -85,16 +85,13 @@ def file_within(module: str, file: str) -> str:
     return "/".join(path.parts[-1 - depth :])
 
 
-WIDTH = 100
-"""maximum number of characters in a line of an import statement"""
+WIDTH = 100  # maximum number of characters in a line of an import statement
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
     """An import statement that binds one name.
 
-    Attributes
-    ----------
     module : full name of the module
     attribute : `Tensor` in `from torch import Tensor`; None for `import torch`
     alias : name that the statement binds; empty for `import scipy.optimize`, which binds `scipy`
@@ -115,8 +112,6 @@ def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile
 
     The result is None if no statement can import the object.
 
-    Parameters
-    ----------
     name : name by which the code refers to the object
     attributes : attributes read from the name, which determine the submodules to import
     thing : the object

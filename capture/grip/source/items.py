@@ -17,8 +17,6 @@ from opgrip.capture.grip.source.source_files import SourceFile
 class SampleItem:
     """An item of a sample's module: a function, class, part of a class, import or constant.
 
-    Attributes
-    ----------
     name, module : name of the original object and of its module
     refusal : reason why the item cannot be extracted; None if it can
     needs : items that this item requires
@@ -47,8 +45,6 @@ class SampleItem:
 class Link:
     """A name in a piece of source that refers to an item.
 
-    Attributes
-    ----------
     use : the name, and the attributes read from it
     item : item to which it refers
     attribute_count : number of attributes that the item's name replaces, such as 1 if `boxes.area` becomes `area`
@@ -63,8 +59,6 @@ class Link:
 class Piece:
     """A definition or statement of the original source that the sample includes.
 
-    Attributes
-    ----------
     file, node : source file, and syntax node in it
     namespace : namespaces in which its free names are looked up
     names : its free names
@@ -106,8 +100,6 @@ class ImportItem(SampleItem):
 class ValueItem(SampleItem):
     """A constant: a module-level variable with its value.
 
-    Attributes
-    ----------
     value : the value
     piece : statement to include; None to write the value as source
     is_class : True if the value is a class created by `namedtuple` or `Enum`
@@ -122,8 +114,6 @@ class ValueItem(SampleItem):
 class FunctionItem(SampleItem):
     """A function whose source the sample contains.
 
-    Attributes
-    ----------
     piece : source of the function
     attributes : attributes that code reads from the function, with their values
     """
@@ -136,8 +126,6 @@ class FunctionItem(SampleItem):
 class ClassItem(SampleItem):
     """A class, of which the sample may contain only some methods and attributes.
 
-    Attributes
-    ----------
     cls : the class
     file, node : source file, and syntax node of the class in it
     whole : complete source of the class; None if only parts are included
@@ -170,8 +158,6 @@ class ClassItem(SampleItem):
 class PartItem(SampleItem):
     """A method or attribute of a class.
 
-    Attributes
-    ----------
     owner : item of the class
     pieces : statements that define it
     value : value of the attribute, which the sample contains if `pieces` is empty
@@ -327,8 +313,6 @@ class ItemTable:
     def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:
         """Return the item for an imported object, or None if no import statement can import it.
 
-        Parameters
-        ----------
         thing : the object
         name : name in the code that uses the object
         attributes : attributes read from the object

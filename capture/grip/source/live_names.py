@@ -47,8 +47,6 @@ class Treatment(Enum):
 class Namespace:
     """The namespaces in which the free names of a piece of source are looked up.
 
-    Attributes
-    ----------
     module, variables : name and global variables of the module
     closure : variables of enclosing functions
     """
@@ -69,8 +67,6 @@ class Namespace:
 class Meaning:
     """The live object to which a free name with its attributes refers.
 
-    Attributes
-    ----------
     treatment : how a sample includes the object
     thing : the object
     attribute_count : number of attributes that lead from a module of the program to `thing`
@@ -298,10 +294,7 @@ def words_in(objects: Iterable[Any]) -> set[str]:
 
 
 def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
-    """Yield the contents of a container, or the attributes of an object that code may read.
-
-    mentioned : attributes that code reads
-    """
+    """Yield the contents of a container, or the attributes of an object that code may read."""
     if isinstance(thing, enum.Enum):
         return
     if isinstance(thing, Mapping):

@@ -134,12 +134,7 @@ def hints_of(
 def _find_item(
     collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[SampleItem]
 ) -> SampleItem | None:
-    """Return the item for a name in an annotation, or None if the sample lacks it.
-
-    use, meaning : the name, and the object to which it refers
-    piece : source that contains the annotation
-    has : items of the sample
-    """
+    """Return the item for a name in an annotation, or None if the sample lacks it."""
     if meaning.treatment is Treatment.IMPORT:
         return collector.add_import(
             meaning.thing, (use.name, *use.attributes)[meaning.attribute_count], meaning.rest, piece
@@ -154,8 +149,6 @@ def _find_item(
 class Requirements:
     """Everything that a sample's function needs.
 
-    Attributes
-    ----------
     collector : collector with all items
     root : item of the function, or of the method in its class
     items : all items of the sample, the root first
@@ -172,8 +165,6 @@ class Requirements:
 class ModuleText:
     """The text of a sample's self-contained module, with what it defines and imports.
 
-    Attributes
-    ----------
     text : the text
     entry : name of its function, such as `delta2bbox` or `Coder.decode`
     classes : names of classes and functions among the arguments, by their original `module:qualname`
@@ -299,10 +290,7 @@ def objects_of(gripped: Gripped) -> Iterator[Any]:
 
 
 def _reason(way: Sequence[SampleItem]) -> str:
-    """Return a text with the reason why an item cannot be extracted.
-
-    way : chain of needed items from the item to the cause
-    """
+    """Return a text with the reason why an item cannot be extracted."""
     through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
     return f"{way[-1].refusal} (by way of {through})"
 
@@ -314,8 +302,6 @@ def _label(item: SampleItem) -> str:
 def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered: list[SampleItem]) -> list[SampleItem]:
     """Return the items in the order in which they choose names; of two items with the same name, only the first keeps
     it.
-
-    ordered : top-level items in the order of their definitions
     """
     root = requirements.root.owner if isinstance(requirements.root, PartItem) else requirements.root
     first: list[SampleItem] = [] if root is None else [root]

@@ -159,9 +159,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
     module_globals : global variables of the module, from whose loader the source may come; None if unknown
     what : noun for the object whose source is searched, for the message
 
-    Raises
-    ------
-    UserError : the source was not found, or cannot be parsed
+    Raises UserError: the source was not found, or cannot be parsed.
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
@@ -273,8 +271,6 @@ def _plain_function(attribute: Any) -> FunctionType | None:
 class FunctionDefinition:
     """The definition of a live function in its source file.
 
-    Attributes
-    ----------
     function : the function inside all decorators
     file, node : source file, and syntax node of the definition in it
     dropped : decorators that return the function unchanged, or that a sample leaves out
@@ -291,9 +287,7 @@ def find_definition(thing: Any) -> FunctionDefinition:
 
     A wrapper that was not applied as a decorator, as in `fast = cached(slow)`, is replaced by the wrapped function.
 
-    Raises
-    ------
-    UserError : the source was not found
+    Raises UserError: the source was not found.
     """
     layers = _layers(plain(thing))
     for index in range(len(layers) - 1, -1, -1):
@@ -355,9 +349,6 @@ def _find_wrapping_decorators(
     """Return the decorators that created the wrappers around a function.
 
     The result is None if a wrapper did not come from a decorator.
-
-    layers : the wrappers, outermost first
-    decorators : decorators in the function's source
     """
     wrapping_decorators: list[ast.expr] = []
     for layer in layers:

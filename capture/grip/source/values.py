@@ -41,14 +41,13 @@ import torch
 from opgrip.capture.grip.source.imports import is_imported
 from opgrip.traces.values.model import array_of
 
-MOST_ELEMENTS = 256
-"""maximum number of elements of tensors and arrays that are written as source"""
+MOST_ELEMENTS = 256  # maximum number of elements of tensors and arrays that are written as source
 
 _DEEPEST = 20
 _WIDTH = 100
 
+# function that returns the name of a class, function or module in the sample; raises `Inexpressible` if it has none
 Refer = Callable[[Any], str]
-"""function that returns the name of a class, function or module in the sample; raises `Inexpressible` if it has none"""
 
 
 class Inexpressible(Exception):

@@ -15,9 +15,8 @@ PREFIX = "opinfo:"
 def load_operators(text: str, options: ModelOptions) -> ModelProgram:
     """Build the program that runs sample calls of operators, one operator per step.
 
-    Raises
-    ------
-    UserError : no operator has such a name, a module cannot be imported, or torch's tables are not available
+    Raises UserError: no operator has such a name, a module cannot be imported, or torch's tables are not
+    available.
     """
     import torch
 

@@ -39,16 +39,13 @@ from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.values import ValueModel
 
-MOST_REASON = 200
-"""maximum number of characters of the reason for a failed call"""
+MOST_REASON = 200  # maximum number of characters of the reason for a failed call
 
 
 @dataclass(slots=True)
 class Coverage:
     """How many of torch's operators a capture of single operators covers.
 
-    Attributes
-    ----------
     entries : number of entries of torch's OpInfo tables, or of registered operators, that were run
     samples : number of recorded calls of these entries, with sample inputs
     operators : operators of torch that these calls reach
@@ -98,16 +95,13 @@ class Coverage:
 
 
 NOT_RUN = "no sample calls it"
-WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})
-"""categories of operators that need no entry in torch's table of OpInfos"""
+WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})  # categories of operators that need no entry in torch's table of OpInfos
 
 
 @dataclass(frozen=True, slots=True)
 class Operators:
     """The operators to run.
 
-    Attributes
-    ----------
     entries : operators and other callables, with sample inputs
     reasons : reason why a registered operator has no samples, by name
     requested : registered operators that should be covered
@@ -194,9 +188,7 @@ def operators_program(
     source : the user's text with these names
     seed : seed of random values in samples
 
-    Raises
-    ------
-    UserError : no operator matches, or the trace that supplies shapes cannot be read
+    Raises UserError: no operator matches, or the trace that supplies shapes cannot be read.
     """
     # before loading the table, which takes seconds
     trace = None if options.shapes_from is None else load(options.shapes_from)
@@ -240,11 +232,7 @@ def operators_program(
 
 
 def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, path: str) -> list[OperatorEntry]:
-    """Return the selected operators that a trace calls, with the calls of the trace as samples.
-
-    runner : finds the operators that the selected entries call
-    path : file of the trace, for the message
-    """
+    """Return the selected operators that a trace calls, with the calls of the trace as samples."""
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:
@@ -255,8 +243,7 @@ def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, 
     return entries
 
 
-MOST_BYTES = 1 << 32
-"""maximum number of bytes of a generated tensor, because a trace may name any size"""
+MOST_BYTES = 1 << 32  # maximum number of bytes of a generated tensor, because a trace may name any size
 
 
 def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[OperatorEntry]:

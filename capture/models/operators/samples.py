@@ -47,19 +47,14 @@ def seeded(*parts: object) -> Iterator[None]:
             random.setstate(of_python)
 
 
-LARGE_ELEMENTS = 1 << 20
-"""number of elements of the largest tensor in a large sample"""
+LARGE_ELEMENTS = 1 << 20  # number of elements of the largest tensor in a large sample
+# maximum number of elements of any tensor in a large sample, because tensors with more dimensions grow faster
 MOST_ELEMENTS = 1 << 24
-"""maximum number of elements of any tensor in a large sample, because tensors with more dimensions grow faster"""
-RANDOM_SIZES = (2, 96)
-"""smallest and largest size of a dimension that is drawn at random"""
-CUBIC = frozenset({"linalg", "gemm", "attention"})
-"""categories whose computing time grows faster than their tensors"""
+RANDOM_SIZES = (2, 96)  # smallest and largest size of a dimension that is drawn at random
+CUBIC = frozenset({"linalg", "gemm", "attention"})  # categories whose computing time grows faster than their tensors
 CUBIC_ELEMENTS = 1 << 18
+# categories of which only the batch size is enlarged, because other sizes belong to kernels and channels and must match
 OF_BATCH = frozenset({"convolution", "pooling", "normalization", "resizing"})
-"""categories of which only the batch size is enlarged, because other sizes belong to kernels and channels and must
-match
-"""
 
 Sizes = Callable[[int], int]
 
@@ -98,8 +93,8 @@ def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
     yield from _with_batch(sample, random.randint(*RANDOM_SIZES))
 
 
+# functions that resize a sample, by value of `--shapes`
 RESIZERS: Mapping[str, Callable[[OperatorEntry, Arguments], Iterator[Arguments]]] = {"large": enlarge, "random": draw}
-"""functions that resize a sample, by value of `--shapes`"""
 
 
 def _resized(sample: Arguments, size_of: Sizes) -> Iterator[Arguments]:
@@ -150,16 +145,14 @@ def _dense_tensors(sample: Arguments) -> Iterator[torch.Tensor]:
     )
 
 
+# torch's message for an operator that is not differentiable
 NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
-"""torch's message for an operator that is not differentiable"""
 
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
     """Result of trying a sample call before it is run under the capture.
 
-    Attributes
-    ----------
     calls : keys of the operator calls that the sample made, one per signature
     operators : operators of these calls
     backward : reason why the gradients could not be computed, empty if they were; None if the call has none, or if they
@@ -252,11 +245,11 @@ def has_sizes(sample: Arguments) -> bool:
     return any(tensor.numel() > 1 for tensor in tensors_in(list(sample)))
 
 
+# maximum number of samples that are tried for each one to be run, before the other samples of a dtype are skipped
 TRIALS = 3
-"""maximum number of samples that are tried for each one to be run, before the other samples of a dtype are skipped"""
 
+# function that yields a sample in other shapes, in the order in which to try them
 Resize = Callable[[OperatorEntry, Arguments], Iterator[Arguments]]
-"""function that yields a sample in other shapes, in the order in which to try them"""
 
 
 class SampleScope(nn.Module):
@@ -270,8 +263,6 @@ class SampleScope(nn.Module):
 class SampleRunner:
     """Runs the sample calls of operators.
 
-    Attributes
-    ----------
     device, seed : device of the tensors, and seed of random values
     most : maximum number of samples per entry and dtype; 0 for all
     coverage : gets the numbers of samples and failures
@@ -339,11 +330,7 @@ class SampleRunner:
     def _run_sample(
         self, entry: OperatorEntry, sample: Arguments, dtype: str, with_gradients: bool, scope: nn.Module
     ) -> bool:
-        """Run a sample, in other shapes if requested; return True if it added a new call to the trace.
-
-        entry, dtype, scope : operator, name of the dtype, and module inside of which the call runs
-        with_gradients : True to run the backward pass, too
-        """
+        """Run a sample, in other shapes if requested; return True if it added a new call to the trace."""
         with without_modes(), without_functions():
             tries = [sample] if self.resize is None else [*self.resize(entry, sample), sample]
         for arguments in tries:

@@ -21,8 +21,7 @@ from opgrip.platform.heartbeat import Heartbeat
 from opgrip.platform.sandbox import TIMEOUT, Child, Ended, write_message
 from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 
-TIMEOUT_S = 10.0
-"""time limit of a trial in seconds"""
+TIMEOUT_S = 10.0  # time limit of a trial in seconds
 ENDS = "it ends the process"
 HANGS = "it takes too long"
 
@@ -65,15 +64,15 @@ def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple
             yield from map(tuple, received)
 
 
+# tensor shapes tried in turn, the same for all tensors of a call
 SHAPES = ((4, 4), (2, 4, 8, 8), (3,), (2, 4, 8), (2, 4, 8, 8, 8), ())
-"""tensor shapes tried in turn, the same for all tensors of a call"""
 FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 WHOLE = (torch.int64, torch.bool)
-MOST_TRIALS = 150
-"""maximum number of samples tried per operator and dtype"""
+MOST_TRIALS = 150  # maximum number of samples tried per operator and dtype
+# parts of argument names that suggest integer values
 WHOLE_PARTS = ("ind", "offset", "length", "repeats", "target", "pivot", "seqlen", "label")
-"""parts of argument names that suggest integer values"""
 BOOL_PARTS = ("mask", "condition")
+# values tried in turn for arguments without default, by kind of argument
 VALUES: dict[str, tuple[Any, ...]] = {
     "IntType": (1, 0, 2),
     "SymIntType": (1, 0, 2),
@@ -83,17 +82,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "BoolType": (False, True),
     "SymBoolType": (False,),
 }
-"""values tried in turn for arguments without default, by kind of argument"""
-LENGTHS = (2, 1, 3, 4)
-"""list lengths tried in turn"""
+LENGTHS = (2, 1, 3, 4)  # list lengths tried in turn
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """Values from which the arguments of one sample call are generated.
 
-    Attributes
-    ----------
     shape : shape of all tensors
     length : length of all lists
     values : value for each kind of argument, such as `IntType`
@@ -176,10 +171,7 @@ def find_samples(function: Any, seed: int) -> dict[str, int]:
 
 
 def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | None) -> int:
-    """Return the index of the first sample of a dtype that runs; raise the first error if none runs.
-
-    only : index of the only sample to try; None to try several
-    """
+    """Return the index of the first sample of a dtype that runs; raise the first error if none runs."""
     failure: Exception | None = None
     with seeded(seed, name_of(function), dtype):
         samples = schema_samples(function, "cpu", dtype, dtype in FLOATING)

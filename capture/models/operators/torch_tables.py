@@ -19,8 +19,7 @@ import torch
 from opgrip.cli.plugins import needed
 from opgrip.platform.private_apis import PrivatePlaces
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""positional and keyword arguments"""
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
 
 FORWARD, IN_PLACE = "forward", "in place"
 
@@ -29,8 +28,6 @@ FORWARD, IN_PLACE = "forward", "in place"
 class OperatorEntry:
     """An operator, or other callable, with sample inputs.
 
-    Attributes
-    ----------
     name : name in torch's table: `add`, `nn.functional.relu`, `optim.Adam`; for a registered operator
         `my_ops.scale.default`
     categories : categories to which it belongs, such as `unary`
@@ -51,6 +48,7 @@ class OperatorEntry:
     in_place: Callable[..., Any] | None = None
 
 
+# namespaces of torch's own operators
 OF_TORCH = frozenset(
     {
         *("aten", "prim", "prims", "prepacked", "quantized", "quantized_decomposed", "quantization", "_quantized"),
@@ -62,7 +60,6 @@ OF_TORCH = frozenset(
         *("higher_order", "dynamo", "triton", "torchao_internal", "aoti_custom_ops", "aoti_torch", "pipeline"),
     }
 )
-"""namespaces of torch's own operators"""
 
 _places = PrivatePlaces()
 private_places = _places.report
@@ -110,6 +107,7 @@ def name_of(function: Any) -> str:
 FOREACH, OPTIMIZER, CUSTOM, SCHEMA = "foreach", "optimizer", "custom", "schema"
 ALL = "all"
 
+# categories by the class of an entry in torch's table
 CLASSES = {
     "UnaryUfuncInfo": "unary",
     "BinaryUfuncInfo": "binary",
@@ -117,7 +115,6 @@ CLASSES = {
     "SpectralFuncInfo": "fft",
     "ShapeFuncInfo": "shape",
 }
-"""categories by the class of an entry in torch's table"""
 
 _NN = r"nn\.functional\."
 _PATTERNS = {
@@ -160,10 +157,9 @@ _PATTERNS = {
     "resizing": rf"{_NN}(interpolate|upsample\w*|grid_sample)|_upsample\w+",
 }
 _BY_NAME = {name: re.compile(pattern) for name, pattern in _PATTERNS.items()}
+# names of all categories; `custom` are operators registered by other packages, `schema` are operators of torch that its
+# table lacks
 CATEGORIES = (ALL, *sorted({*CLASSES.values(), *_PATTERNS, FOREACH, OPTIMIZER, CUSTOM, SCHEMA}))
-"""names of all categories; `custom` are operators registered by other packages, `schema` are operators of torch that
-its table lacks
-"""
 
 
 def categories_of(info: Any) -> frozenset[str]:
@@ -174,13 +170,11 @@ def categories_of(info: Any) -> frozenset[str]:
 
 
 EXTRA = "opinfo"
+# shapes of parameters for optimizers; two-dimensional, because one of the optimizers accepts no other parameters
 PARAMETER_SHAPES = ((4, 5), (7, 3), (2, 2))
-"""shapes of parameters for optimizers; two-dimensional, because one of the optimizers accepts no other parameters"""
 OPTIMIZED = (torch.float32, torch.bfloat16, torch.float64)
-STEPS = 2
-"""number of steps per optimizer, of which the first creates its state"""
-MOST_SAMPLES = 200
-"""maximum number of samples drawn per operator and dtype"""
+STEPS = 2  # number of steps per optimizer, of which the first creates its state
+MOST_SAMPLES = 200  # maximum number of samples drawn per operator and dtype
 
 _INVOCATIONS = "torch.testing._internal.common_methods_invocations"
 _OPTIMIZERS = "torch.testing._internal.common_optimizers"

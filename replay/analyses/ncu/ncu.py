@@ -75,10 +75,9 @@ def _decoded(record: Any) -> Batch:
 
 
 FLAGS = Flags("--export", "--metrics", {"-o": "--export", "-f": "--force-overwrite"}, ("--nvtx-include",))
+# usual installation paths of ncu, searched after PATH
 PLACES = ("/usr/local/cuda*/bin/ncu", "/opt/nvidia/nsight-compute/*/ncu", "/usr/local/NVIDIA-Nsight-Compute*/ncu")
-"""usual installation paths of ncu, searched after PATH"""
-COMMAND = "{command}"
-"""placeholder for ncu and its arguments in `--batch-command`"""
+COMMAND = "{command}"  # placeholder for ncu and its arguments in `--batch-command`
 
 ALWAYS = (
     "--target-processes=all",
@@ -89,8 +88,8 @@ ALWAYS = (
     "--clock-control=none",
     "--force-overwrite",
 )
+# factor by which the time limit of a run is increased, because ncu repeats each kernel for every few counters
 SLOWER = 20
-"""factor by which the time limit of a run is increased, because ncu repeats each kernel for every few counters"""
 FORBIDDEN = "ERR_NVGPUCTRPERM"
 NO_METRIC = re.compile(r"Failed to find metric[s]? (\S+)")
 NO_KERNELS = "No kernels were profiled"
@@ -204,12 +203,6 @@ def _batch_with_existing_metrics(
 ) -> tuple[Batch, Ncu]:
     """Run one batch, and run it again without each metric that the GPU lacks. Return the batch's metrics, and `ncu`
     without these metrics.
-
-    rows, number : rows of the batch, and its number, from 1
-    timeout_s : time limit of a case without ncu, in s
-    everything : rows of all batches
-    say : function that prints a line for the user
-    Raises `UserError` if the user named the missing metric, instead of a set of metrics that contains it.
     """
     try:
         return _batch(request, rows, ncu, number, timeout_s, everything), ncu
@@ -225,10 +218,7 @@ def _batch_with_existing_metrics(
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
-    r"""Return the name in `metrics` that ncu reports as missing, or None if ncu reports another name.
-
-    text : the name in ncu's message, either plain or as a pattern such as `regex:^dram__bytes_read\.(sum|avg)$`
-    """
+    """Return the name in `metrics` that ncu reports as missing, or None if ncu reports another name."""
     plain = text.removeprefix("regex:^").replace("\\", "")
     matching = [name for name in metrics if re.match(rf"{re.escape(name)}(?!\w)", plain)]
     return max(matching, key=len, default=None)
@@ -294,8 +284,6 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
 def _reason(printed: str, status: int) -> str:
     """Return why an ncu process wrote no report: the errors in its output, the last lines of other output, or its exit
     status.
-
-    printed : all that the process printed
     """
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):

@@ -24,11 +24,12 @@ from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import row_name
 
 DURATION = "gpu__time_duration.sum"
+# metrics that are summed over the kernels of a run, by column
 SUMS: Mapping[str, tuple[str, ...]] = {
     "ncu_dram_bytes": ("dram__bytes_read.sum", "dram__bytes_write.sum"),
     "ncu_l2_bytes": ("lts__t_bytes.sum",),
 }
-"""metrics that are summed over the kernels of a run, by column"""
+# metrics in percent that are averaged over the kernels of a run, weighted by time, by column
 SHARES: Mapping[str, str] = {
     "ncu_dram_share": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "ncu_l2_share": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
@@ -36,7 +37,6 @@ SHARES: Mapping[str, str] = {
     "ncu_tensor_share": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
     "ncu_occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
 }
-"""metrics in percent that are averaged over the kernels of a run, weighted by time, by column"""
 BASIC = (DURATION, *(name for names in SUMS.values() for name in names), *SHARES.values())
 SETS: Mapping[str, tuple[str, ...]] = {
     "basic": BASIC,
@@ -49,8 +49,8 @@ SETS: Mapping[str, tuple[str, ...]] = {
         "smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",
     ),
 }
+# pattern of a metric's name: its unit, two underscores, the counter and its aggregation
 NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
-"""pattern of a metric's name: its unit, two underscores, the counter and its aggregation"""
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
@@ -69,12 +69,12 @@ def metrics_of(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(metric_names))
 
 
+# folders of ncu's Python module, relative to the program or to a script that starts it
 MODULES = ("extras/python", "../nsight-compute*/extras/python", "../../nsight-compute*/extras/python")
-"""folders of ncu's Python module, relative to the program or to a script that starts it"""
 SCRIPT = Path(__file__).with_name("extras.py")
 TO_CSV = ("--csv", "--page=raw", "--print-units=base")
+# headings of the first column, the column of kernel names, and the column of NVTX ranges
 FIRST, KERNEL, RANGES = "ID", "Kernel Name", "Range:PL_Type"
-"""headings of the first column, the column of kernel names, and the column of NVTX ranges"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NAMED = 9
-"""number of operators in the list below the plots"""
+NAMED = 9  # number of operators in the list below the plots
 COLORS = dict(zip(BOUNDS, PALETTE, strict=False))
 INK: dict[str, Any] = {"color": "#222222", "linewidth": 1.0, "zorder": 1}
-DASHES = ("-", "--", "-.", ":")
-"""line styles of memory levels, from the level nearest to the processor"""
+DASHES = ("-", "--", "-.", ":")  # line styles of memory levels, from the level nearest to the processor
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -76,10 +74,8 @@ def short(value: float, unit: str) -> str:
     return f"{value / size:.3g} {prefix}{unit}"
 
 
-SMALLEST, LARGEST = 9.0, 1200.0
-"""areas in square points of the dots for a share of time of almost 0, and of 1"""
-APART = 9.0
-"""minimum distance between the centres of two numbers, in points"""
+SMALLEST, LARGEST = 9.0, 1200.0  # areas in square points of the dots for a share of time of almost 0, and of 1
+APART = 9.0  # minimum distance between the centres of two numbers, in points
 
 STYLE: dict[str, Any] = {"alpha": 0.6, "linewidths": 0.5, "edgecolors": "white", "in_layout": False, "zorder": 3}
 
@@ -116,10 +112,7 @@ def _ordered(dots: Sequence[Dot]) -> list[Dot]:
 
 
 def _add_number(axes: Axes, x: float, y: float, number: int, places: list[tuple[float, float]]) -> None:
-    """Write a number at the point (x, y), or next to it if another number is too near; add its position to `places`.
-
-    places : positions of the numbers drawn so far, in points
-    """
+    """Write a number at the point (x, y), or next to it if another number is too near; add its position to `places`."""
     point = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
     steps = [(0, 0), *((radius * a, radius * b) for radius in (1, 2, 3) for a, b in _AROUND)]
     for across, up in steps:
@@ -137,14 +130,10 @@ _AROUND = ((1, 1), (-1, 1), (1, -1), (-1, -1), (0, 1.2), (1.2, 0), (0, -1.2), (-
 
 
 SIZE = (8.6, 5.4)
-LANE = 0.1
-"""position of calls that move no bytes, relative to the smallest number of bytes of other calls"""
-FEWEST_BYTES, MOST_BYTES = 1e3, 1e6
-"""minimum range of the axis of bytes"""
-LABELS_APART = 0.07
-"""minimum distance between two labels, relative to the height of the axes"""
-LEAST_US, MOST_US = 1.0, 100.0
-"""minimum range of the axis of times, in us"""
+LANE = 0.1  # position of calls that move no bytes, relative to the smallest number of bytes of other calls
+FEWEST_BYTES, MOST_BYTES = 1e3, 1e6  # minimum range of the axis of bytes
+LABELS_APART = 0.07  # minimum distance between two labels, relative to the height of the axes
+LEAST_US, MOST_US = 1.0, 100.0  # minimum range of the axis of times, in us
 
 
 def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -> Figure:
@@ -222,8 +211,6 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads:
     allow.
 
     Calls that move no bytes are drawn in a separate strip on the left.
-
-    ceilings, threads : bandwidths and launch times of the machine, and number of threads to which bandwidths apply
     """
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)

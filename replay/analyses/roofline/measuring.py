@@ -23,10 +23,8 @@ from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings, best_s, find
 from opgrip.traces.schema.tensor_specs import plain_name
 
 aten = torch.ops.aten
-SIZES = (256, 512, 1024, 2048, 4096, 8192)
-"""sizes of the square matrices"""
-LONGEST_S = 0.12
-"""time in seconds of a product above which larger matrices are not tried"""
+SIZES = (256, 512, 1024, 2048, 4096, 8192)  # sizes of the square matrices
+LONGEST_S = 0.12  # time in seconds of a product above which larger matrices are not tried
 LAUNCHES = 2000
 
 
@@ -56,6 +54,7 @@ def _scaled_product(first: Tensor, second: Tensor) -> Tensor:
     return product
 
 
+# matrix products, by dtype of their arithmetic
 PRODUCTS = {
     **{
         plain_name(dtype): MatrixProduct(dtype)
@@ -63,15 +62,13 @@ PRODUCTS = {
     },
     "int8": MatrixProduct(torch.int8, aten._int_mm.default),
 }
-"""matrix products, by dtype of their arithmetic"""
 ON_ACCELERATORS = {
     "int8": MatrixProduct(torch.int8, _integer_product),
     "float8_e4m3fn": MatrixProduct(torch.float8_e4m3fn, _scaled_product),
 }
-ROUNDED = {TF32: MatrixProduct(torch.float32, precision="high")}
-"""additional products for accelerators with TF32"""
+ROUNDED = {TF32: MatrixProduct(torch.float32, precision="high")}  # additional products for accelerators with TF32
+# errors that torch and its backends raise for features that a device lacks
 NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
-"""errors that torch and its backends raise for features that a device lacks"""
 
 
 def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Ceilings:

@@ -128,8 +128,7 @@ def _add_content(digest: hashlib.blake2b, path: Path) -> None:
 sources.register("trace")(TraceSource())
 
 
-CONFIGURATIONS = "param"
-"""name of the format of PARAM's files of operator configurations"""
+CONFIGURATIONS = "param"  # name of the format of PARAM's files of operator configurations
 
 
 class ConfigurationSource:

@@ -31,10 +31,9 @@ PREFIX = "operator:"
 MOST_CONFIGURATIONS = 100_000
 LONGEST = 1 << 62
 NAME = re.compile(r"_?[A-Za-z]\w*(?:(?:\.|::)\w+){0,3}|_\w+")
+# names of arguments that are integer tensors by default
 WHOLE = ("index", "indices", "target", "targets", "offsets", "repeats", "lengths", "input_lengths", "target_lengths")
-"""names of arguments that are integer tensors by default"""
-BOOLEAN = ("mask", "condition")
-"""names of arguments that are bool tensors by default"""
+BOOLEAN = ("mask", "condition")  # names of arguments that are bool tensors by default
 FORM = """give the arguments by name: --inputs '{"self": [1024, 1024], "other": [1024, 1024]}'"""
 TENSOR_KEYS = {"shape", "stride", "dtype", "device"}
 
@@ -106,8 +105,6 @@ def _is_pattern(name: str) -> bool:
 def _expanded(name: str, configurations: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of all operators that match a name with wildcards and accept the arguments; a name without
     wildcards is returned unchanged.
-
-    configurations : arguments by name; an operator has to accept each of these sets
     """
     if not _is_pattern(name):
         return [name]
@@ -217,8 +214,6 @@ def _overloads_note(schemas: Sequence[Any]) -> str:
 def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:
     """Convert arguments given as JSON to the types that a schema requires; raise `ValueError` for an unknown argument
     or an invalid value.
-
-    form : JSON value of each argument, by argument name
     """
     parameters = {argument.name: argument for argument in schema.arguments}
     unknown = [name for name in form if name not in parameters]

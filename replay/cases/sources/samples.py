@@ -106,8 +106,6 @@ def _function_calls(trace: Trace) -> pd.DataFrame:
 def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selection) -> list[Case]:
     """Return a case for each signature that calls one of the samples. The cases have no captured time, because the
     captured time of a gripped call includes the recording of the operators inside it.
-
-    samples : samples by the name of the function from which each was made
     """
     calls = _function_calls(trace)
     calls = calls[np.array([matches(str(name), selection.module) for name in calls["module"]], dtype=bool)]
@@ -227,10 +225,8 @@ sources.register("samples")(SampleSource())
 
 
 JOINED = "; opgrip trace merge joins several"
-LOOKED_AT = 20
-"""maximum number of files in a folder that are examined to find a trace"""
-PREFIX = "sample:"
-"""prefix of targets that always mean a shipped sample, even if a folder has its name: `sample:nms`"""
+LOOKED_AT = 20  # maximum number of files in a folder that are examined to find a trace
+PREFIX = "sample:"  # prefix of targets that always mean a shipped sample, even if a folder has its name: `sample:nms`
 
 
 def names_samples(target: str) -> bool:
@@ -328,8 +324,7 @@ def _note(target: str, count: int) -> str:
     return f"{target} is read as the local folder{hidden}"
 
 
-SHIPPED = "samples"
-"""target that means all shipped samples"""
+SHIPPED = "samples"  # target that means all shipped samples
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,17 +27,16 @@ def device_index(device: str) -> int:
     return index
 
 
+# class names of jax errors that are raised if shapes depend on values
 VALUES_NEEDED = ("ConcretizationTypeError", "TracerBoolConversionError", "NonConcreteBooleanIndexError")
-"""class names of jax errors that are raised if shapes depend on values"""
 
-THREADS = "NPROC"
-"""environment variable for XLA's threads on the CPU, read once per process"""
+THREADS = "NPROC"  # environment variable for XLA's threads on the CPU, read once per process
 
+# environment variable that controls whether XLA preallocates a GPU's memory
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-"""environment variable that controls whether XLA preallocates a GPU's memory"""
 
+# text in torchax's error message for random numbers that are drawn outside of torchax's environment
 RANDOM = "get_and_rotate_prng_key"
-"""text in torchax's error message for random numbers that are drawn outside of torchax's environment"""
 
 
 def start(task: Task) -> Any:

@@ -114,6 +114,7 @@ _SIZES: Mapping[str, Check] = {
 }
 
 _STATES = ("exp_avgs", "exp_avg_sqs", "max_exp_avg_sqs", "state_sums", "momentum_buffer_list")
+# arguments whose elements the kernels read as contiguous memory, whatever their strides are
 _IN_A_ROW: Mapping[str, tuple[str, ...]] = {
     **{f"aten::_fused_{name}{ending}": ("self", "grads", *_STATES) for name in _OPTIMIZERS for ending in ("", "_")},
     "aten::native_group_norm": ("weight", "bias"),
@@ -154,7 +155,6 @@ _IN_A_ROW: Mapping[str, tuple[str, ...]] = {
     **{f"aten::{name}": ("self",) for name in ("median", "nanmedian")},
     **{f"aten::rrelu_with_noise{ending}": ("noise",) for ending in ("", "_", "_functional", "_backward")},
 }
-"""arguments whose elements the kernels read as contiguous memory, whatever their strides are"""
 
 
 def _tables() -> Mapping[str, Check]:
@@ -162,8 +162,7 @@ def _tables() -> Mapping[str, Check]:
     return {**_SIZES, **{name: both(_SIZES[name], row) if name in _SIZES else row for name, row in rows.items()}}
 
 
-CHECKS = _tables()
-"""all checks by operator"""
+CHECKS = _tables()  # all checks by operator
 
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -239,5 +238,4 @@ def check_graph(module: fx.GraphModule, args: tuple[Any, ...]) -> None:
             fx.Interpreter(module).run(*args)
 
 
-REVIEWED = ((2, 6), (2, 13), (2, 15))
-"""versions of torch that were reviewed; versions in between count as reviewed too"""
+REVIEWED = ((2, 6), (2, 13), (2, 15))  # versions of torch that were reviewed; versions in between count as reviewed too

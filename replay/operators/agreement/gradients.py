@@ -44,6 +44,7 @@ class Forward:
 
 
 _POOLED = (("grad_output",), ("indices",))
+# forward operator by backward operator; arguments with the same name in both have the same sizes
 FORWARDS: Mapping[str, Forward] = {
     **{f"aten::avg_pool{n}d_backward": Forward(f"avg_pool{n}d") for n in (2, 3)},
     **{f"aten::max_pool{n}d_with_indices_backward": Forward(f"max_pool{n}d_with_indices", _POOLED) for n in (2, 3)},
@@ -54,7 +55,6 @@ FORWARDS: Mapping[str, Forward] = {
     },
     "aten::unfold_backward": Forward("unfold", (("grad_in",),)),
 }
-"""forward operator by backward operator; arguments with the same name in both have the same sizes"""
 
 
 def _on_meta(value: Any) -> Any:

@@ -19,10 +19,8 @@ from torch import Tensor
 from opgrip.replay.operators.admission import Unsupported
 from opgrip.replay.operators.memory import Arguments, Function
 
-Call: TypeAlias = Mapping[str, Any]
-"""arguments of a call by name"""
-Bound: TypeAlias = Callable[[Tensor, Call], Tensor]
-"""function that returns the nearest valid values of an index"""
+Call: TypeAlias = Mapping[str, Any]  # arguments of a call by name
+Bound: TypeAlias = Callable[[Tensor, Call], Tensor]  # function that returns the nearest valid values of an index
 
 
 def _below(size: Callable[[Call], int]) -> Bound:
@@ -143,6 +141,7 @@ def _longest_target(call: Call) -> int:
     return longest if states is None else min(longest, int(states.shape[-1]) // 2)
 
 
+# functions that limit index arguments which operators do not check, by operator and argument
 UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
     "aten::max_pool2d_with_indices_backward": {"indices": _plane(2)},
     "aten::max_pool3d_with_indices_backward": {"indices": _plane(3)},
@@ -188,7 +187,6 @@ UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
     "torchvision::ps_roi_pool": {"rois": _images},
     "torchvision::_ps_roi_pool_backward": {"rois": _images},
 }
-"""functions that limit index arguments which operators do not check, by operator and argument"""
 
 
 NO_BOUNDS = "its indices cannot be clamped to valid values"

@@ -16,12 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.traces.schema.arguments import TensorSpec
 
-Call: TypeAlias = Mapping[str, Any]
-"""arguments of a call by name: tensors, or their specs"""
-Sizes: TypeAlias = tuple[str, object, object]
-"""name of a property, its actual value, and its expected value"""
+Call: TypeAlias = Mapping[str, Any]  # arguments of a call by name: tensors, or their specs
+Sizes: TypeAlias = tuple[str, object, object]  # name of a property, its actual value, and its expected value
+# function that yields properties of a call; the call is not run unless all have their expected values
 Check: TypeAlias = Callable[[Call], Iterator[Sizes]]
-"""function that yields properties of a call; the call is not run unless all have their expected values"""
 
 
 def is_tensor(value: object) -> bool:

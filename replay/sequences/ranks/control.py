@@ -25,12 +25,10 @@ from opgrip.errors import UserError, one_line
 from opgrip.replay.sequences.step_options import RankLaunch
 
 T = TypeVar("T")
-BEAT_S = 0.5
-"""time in seconds between two heartbeats"""
-SILENT_S = 4 * BEAT_S
-"""seconds without a heartbeat after which a rank counts as ended once its collective has failed"""
+BEAT_S = 0.5  # time in seconds between two heartbeats
+SILENT_S = 4 * BEAT_S  # seconds without a heartbeat after which a rank counts as ended once its collective has failed
+# numbers of the replays in this process, equal in all ranks; each replay uses separate keys in the store
 _turns = count()
-"""numbers of the replays in this process, equal in all ranks; each replay uses separate keys in the store"""
 
 
 class Control:
@@ -157,10 +155,8 @@ class Control:
             self.lost(error)
 
     def _end_at_once(self, silent: Sequence[int], was_told: bool) -> None:
-        """End this process from the heartbeat thread, because the main thread may be waiting for a rank that has ended.
-
-        silent : ranks that sent no heartbeats
-        was_told : True if a signal ends this process
+        """End this process from the heartbeat thread, because the main thread may be waiting for a rank that has
+        ended.
         """
         if self._is_ending:
             # the main thread reports the end, or knows that another rank does
@@ -172,12 +168,7 @@ class Control:
 
 
 def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, str]:
-    """Return (message, hint) for an error about ranks that have ended or did not reach a collective in time.
-
-    silent : ranks that sent no heartbeats
-    timeout_s : time in seconds for which this rank waited
-    error : message of the error that ended the wait
-    """
+    """Return (message, hint) for an error about ranks that have ended or did not reach a collective in time."""
     if silent:
         which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
         has, does = ("has", "does") if len(silent) == 1 else ("have", "do")

@@ -138,10 +138,9 @@ def wait_points(
     return before
 
 
-GroupKey: TypeAlias = tuple[tuple[int, ...], str]
-"""recorded ranks of a group, and its name"""
+GroupKey: TypeAlias = tuple[tuple[int, ...], str]  # recorded ranks of a group, and its name
+# key of collectives that run in order: all of a group, or all messages from one member to another
 _Line: TypeAlias = tuple[GroupKey, int, int]
-"""key of collectives that run in order: all of a group, or all messages from one member to another"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +243,8 @@ class RankPlan:
     left_out: list[dict[int, str]]
 
 
+# distinct descriptions of a rank's collectives, and for each of its collectives the index of its description
 Table: TypeAlias = tuple[Sequence[Offer], Sequence[int]]
-"""distinct descriptions of a rank's collectives, and for each of its collectives the index of its description"""
 
 
 def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
@@ -288,9 +287,6 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
 def _members(line: _Line, world_size: int) -> tuple[int, ...]:
     """Return the started ranks that take part in the collectives of a group, or in the messages between two of its
     members.
-
-    line : key of the group, and positions of sender and receiver in it, which are negative for collectives
-    world_size : number of started ranks
     """
     (ranks, _), sender, receiver = line
     both = ranks if sender < 0 else (ranks[sender], ranks[receiver])
@@ -310,20 +306,13 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
 
 
 def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:
-    """Yield, for each collective in order, the index of the matching call in each rank.
-
-    places : indices of each rank's calls of the same collectives, by rank
-    """
+    """Yield, for each collective in order, the index of the matching call in each rank."""
     for turn in range(max(map(len, places.values()))):
         yield {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
 
 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
-    """Return the reason why the calls of different ranks do not match, or an empty string if they do.
-
-    offers : description of each rank's call, by rank
-    members : ranks that have to take part
-    """
+    """Return the reason why the calls of different ranks do not match, or an empty string if they do."""
     absent = sorted(set(members) - set(offers))
     if absent:
         return f"rank {absent[0]} has recorded fewer of its group"
@@ -347,8 +336,6 @@ def _terms(offer: Offer) -> tuple[Any, ...]:
 def _uneven(offers: Mapping[int, Offer]) -> str:
     """Return the reason why an all-to-all with uneven splits does not match; empty if each rank receives what the
     others send to it.
-
-    offers : description of each rank's call, by rank
     """
     for offer in offers.values():
         for other in offers.values():

@@ -35,10 +35,9 @@ from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec,
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.schema.tensor_specs import contiguous
 
-NAMESPACES = ("c10d", "_c10d_functional")
-"""namespaces of the operators that ranks run"""
+NAMESPACES = ("c10d", "_c10d_functional")  # namespaces of the operators that ranks run
+# operators that pass on the result of a collective; the first one also waits for it
 LOCAL = frozenset({"_c10d_functional.wait_tensor.default", "_c10d_functional._wrap_tensor_autograd.default"})
-"""operators that pass on the result of a collective; the first one also waits for it"""
 MOST_MEMBERS = 1 << 20
 SUM = "SUM"
 UNKNOWN_GROUP = "the trace does not contain the ranks of its group"
@@ -138,10 +137,7 @@ def _reduction(signature: Signature) -> str:
 
 
 def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (rows sent to each member, rows received from each) of an all-to-all, or None if all are equal.
-
-    exchange : what collective the operator runs, and the positions of its arguments
-    """
+    """Return (rows sent to each member, rows received from each) of an all-to-all, or None if all are equal."""
     if exchange.kind != ALL_TO_ALL or exchange.form != FLAT:
         return None
     lists = [leaf for leaf in signature.args[exchange.count :] if isinstance(leaf, list)]
@@ -187,8 +183,6 @@ def _disagree() -> Unsupported:
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
     """Return the number of bytes of the tensors of a collective that does not divide them, such as a broadcast; their
     sizes need no check. A barrier has 0.
-
-    trees : for each argument of the collective that holds tensors, its items
     """
     return 0 if collective.kind == BARRIER else _bytes(trees[0])
 
@@ -196,9 +190,6 @@ def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members
 def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
     """Check the sizes of an all-gather or reduce-scatter on single tensors, and return the number of bytes of one
     member's part.
-
-    trees : for each argument of the collective that holds tensors, its items
-    members : number of ranks in the group
     """
     is_gather = collective.kind == ALL_GATHER
     if collective.makes_result:
@@ -217,11 +208,7 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
 
 
 def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check the sizes of lists with one tensor for each member, and return the number of bytes of one member's part.
-
-    trees : for each argument of the collective that holds tensors, its items: tensors, or lists of them
-    members : number of ranks in the group
-    """
+    """Check the sizes of lists with one tensor for each member, and return the number of bytes of one member's part."""
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
     # only the root passes a list to gather or scatter
     lists = [item for item in lists if item]
@@ -235,11 +222,7 @@ def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members
 
 
 def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check the sizes of an all-to-all, and return the number of bytes that this rank sends.
-
-    trees : for each argument of the collective that holds tensors, its items
-    members : number of ranks in the group
-    """
+    """Check the sizes of an all-to-all, and return the number of bytes that this rank sends."""
     if collective.form == LISTS:
         received, sent = trees
         if len(received) != members or len(sent) != members:

@@ -114,8 +114,7 @@ def replay_ranks(
     return StepOutcome(len(recorded_ranks(workload.trace)), ranks, all_rows, times.together())
 
 
-ROUNDS = 20
-"""number of times to query another clock; the fastest answer counts"""
+ROUNDS = 20  # number of times to query another clock; the fastest answer counts
 
 
 def clock_offsets_ns(control: Control) -> list[int]:
@@ -336,9 +335,6 @@ class CollectiveStepTimes:
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
     """Return, by index of a collective, three arrays with one element per pass: arrival, end, and time of blocking in
     ns.
-
-    stamps : a rank's times of all collectives in each pass
-    offset_ns : by how much the rank's clock is ahead of rank 0's, which is subtracted
     """
     places = set(stamps[0].places).intersection(*(one.places for one in stamps)) if stamps else set()
     passes = [
@@ -380,10 +376,7 @@ def _collective_times(samples: _Samples) -> CollectiveTimes:
 
 
 def _bandwidths(meeting: Meeting, exchange_us: float) -> tuple[float | None, float | None]:
-    """Return the algorithm bandwidth and the bus bandwidth of a collective in GB/s; None if no data is moved.
-
-    exchange_us : time from the arrival of the last rank until all have finished
-    """
+    """Return the algorithm bandwidth and the bus bandwidth of a collective in GB/s; None if no data is moved."""
     if not meeting.bytes or exchange_us <= 0:
         return None, None
     algorithm = meeting.bytes / exchange_us / 1e3

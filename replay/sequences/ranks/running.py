@@ -32,15 +32,12 @@ from opgrip.traces.analysis.ranks.collectives import (
     SEND,
 )
 
-Work: TypeAlias = Any
-"""a `torch.distributed.Work`"""
+Work: TypeAlias = Any  # a `torch.distributed.Work`
+# results of a collective, and the work objects to wait for until they are ready
 Started: TypeAlias = tuple[list[Tensor], list[Work]]
-"""results of a collective, and the work objects to wait for until they are ready"""
 GLOO = "gloo"
-PREMUL_SUM = "PREMUL_SUM"
-"""reduction that multiplies by a factor before adding; traces do not record the factor"""
-AVG = "AVG"
-"""reduction that gloo lacks; it is replaced by a sum, which moves as many bytes"""
+PREMUL_SUM = "PREMUL_SUM"  # reduction that multiplies by a factor before adding; traces do not record the factor
+AVG = "AVG"  # reduction that gloo lacks; it is replaced by a sum, which moves as many bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +149,6 @@ class _Call:
 def _word_of(reduction: str, on_gloo: bool) -> str:
     """Return the name of the reduction to run: the recorded one or, if this one cannot be replayed, the one that
     replaces it.
-
-    on_gloo : True if the group uses the backend gloo
     """
     return SUM if reduction == PREMUL_SUM or (on_gloo and reduction == AVG) else reduction
 

@@ -148,10 +148,7 @@ def replay_step(
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    """Return, by signature number, each collective of the rank, or the reason why it cannot run.
-
-    part : trace with the calls of this rank
-    """
+    """Return, by signature number, each collective of the rank, or the reason why it cannot run."""
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
@@ -185,12 +182,6 @@ def _agree(
     """Return the plan that says which collectives run.
 
     All ranks exchange the descriptions of their collectives, and compute the same plan from them.
-
-    flow : calls of this rank
-    places : indices of the rank's collectives among its calls
-    exchanges : each collective, or the reason why it cannot run, by signature number
-    reasons : why a group's backend cannot run a collective, by signature number
-    control : connection to the other ranks
     """
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
@@ -204,8 +195,6 @@ def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey
     """Create the process groups of the plan, and return the groups that contain this rank.
 
     Every rank has to create all groups, in the same order.
-
-    control : connection to the other ranks
     """
     backend = backend_for(device)
     groups: dict[GroupKey, GroupMembers] = {}

@@ -74,11 +74,11 @@ class Executor(Protocol):
         """
 
 
+# function that starts an executor, as a context manager that ends it
 StartExecutor = Callable[["EngineOptions"], AbstractContextManager[Executor]]
-"""function that starts an executor, as a context manager that ends it"""
 
+# executors by the name that `--engine` takes
 executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors", "opgrip.engines")
-"""executors by the name that `--engine` takes"""
 
 
 @contextmanager

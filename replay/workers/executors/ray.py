@@ -31,19 +31,17 @@ if TYPE_CHECKING:
     from opgrip.replay.workers.ray_pool import Pool
     from opgrip.replay.workers.ray_worker import RayTask
 
-REACH_S = 10.0
-"""time in seconds within which the head of a cluster must answer"""
+REACH_S = 10.0  # time in seconds within which the head of a cluster must answer
+# size in bytes of the object store of a cluster that is started here; it holds traces and rows
 OBJECT_STORE_BYTES = 128 << 20
-"""size in bytes of the object store of a cluster that is started here; it holds traces and rows"""
+# environment of a cluster that is started here: no usage statistics, connections only from this machine (the second
+# variable) and with a secret token, and workers at normal priority instead of Ray's lowest
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_worker_niceness": "0",
 }
-"""environment of a cluster that is started here: no usage statistics, connections only from this machine (the second
-variable) and with a secret token, and workers at normal priority instead of Ray's lowest
-"""
 
 
 class RayExecutor:
@@ -177,8 +175,6 @@ class RayExecutor:
         """Return one task for each window: a group of unfinished cases that one worker measures in the same rounds.
 
         Cases are assigned to the node that has their compiled programs.
-
-        done : numbers of finished cases
         """
         from opgrip.replay.run.measure import CASES, windows
         from opgrip.replay.workers.ray_worker import RayTask
@@ -224,8 +220,7 @@ def _window_size(pool: Pool, cases: int, most: int) -> int:
     return max(1, min(most, ceil(cases / (PARTS * max(pool.size, 1)))))
 
 
-MOST_COMPILED = 16
-"""maximum number of cases in one compile task"""
+MOST_COMPILED = 16  # maximum number of cases in one compile task
 
 
 def _files_of(workload: Workload) -> Mapping[str, bytes]:

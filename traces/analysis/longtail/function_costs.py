@@ -26,25 +26,19 @@ from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.schema.records import NO_STORAGE
 from opgrip.traces.table.call_table import COUNT
 
-Step: TypeAlias = tuple[int, str, int, str]
-"""pair of consecutive calls: scope and operator of each"""
+Step: TypeAlias = tuple[int, str, int, str]  # pair of consecutive calls: scope and operator of each
 Gaps: TypeAlias = NDArray[np.int64 | np.uint32]
 LONGEST_NS = (1 << 32) - 1
 
-FEWEST = 20
-"""minimum number of clean gaps from which a typical gap is computed for pairs of calls without clean gaps"""
-SETTLED = 8
-"""number of calls of a signature after which the capture rarely inspects its values"""
-LOW = 0.25
-"""quantile used as the typical time; a low one, because capture and operating system only make times longer"""
+FEWEST = 20  # minimum number of clean gaps from which a typical gap is computed for pairs of calls without clean gaps
+SETTLED = 8  # number of calls of a signature after which the capture rarely inspects its values
+LOW = 0.25  # quantile used as the typical time; a low one, because capture and operating system only make times longer
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureCost:
     """Time that recording adds to the program.
 
-    Attributes
-    ----------
     operator_ns : added to the measured time of each call
     between_ns : added to the time between a call and the next one
     """
@@ -57,8 +51,6 @@ class CaptureCost:
 class FunctionTimes:
     """Typical times of a trace's calls and of the gaps between them, in ns.
 
-    Attributes
-    ----------
     cost : time that recording added, which is subtracted
     calls : typical time of a call on the host, by signature and scope
     device_calls : typical time of a call on an accelerator, by signature and scope
@@ -98,8 +90,6 @@ class FunctionTimes:
 def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> FunctionTimes:
     """Return the typical times of a trace's calls and of the gaps between them.
 
-    Parameters
-    ----------
     looked_at : signatures for which the capture inspected the values of more than one call
     cost : time that recording added to each call and gap
     """
@@ -132,8 +122,6 @@ def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCal
 class _Gaps:
     """Gaps between consecutive calls within a function, grouped by what the capture recorded during the gap.
 
-    Attributes
-    ----------
     clean : lengths in ns of the clean gaps, by pair of consecutive calls; in a clean gap, the capture recorded nothing
         new, because the program had made the same two calls in this order before
     """
@@ -176,10 +164,7 @@ class _Gaps:
 
 
 def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
-    """Return a low quantile (`LOW`) of a column of times, by signature and scope.
-
-    calls : rows, each of which represents as many calls as its column `COUNT` states
-    """
+    """Return a low quantile (`LOW`) of a column of times, by signature and scope."""
     own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
     groups = own.groupby(["signature", "scope"])[COUNT]
     is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
@@ -206,10 +191,9 @@ def _low(times: Gaps) -> float:
     return float(times[place])
 
 
-IS_USED_ELSEWHERE, IS_READ = 1, 2
-"""flags of a storage: another function uses it; a call reads it"""
+IS_USED_ELSEWHERE, IS_READ = 1, 2  # flags of a storage: another function uses it; a call reads it
+# multiplier in the integer that encodes the use of a storage: index of the function that created it * USES + flags
 USES = 4
-"""multiplier in the integer that encodes the use of a storage: index of the function that created it * USES + flags"""
 
 
 class Traffic:
@@ -273,8 +257,6 @@ class Traffic:
 class Borders:
     """Bytes that a function reads from memory created outside it, and bytes that it writes for use outside it.
 
-    Attributes
-    ----------
     reads : bytes read from each tensor, by storage and shape
     extents : bytes from the start of a storage to the end of the last tensor that is read, by storage
     writes : bytes written, by storage

@@ -33,19 +33,15 @@ from opgrip.traces.analysis.longtail.thread_calls import (
 from opgrip.traces.analysis.timeline import in_runs
 from opgrip.traces.table.trace import Trace
 
-FEWEST_LAUNCHES = 3
-"""minimum number of operators per call of a long-tail function, including its backward pass"""
+FEWEST_LAUNCHES = 3  # minimum number of operators per call of a long-tail function, including its backward pass
 NOTHING = CaptureCost()
-DENSE_SHARE = 0.5
-"""maximum share of a long-tail function's operator time in dense kernels"""
+DENSE_SHARE = 0.5  # maximum share of a long-tail function's operator time in dense kernels
 
 
 @dataclass(frozen=True, slots=True)
 class LongTailFunction:
     """A Python function that consists of many small operators, with sums over all its calls in all traces.
 
-    Attributes
-    ----------
     name, file : qualified name and source file
     pattern : value of `opcapture --grip` that selects the function
     calls : number of calls, estimated from the source lines of its operators (see `Invocations`)
@@ -90,8 +86,6 @@ class LongTailFunction:
 class LongTail:
     """The long-tail functions of traces, and totals.
 
-    Attributes
-    ----------
     functions : functions, largest possible saving first
     traces, launches : number of traces, and of calls of operators in them
     wall_ns : time of all functions that call operators, including functions that are not long-tail
@@ -115,8 +109,6 @@ class _Sum:
 
     The other fields have the same meaning as in `LongTailFunction`.
 
-    Attributes
-    ----------
     dense_ns : part of `operator_ns` in dense operators (see `is_dense`)
     wall_by_command : time of the function, by (`pattern`, `command`) as in `LongTailFunction`
     omitted : reason to leave the function out of the list, or None
@@ -150,8 +142,6 @@ def find_longtail(
     These are functions with at least `FEWEST_LAUNCHES` operators per call, which spend at most `DENSE_SHARE` of their
     operator time in dense operators, such as convolutions and matrix products.
 
-    Parameters
-    ----------
     traces : traces, which are read one after another
     bandwidth : returns the memory bandwidth, in bytes per second, of the device on which a trace was recorded
     cost : time that recording added, which is subtracted
@@ -178,8 +168,6 @@ def find_longtail(
 class _Run:
     """Sums over a run of consecutive operators that one thread called in the same Python function.
 
-    Attributes
-    ----------
     is_backward : True if the function's backward pass called them
     launches, operator_ns, between_ns, host_ns : as in `LongTailFunction`
     dense_ns : part of `operator_ns` in dense operators (see `is_dense`)
@@ -212,9 +200,6 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
     """Add a trace's calls to the sums of each function.
 
     Return the number of all calls and of the calls on a device, under the keys `calls` and `device`.
-
-    bandwidth : memory bandwidth in bytes per second of the device on which the trace was recorded
-    cost : time that recording added, which is subtracted
     """
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     calls = MadeCalls(trace, operations)
@@ -261,9 +246,6 @@ def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: FunctionTimes) -> 
     """Yield sums over each run of consecutive operators that a thread called in the same function.
 
     The calls themselves are not kept, because there can be millions.
-
-    calls : calls of the thread in start order
-    traffic, times : use of memory, and typical times, of all calls of the trace
     """
     run: _Run | None = None
     before: MadeCall | None = None
@@ -301,15 +283,12 @@ def _function(file: str, name: str, own: _Sum) -> LongTailFunction:
     return LongTailFunction(name=name, file=file, pattern=pattern, command=command, **shared)
 
 
-MOST_OMITTED = 5
-"""maximum number of functions that are printed as left out"""
+MOST_OMITTED = 5  # maximum number of functions that are printed as left out
 
 
 def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
     """Print a line of totals and a table of functions, largest possible saving first.
 
-    Parameters
-    ----------
     top : maximum number of functions in the table
     """
     ranked = longtail.functions
@@ -344,6 +323,7 @@ def _ms(heading: str, name: str, rank: int, form: str = ",.2f") -> TableColumn:
     return TableColumn(heading, lambda row: getattr(row[0], name) / 1e6, form, rank)
 
 
+# columns of the table; a row is a function and the total time of all traces
 COLUMNS = (
     _ms("saves ms", "saving_ns", 0),
     TableColumn("share", lambda row: row[0].saving_ns / max(row[1], 1), ".2%", rank=1),
@@ -358,7 +338,6 @@ COLUMNS = (
     TableColumn("function", lambda row: row[0].name, least=24),
     TableColumn("grip it with", lambda row: row[0].command, below=True, is_command=True, most=1000),
 )
-"""columns of the table; a row is a function and the total time of all traces"""
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:

@@ -17,20 +17,17 @@ from opgrip.traces.table.trace import Trace
 
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 INITIALIZERS = ("reset_parameters", "init_weights", "_init_weights")
+# pattern of the names of functions that load data
 LOADING = re.compile(r"(Dataset|Loader)\w*\.|collate", re.IGNORECASE)
-"""pattern of the names of functions that load data"""
+# Limits for a function that contains the program: it is called once, lasts at least the share WHOLE of the program's
+# time, and makes at most the share OWN of its calls itself.
 WHOLE, OWN = 0.8, 0.5
-"""Limits for a function that contains the program: it is called once, lasts at least the share WHOLE of the program's
-time, and makes at most the share OWN of its calls itself.
-"""
 
 
 @dataclass(slots=True)
 class _Span:
     """Period from a function's first operator to its last, and the number of operators that it called.
 
-    Attributes
-    ----------
     first_ns, last_ns : start of the first operator and end of the last one
     last_forward_ns : start of its last operator outside a backward pass, or -1
     """
@@ -130,8 +127,8 @@ def reason_to_omit(
 
 
 ALONE = ("-f", "--force", "--find-longtail")
+# options in the recorded command that do not affect which program runs: without a value, and with a value
 VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes")
-"""options in the recorded command that do not affect which program runs: without a value, and with a value"""
 
 
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:

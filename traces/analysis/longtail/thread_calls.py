@@ -17,24 +17,22 @@ from opgrip.traces.schema.records import OPERATOR, Scope, Signature
 from opgrip.traces.table.profiler_labels import are_marks
 from opgrip.traces.table.trace import Trace
 
+# names of operators that multiply matrices and vectors
 PRODUCTS = frozenset(
     {"mm", "addmm", "addmm_activation", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "int_mm"}
 )
-"""names of operators that multiply matrices and vectors"""
+# parts of the names of other operators whose kernels do much work, including backward operators
 DENSE_PARTS = (
     *("convolution", "conv_depthwise", "thnn_conv", "attention", "lstm", "gru", "rnn_", "embedding", "fft_"),
     *("batch_norm", "layer_norm", "group_norm", "rms_norm"),
     *("max_pool", "avg_pool", "upsample_", "grid_sampler"),
 )
-"""parts of the names of other operators whose kernels do much work, including backward operators"""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """Properties of a signature that the analysis of long-tail functions needs.
 
-    Attributes
-    ----------
     interface : tensors in the arguments and results
     argument_bytes, result_bytes : bytes of each tensor; elements repeated by a stride of 0 count once
     writes : for each argument, True if calls may write it
@@ -105,23 +103,18 @@ def _is_view(signature: Signature) -> bool:
 LOCALS = ".<locals>."
 BACKWARD = "backward"
 
+# maximum number of calls that are kept in memory, at about 500 bytes each; for longer traces they are created again
+# when needed
 KEPT_CALLS = 1 << 19
-"""maximum number of calls that are kept in memory, at about 500 bytes each; for longer traces they are created again
-when needed
-"""
 
-Thread: TypeAlias = tuple[int, int]
-"""codes of process and thread in a trace's table"""
-Function: TypeAlias = tuple[str, str]
-"""file and name of a function; empty for calls outside the program's functions"""
+Thread: TypeAlias = tuple[int, int]  # codes of process and thread in a trace's table
+Function: TypeAlias = tuple[str, str]  # file and name of a function; empty for calls outside the program's functions
 
 
 @dataclass(frozen=True, slots=True)
 class MadeCall:
     """A call of an operator, with the Python function that called it.
 
-    Attributes
-    ----------
     number : index in the trace's call table
     operation : properties of the call's signature
     place : Python function that made the call; None outside functions of the program, and for communication between
@@ -274,8 +267,6 @@ def function_of(call: MadeCall) -> Function:
 class _Open:
     """The latest call of a Python function, which may still be running.
 
-    Attributes
-    ----------
     line, op : source line and name of its first operator
     moved : True if its latest operator is on another line
     last : index of its latest operator among all calls of the thread

@@ -24,16 +24,13 @@ from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.records import Signature
 
 Integers = NDArray[np.int64]
-FEWEST = 3
-"""minimum number of shared collectives for comparing two clocks"""
+FEWEST = 3  # minimum number of shared collectives for comparing two clocks
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Difference between the clock of one process and the clock of the merged trace.
 
-    Attributes
-    ----------
     offset_ns : correction in ns that is left after the start times of the captures were compared; 0 if the clocks agree
         within the noise
     measured_ns : offset derived from the ends of collectives; None if it was not measured
@@ -97,10 +94,7 @@ class _Pairs:
         self._members: Mapping[int, set[int]] = self._together(meetings, chosen)
 
     def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
-        """Return, for each process, the other members of its process groups.
-
-        chosen : mask of the calls in `meetings` to consider
-        """
+        """Return, for each process, the other members of its process groups."""
         members: dict[int, set[int]] = {process: set() for process in self._rows}
         pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)
         for group in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
@@ -135,8 +129,7 @@ class _Pairs:
         return Clock(0 if agree else measured, measured, spread, len(common))
 
 
-MOST = 1 << 12
-"""maximum number of collectives of a group that are compared"""
+MOST = 1 << 12  # maximum number of collectives of a group that are compared
 
 
 def rank_of(header: Mapping[str, Any]) -> int | None:
@@ -157,8 +150,6 @@ def measure_clocks(
 ) -> list[Clock]:
     """Return the clock of each process, as a correction in addition to `shifts`; each trace is read once.
 
-    Parameters
-    ----------
     paths, headers : trace of each process, and the header of that trace
     shifts : correction in ns of each process, derived from the start times of the captures
     unbounded : read records of any size and number; otherwise limits protect against hostile files
@@ -217,8 +208,6 @@ def shifted(events: Events, shift_ns: int) -> Events:
 class Meetings:
     """Calls of collectives by all ranks, sorted by collective: N calls of M collectives. Arrays are (N,) unless stated.
 
-    Attributes
-    ----------
     kinds, groups : names of the kinds of collectives, and of the process groups
     first : (M,), index of each collective's first call
     process : index of the process that made the call
@@ -264,8 +253,6 @@ def match(
     Calls are matched by process group and by order within the group, which is the same for all members. Once members of
     a group call collectives of different kinds, the rest of the group is not matched.
 
-    Parameters
-    ----------
     events : calls of collectives in each process, on a common clock
     collectives : for each process, the collective of each signature
     ranks : rank of each process in the whole program
@@ -305,8 +292,6 @@ def _agreeing(rows: Integers) -> NDArray[np.bool_]:
     """Return a mask of the calls of collectives that match a call of another process.
 
     Within a group, these are the calls before the first collective whose members called different kinds.
-
-    rows : (N, columns), calls sorted by collective; columns 1, 2 and 4 are kind, group and ordinal in the group
     """
     if not len(rows):
         return np.empty(0, dtype=np.bool_)

@@ -12,27 +12,20 @@ from opgrip.traces.schema.records import Signature
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL = "all_reduce", "reduce_scatter", "all_gather", "all_to_all"
 BROADCAST, REDUCE, GATHER, SCATTER = "broadcast", "reduce", "gather", "scatter"
 SEND, RECV, BARRIER = "send", "recv", "barrier"
-FROM_ROOT = (BROADCAST, SCATTER)
-"""collectives in which the other members wait only for the root"""
-TO_ROOT = (REDUCE, GATHER)
-"""collectives in which only the root waits"""
-MESSAGES = (SEND, RECV)
-"""messages between two processes instead of collectives of a group"""
+FROM_ROOT = (BROADCAST, SCATTER)  # collectives in which the other members wait only for the root
+TO_ROOT = (REDUCE, GATHER)  # collectives in which only the root waits
+MESSAGES = (SEND, RECV)  # messages between two processes instead of collectives of a group
 
+# Layouts of the members' parts: one tensor with all parts in order; a list with one tensor per member; a layout that
+# cannot be replayed. An empty string means that there are no parts.
 FLAT, LISTS, OTHER = "flat", "lists", "other"
-"""Layouts of the members' parts: one tensor with all parts in order; a list with one tensor per member; a layout that
-cannot be replayed. An empty string means that there are no parts.
-"""
-WAIT = "wait_tensor"
-"""name of the functional operator that waits for a result"""
+WAIT = "wait_tensor"  # name of the functional operator that waits for a result
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeOp:
     """Description of an operator that exchanges tensors between processes.
 
-    Attributes
-    ----------
     kind : collective, such as `all_reduce`, or kind of message
     count : number of leading arguments that hold tensors
     form : how these tensors hold the parts of the group's members: `FLAT`, `LISTS` or `OTHER`
@@ -76,6 +69,7 @@ _FUNCTIONAL = {
     "all_to_all_single": ExchangeOp(ALL_TO_ALL, 1, FLAT),
     **dict.fromkeys(("broadcast", "broadcast_"), ExchangeOp(BROADCAST, 1, has_peer=True)),
 }
+# facts about operators, by namespace and name
 _EXCHANGES: Mapping[str, Mapping[str, ExchangeOp]] = {
     "c10d": _C10D,
     "_c10d_functional": _FUNCTIONAL,
@@ -83,7 +77,6 @@ _EXCHANGES: Mapping[str, Mapping[str, ExchangeOp]] = {
     # name in older versions of torch
     "c10d_functional": _FUNCTIONAL,
 }
-"""facts about operators, by namespace and name"""
 
 
 def namespace_of(signature: Signature) -> str | None:
@@ -143,8 +136,6 @@ def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
 class Collective:
     """A collective as one rank called it.
 
-    Attributes
-    ----------
     kind : `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `barrier`, `broadcast`, ...
     group : name of its process group
     ranks : global ranks of the group's members; empty if unknown
@@ -184,8 +175,7 @@ def _size(signature: Signature) -> int:
     return max(sum(prod(item.shape) * item.dtype.itemsize for item in tensors(side)) for side in sides)
 
 
-SEND_RECV = "send_recv"
-"""name under which a table of collectives shows both sides of a message"""
+SEND_RECV = "send_recv"  # name under which a table of collectives shows both sides of a message
 
 
 def _others(ranks: int) -> float:
@@ -203,8 +193,8 @@ _FACTORS: dict[str, Callable[[int], float]] = {
     REDUCE: lambda ranks: 1.0,
     SEND_RECV: lambda ranks: 1.0,
 }
+# collectives whose size is the sum of all members' parts
 WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
-"""collectives whose size is the sum of all members' parts"""
 
 
 def bus_factor(kind: str, ranks: int) -> float:
@@ -221,8 +211,6 @@ def bus_factor(kind: str, ranks: int) -> float:
 def size_of(kind: str, member_bytes: int, ranks: int) -> int:
     """Return the size in bytes that is divided by the time of a collective to get its algorithm bandwidth.
 
-    Parameters
-    ----------
     kind : collective, such as `all_reduce`
     member_bytes : size of each member's part; for an all-to-all, of everything that this rank sends
     ranks : number of ranks that take part

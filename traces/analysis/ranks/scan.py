@@ -21,10 +21,9 @@ from opgrip.traces.table.call_source import NumberSet
 
 Integers = NDArray[np.int64]
 COLUMNS = ("signature", "start_ns", "launched_ns", "wait_ns", "end_ns")
-UNKNOWN = int(np.iinfo(np.int64).min)
-"""placeholder for an unknown time; known times may be negative"""
-MOST_PENDING = 1 << 12
-"""maximum number of results of collectives that wait for a call which uses them"""
+UNKNOWN = int(np.iinfo(np.int64).min)  # placeholder for an unknown time; known times may be negative
+MOST_PENDING = 1 << 12  # maximum number of results of collectives that wait for a call which uses them
+# operators that return a view without reading values, and so do not wait for a collective
 _VIEWS = frozenset(
     f"aten.{name}"
     for name in (
@@ -33,15 +32,12 @@ _VIEWS = frozenset(
         *("_reshape_alias", "set_", "resize_"),
     )
 )
-"""operators that return a view without reading values, and so do not wait for a collective"""
 
 
 @dataclass(slots=True)
 class Events:
     """Calls of collectives by one rank, in call order; all arrays are (N,).
 
-    Attributes
-    ----------
     signature : number of the call's signature
     ordinal : number of earlier collectives in the same group
     start_ns, launched_ns : start and end of the call
@@ -62,18 +58,14 @@ class Events:
 
 @dataclass(slots=True)
 class _Thread:
-    last_end_ns: int = UNKNOWN
-    """end of the thread's last call that is not a view"""
-    open_event: int | None = None
-    """collective for whose end the program waits until the thread's next call"""
+    last_end_ns: int = UNKNOWN  # end of the thread's last call that is not a view
+    open_event: int | None = None  # collective for whose end the program waits until the thread's next call
 
 
 @dataclass(slots=True)
 class SignatureKinds:
     """Signatures of a trace that are collectives, waits for collectives, or views.
 
-    Attributes
-    ----------
     collectives : description of each collective, by number of the signature
     numbers : numbers of the signatures of collectives
     waits : numbers of the signatures that wait for a collective
@@ -165,14 +157,7 @@ class Scan:
             self._columns[name].append(value)
 
     def _settle(self, block: CallBlock, before: int, stop: int, firsts: Integers | None, thread: _Thread) -> None:
-        """Set the end times of collectives whose results are used by some calls of a block.
-
-        Parameters
-        ----------
-        before, stop : range of the calls; `stop` is excluded
-        firsts : for each call, index of its first storage in `block.storages`
-        thread : state of the thread that made the calls
-        """
+        """Set the end times of collectives whose results are used by some calls of a block."""
         if not self._pending or firsts is None or before >= stop:
             return
         first = int(firsts[before])
@@ -203,15 +188,7 @@ class Scan:
     def _takers(
         self, block: CallBlock, before: int, stop: int, firsts: Integers, first: int, hits: Integers
     ) -> Iterator[tuple[int, int]]:
-        """Yield the index and the storage of each call that uses the result of a collective, except views.
-
-        Parameters
-        ----------
-        before, stop : range of the calls; `stop` is excluded
-        firsts : for each call, index of its first storage in `block.storages`
-        first : index of the first storage of call `before`
-        hits : positions, counted from `first`, of the storages that are results of collectives
-        """
+        """Yield the index and the storage of each call that uses the result of a collective, except views."""
         calls = np.searchsorted(firsts[before:stop], hits + first, side="right") - 1 + before
         for place, hit in zip(calls.tolist(), hits.tolist(), strict=True):
             if int(block.signature[place]) not in self._kinds.views:
@@ -221,8 +198,6 @@ class Scan:
         """Return the time at which the thread's last call before call `place` ended, not counting views.
 
         Views do not count, because DDP waits, then makes views of the results and copies these.
-
-        start_ns : result if there is no such call
         """
         for before in range(place - 1, -1, -1):
             if int(block.signature[before]) not in self._kinds.views:
@@ -240,8 +215,6 @@ def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
     """Return the time at which a thread continued after it launched a collective: the start of call `place`.
 
     If that call began before the launch ended, the result is the end of the call or of the launch, whichever is later.
-
-    launched_ns : end of the launch
     """
     start, duration = int(block.start_ns[place]), int(block.duration_ns[place])
     return start if start >= launched_ns else max(start + duration, launched_ns)

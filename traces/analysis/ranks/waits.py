@@ -32,8 +32,6 @@ Integers = NDArray[np.int64]
 class RankWaits:
     """Tables of the times that ranks of a merged trace waited for each other in collectives.
 
-    Attributes
-    ----------
     ranks : one row for each rank: rank, process, calls, span_ms, compute_ms, collectives, collective_ms, waiting_ms,
         share (of the span that it waited), last (number of collectives at which it arrived last), caused_ms (time that
         others waited for it), unknown (number of collectives whose end is unknown)
@@ -58,14 +56,10 @@ class RankWaits:
 def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> RankWaits:
     """Return the times that ranks of a merged trace waited for each other; the trace is read once.
 
-    Parameters
-    ----------
     partial : accept a cut trace
     unbounded : read records of any size and number; otherwise limits protect against hostile files
 
-    Raises
-    ------
-    UserError : if the trace is cut, has only one process, or has no shared collectives
+    Raises UserError if the trace is cut, has only one process, or has no shared collectives.
     """
     reader = TraceReader(path, unbounded)
     ranks = _read(reader)
@@ -85,8 +79,6 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
 class _Process:
     """Results of the scan of a merged trace for one process.
 
-    Attributes
-    ----------
     scan : scan for collectives
     compute_ns : time in calls that are not collectives
     first_ns, last_ns : start of the first call and end of the last one
@@ -107,10 +99,9 @@ class _Ranks:
     processes: dict[int, _Process] = field(default_factory=dict)
     headers: list[Mapping[str, Any]] = field(default_factory=list)
     process_of: dict[int, int] = field(default_factory=dict)
+    # signatures that compute nothing: collectives, waits, labels, and functions whose inner calls are recorded
     idle: NumberSet = field(default_factory=NumberSet)
-    """signatures that compute nothing: collectives, waits, labels, and functions whose inner calls are recorded"""
-    inner: NumberSet = field(default_factory=NumberSet)
-    """scopes of calls inside a function that is counted as one call"""
+    inner: NumberSet = field(default_factory=NumberSet)  # scopes of calls inside a function that is counted as one call
     scopes: dict[int, Scope] = field(default_factory=dict)
 
     def names(self) -> list[int]:
@@ -119,12 +110,7 @@ class _Ranks:
         return [process if rank is None else rank for process, rank in enumerate(ranks)]
 
     def drop_others(self) -> None:
-        """Remove processes without a rank, such as workers of a DataLoader; keep all processes if none has a rank.
-
-        Raises
-        ------
-        UserError : if two processes have the same rank
-        """
+        """Remove processes without a rank, such as workers of a DataLoader; keep all processes if none has a rank."""
         ranks = [rank_of(header) for header in self.headers]
         if is_ambiguous(ranks):
             raise UserError("two processes of the trace have the same rank", "merge only traces of one program")
@@ -187,8 +173,6 @@ def _read(reader: TraceReader) -> _Ranks:
 class _Times:
     """For each call of a collective in `Meetings`, the time that the rank waited; arrays are (N,).
 
-    Attributes
-    ----------
     rank : rank that made the call
     waiting_ns : time from the rank's arrival to the arrival of the last rank
     inside_ns : time that the rank spent in the collective, launching it and waiting for its end

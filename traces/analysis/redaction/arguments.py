@@ -34,23 +34,19 @@ from opgrip.traces.schema.tensor_specs import plain_name
 from opgrip.traces.table.profiler_labels import ENTER
 
 Number = TypeVar("Number", int, float)
+# types in operator schemas whose arguments are values; arguments of type `int` are sizes, dimensions and flags
 VALUE_TYPES = ("number", "float", "complex", "Scalar")
-"""types in operator schemas whose arguments are values; arguments of type `int` are sizes, dimensions and flags"""
-LARGEST_FLAG = 255
-"""largest size, dimension or flag that stays unchanged regardless of the shapes of the call"""
+LARGEST_FLAG = 255  # largest size, dimension or flag that stays unchanged regardless of the shapes of the call
 SEEDS = ("seed", "philox_seed", "offset", "philox_offset")
+# argument names of the lower and upper bound of random integers; the lower bound must stay below the upper one
 LOWS, HIGHS = ("low", "from"), ("high", "to")
-"""argument names of the lower and upper bound of random integers; the lower bound must stay below the upper one"""
-SHAPING_FLOATS = ("scale_factors",)
-"""arguments whose floats decide the size of an output"""
+SHAPING_FLOATS = ("scale_factors",)  # arguments whose floats decide the size of an output
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
     """Place of a value within a record, and the facts that decide how the value is redacted.
 
-    Attributes
-    ----------
     field : field of the record, such as `signature.args`
     op : operator of the call
     argument : name of the operator's argument
@@ -98,8 +94,6 @@ class Redactor:
     def signature(self, signature: Signature, record: str, facts: CallFacts) -> Signature:
         """Return a redacted signature with unchanged references to value models.
 
-        Parameters
-        ----------
         record : name of the record's type in the report
         facts : sizes of the call's tensors, and replacements of its integers, to which new ones are added
         """

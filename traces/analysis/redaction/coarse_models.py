@@ -88,8 +88,7 @@ def slots_of(op: str, argument: str, spec: TensorSpec) -> Iterator[TensorSlot]:
         yield TensorSlot(op, argument, part.values, part.shape, memory_dtype(part.dtype))
 
 
-BITS = 3
-"""number of leading bits that a rounded number keeps"""
+BITS = 3  # number of leading bits that a rounded number keeps
 LARGEST = (1 << 63) - 1
 
 
@@ -166,17 +165,17 @@ class IntegerMap:
 
 PLACES = "sizes and positions in memory: other values would be out of bounds"
 ARRANGED = "the order of equal values decides the outputs' sizes: other values in that order"
+# reasons why the values of a tensor, or their order, stay in the trace
 GROUPED = "how boxes overlap decides how many are kept, and these are too few for a model"
-"""reasons why the values of a tensor, or their order, stay in the trace"""
+# names of arguments whose elements add up to a size
 LENGTHS = ("repeats", "lengths", "input_lengths", "target_lengths")
-"""names of arguments whose elements add up to a size"""
 
+# value models that can replace the values of a small tensor, in the order in which they are tried
 _SKETCHES: tuple[Any, ...] = (
     *(Factorable, Triangular, Constant, OneHot, Booleans, Permutation, Probabilities, Boxes, Integers, Floats),
 )
-"""value models that can replace the values of a small tensor, in the order in which they are tried"""
+# value models that only some arguments may get, because fitted to few values they reveal more than other models
 _REQUESTED = {Factorable: "factorable", Triangular: "triangular", Boxes: "boxes", Probabilities: "probabilities"}
-"""value models that only some arguments may get, because fitted to few values they reveal more than other models"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +262,6 @@ def _without_marks(model: ValueModel, values: torch.Tensor) -> ValueModel:
     """Return the value model without its quantiles, because each quantile is an actual element of the tensor.
 
     A model of floats gets the number of distinct `values` instead.
-
-    values : elements of the tensor
     """
     match model:
         case Floats():

@@ -15,6 +15,7 @@ from opgrip.traces.io.foreign_files import formats
 from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.privacy import DEVICE_KEY, HEADER_FIELDS, Privacy, Table
 
+# words that occur in torch's settings, in addition to types, devices and settings of operators
 SETTING_WORDS = frozenset(
     (
         "backends",
@@ -33,7 +34,6 @@ SETTING_WORDS = frozenset(
     )
     + ("cudaMallocAsync", "flash", "mem_efficient", "efficient", "math", "overrideable", "expandable_segments")
 )
-"""words that occur in torch's settings, in addition to types, devices and settings of operators"""
 HARDWARE = re.compile(r"[\w .,()@+/:-]{1,120}")
 PLATFORM = re.compile(r"(Linux|Darwin|Windows)( (x86_64|AMD64|aarch64|arm64|ppc64le|s390x|riscv64)$)?")
 CLOCKS = ("collectives", "starts")
@@ -50,8 +50,6 @@ class TableRedactor(NamedTuple):
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
         """Return a dictionary with its declared entries redacted; an entry of which nothing may stay is left out.
 
-        Parameters
-        ----------
         value : the dictionary
         table : how each of its keys is redacted
         field : name of the record's field in the report; with `header`, a key is reported as `header.KEY`

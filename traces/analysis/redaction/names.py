@@ -21,14 +21,14 @@ from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, ON_FAKE, ON_MET
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, STORAGE
 from opgrip.traces.table.profiler_labels import STEP_LABEL
 
+# namespaces of operators that are part of torch and its own libraries
 OPERATOR_NAMESPACES = frozenset(
     ("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "_c10d_functional_autograd", "quantized")
     + ("quantized_decomposed", "sparse", "mkldnn", "mkl", "onednn", "prepacked", "inductor", "rngprims", "fsdp")
     + ("symm_mem", "torchvision", "torchaudio", "tv", "torch_attn", "xnnpack", "_quantized", "static_runtime")
 )
-"""namespaces of operators that are part of torch and its own libraries"""
-EXTENSIONS = ("mmcv._ext:", "torchvision::")
-"""prefixes of extension functions that anyone can install"""
+EXTENSIONS = ("mmcv._ext:", "torchvision::")  # prefixes of extension functions that anyone can install
+# string settings of operators
 MODES = frozenset(
     ("none", "mean", "sum", "batchmean", "prod", "amax", "amin", "max", "min", "avg", "product", "band", "bor", "bxor")
     + ("nearest", "nearest-exact", "linear", "bilinear", "bicubic", "trilinear", "area", "zeros", "border", "constant")
@@ -38,27 +38,25 @@ MODES = frozenset(
     + ("euclid", "backprop", "per_tensor", "per_channel", "math", "flash", "efficient", "cudnn", "gels", "gelsd")
     + ("gelsy", "gelss", "gesvd", "gesvdj", "gesvda", "highest", "high", "medium", "ieee", "tf32", "bf16", "native")
 )
-"""string settings of operators"""
 BACKENDS = frozenset(("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake", "undefined", "local", "custom"))
 REDUCTIONS = frozenset(("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM", "UNUSED"))
 RUNS = frozenset(("predict", "loss", "train", "generate"))
+# types of arguments that a trace cannot record
 OPAQUE_TYPES = frozenset(
     ("function", "builtin_function_or_method", "method", "NoneType", "generator", "module")
     + ("torch.storage.UntypedStorage", "torch.storage.TypedStorage", "UntypedStorage", "ScriptObject")
 )
-"""types of arguments that a trace cannot record"""
 NOT_RECORDED = "not recorded"
 OWN_PLACES = frozenset(
     ("module scope", "optimizer scope", "autocast scope", "compiled region", "values on a device", "a Triton kernel")
 )
+# prefixes in the names of losses that a capture counts; a redacted name follows each prefix
 OWN_PLACES_OF = ("thread ", "extension ", "kernels of ", "signature ")
-"""prefixes in the names of losses that a capture counts; a redacted name follows each prefix"""
 REGION = "torch.compile:"
+# pattern of kernel names that inductor derives from the names of torch's operators
 REGION_KERNEL = re.compile(r"(cpp|triton_[a-z]{2,4})_fused_\w+|extern_kernels\.\w+|region")
-"""pattern of kernel names that inductor derives from the names of torch's operators"""
 LIMIT = re.compile(r"[0-9,]{1,20} (calls?|bytes|bytes of memory)")
-FUNCTION_WORDS = frozenset(("forward", "backward", "step", "main"))
-"""function names that torch and Python prescribe"""
+FUNCTION_WORDS = frozenset(("forward", "backward", "step", "main"))  # function names that torch and Python prescribe
 DEVICE = re.compile(r"(cpu|cuda|xpu|mps|hpu|npu|meta|xla|mtia|vulkan|privateuseone|hip)(:[0-9]{1,4})?")
 VERSION = re.compile(r"[0-9]+(\.[0-9]+){0,4}((a|b|rc|dev|post)[0-9]{1,8})?")
 BUILD = re.compile(r"cpu|cu[0-9]{2,3}|rocm[0-9.]{1,8}|xpu")
@@ -124,14 +122,13 @@ def public_version(text: str) -> str:
     return f"{number}{plus}{build}" if BUILD.fullmatch(build) else number
 
 
-DIGITS = 5
-"""number of bytes of a hash; two of ten thousand names get the same hash with a probability of 1 in 20,000"""
+DIGITS = 5  # number of bytes of a hash; two of ten thousand names get the same hash with a probability of 1 in 20,000
 ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 MOST_LINES = 1 << 20
+# names that Python generates for functions, and special methods that `object` does not have
 MADE_UP = frozenset(
     ("<locals>", "<lambda>", "<module>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "__enter__", "__exit__")
 )
-"""names that Python generates for functions, and special methods that `object` does not have"""
 _INDEX = re.compile(r"[0-9]{1,4}")
 _CALLER = re.compile(r"(.*):([0-9]+) ([^ ]*)")
 OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_grad)")
@@ -324,8 +321,6 @@ def is_word_of_python(name: str) -> bool:
 class NameRule:
     """How names of one kind are redacted.
 
-    Attributes
-    ----------
     redact : returns the redacted name
     why : reason why a name of this kind can stay unhashed, for the report
     kept_by : kind of names; if the policy's `keep` contains it, all names of the rule stay
@@ -348,6 +343,7 @@ def _unchanged(names: NameHasher, value: Any) -> Any:
     return value
 
 
+# rules by the kind of name that a field declares
 NAME_RULES: dict[str, NameRule] = {
     "module": NameRule(NameHasher.module, OWN, MODULES),
     "class": NameRule(NameHasher.class_name, OWN, MODULES),
@@ -379,4 +375,3 @@ NAME_RULES: dict[str, NameRule] = {
     "layout": NameRule(_unchanged, TYPES),
     "memory_format": NameRule(_unchanged, TYPES),
 }
-"""rules by the kind of name that a field declares"""

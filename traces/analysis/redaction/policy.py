@@ -16,23 +16,19 @@ from typing import Any
 from opgrip.cli.output_files import cannot_be_written, partial_path, reason_of
 from opgrip.errors import UserError
 
+# kinds of texts that `--keep` can keep: paths and classes of modules, functions, files and lines, labels of
+# `record_function` and threads, the model's name, numbers and strings among arguments, exact small values
 MODULES, FUNCTIONS, FILES, LABELS, MODEL, SCALARS, VALUES = KINDS = (
     *("modules", "functions", "files", "labels", "model", "scalars", "values"),
 )
-"""kinds of texts that `--keep` can keep: paths and classes of modules, functions, files and lines, labels of
-`record_function` and threads, the model's name, numbers and strings among arguments, exact small values
-"""
 SALT_BYTES = 32
-LEAST_DIFFERENT = 8
-"""minimum number of distinct bytes of a salt, because anyone could guess a salt of zeros"""
+LEAST_DIFFERENT = 8  # minimum number of distinct bytes of a salt, because anyone could guess a salt of zeros
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Settings for redacting a trace.
 
-    Attributes
-    ----------
     salt : secret that hashes depend on, so that nobody without it can check a guessed name
     keep : kinds of names (see `KINDS`) that stay unchanged
     hide_operators : True to also hash names of custom operators and extension functions; they cannot be replayed then
@@ -57,9 +53,7 @@ def salt_of(path: Path) -> bytes:
     """Return the salt from a file; if the file does not exist, create it with a random salt, readable only by its
     owner.
 
-    Raises
-    ------
-    UserError : if the file cannot be read or created, or is too short or too regular for a salt
+    Raises UserError if the file cannot be read or created, or is too short or too regular for a salt.
     """
     if path.exists():
         return _read_salt(path)
@@ -93,16 +87,13 @@ def _read_salt(path: Path) -> bytes:
 
 ASKED = "kept by --keep"
 HASH = re.compile(r"\bx[0-9a-f]{10}\b")
-MOST = 100_000
-"""maximum number of distinct texts and numbers that the report lists; others are only counted"""
+MOST = 100_000  # maximum number of distinct texts and numbers that the report lists; others are only counted
 
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
     """A text or number that stays in the redacted trace.
 
-    Attributes
-    ----------
     field : field of the record, such as `signature.args`
     kind : kind of text or number: `operator`, `string`, `integer`, ...
     value : the text, or the number with its operator
@@ -119,8 +110,6 @@ class Remaining:
 class RedactionReport:
     """Report of the texts and numbers that stay in a redacted trace, and of the hashes that replace others.
 
-    Attributes
-    ----------
     counts : number of occurrences of each text or number
     others : number of texts and numbers that are counted but not listed
     salted : hashes that replace names

@@ -50,12 +50,11 @@ from opgrip.traces.schema.tensor_specs import map_values
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.exact import Exact
 
+# names of record types in the file
 RECORD_NAMES: dict[type, str] = {cls: re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower() for cls in get_args(Record)}
-"""names of record types in the file"""
-REDACTED = "redacted"
-"""header field that marks a redacted trace and lists what was kept"""
+REDACTED = "redacted"  # header field that marks a redacted trace and lists what was kept
+# pattern of kernel names that compilers generate, which contain no path and no text
 KERNEL = re.compile(r"[\w<>:,&*\[\]() =.~#{}-]{1,4096}")
-"""pattern of kernel names that compilers generate, which contain no path and no text"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +230,7 @@ class Redaction:
         return redacted
 
     def _call(self, signature: Signature, record: str) -> tuple[list[Record], Signature, _CallInfo]:
-        """Return the new value models of a call, its redacted signature, and the properties that later records need.
-
-        record : name of the record's type in the report
-        """
+        """Return the new value models of a call, its redacted signature, and the properties that later records need."""
         facts = facts_of((signature.args, signature.kwargs), signature.outputs)
         redacted = self._redactor.signature(signature, record, facts)
         models: list[Record] = []
@@ -361,9 +357,7 @@ def redact(
     partial : accept a cut or damaged trace
     unbounded : read records of any size and number; otherwise limits protect against hostile files
 
-    Raises
-    ------
-    UserError : if the trace cannot be read; nothing is written then
+    Raises UserError if the trace cannot be read; nothing is written then.
     """
     reader = TraceReader(path, unbounded)
     report = RedactionReport()

@@ -46,15 +46,15 @@ class ArgumentDraw:
     number_of: Callable[[ValueModel], int]
 
 
+# Function that returns the arguments described by an entry without macros, or raises `ValueError`.
 Generate = Callable[[dict[str, Any], ArgumentDraw], Arguments]
-"""Function that returns the arguments described by an entry without macros, or raises `ValueError`."""
 
-GENERATOR = "PyTorch:DefaultDataGenerator"
-"""generator for entries that do not name one"""
+GENERATOR = "PyTorch:DefaultDataGenerator"  # generator for entries that do not name one
+# generators by the names that files use
 generators: Registry[Generate] = Registry("opgrip.traces.formats.configurations", "opgrip.generators")
-"""generators by the names that files use"""
 
 
+# dtypes by the names of the format; torch's own names are accepted too
 DTYPE_OF = {
     "uint8": torch.uint8,
     "int8": torch.int8,
@@ -67,7 +67,6 @@ DTYPE_OF = {
     "bfloat16": torch.bfloat16,
     "bool": torch.bool,
 }
-"""dtypes by the names of the format; torch's own names are accepted too"""
 DIMENSIONS = 64
 ELEMENTS = 1 << 58
 WHOLE = 1 << 63

@@ -11,8 +11,7 @@ from typing import Any
 
 from opgrip.cli.plugins import Registry
 
-MOST = 1 << 200
-"""maximum number of combinations; the product of a million ranges would take minutes to compute"""
+MOST = 1 << 200  # maximum number of combinations; the product of a million ranges would take minutes to compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +71,16 @@ def chain(parts: Sequence[ValueChoices]) -> ValueChoices:
     return ValueChoices(ends[-1], at)
 
 
+# Type of a function that returns all combinations of an entry of a `build` or `input` section, as entries without
+# macros.
+#
+# An entry has `args`, a list of arguments, and `kwargs`, arguments by name. Each argument is an object with its `type`.
+# Raises `ValueError` if the entry cannot be expanded.
 Expand = Callable[[dict[str, Any]], ValueChoices]
-"""Type of a function that returns all combinations of an entry of a `build` or `input` section, as entries without
-macros.
 
-An entry has `args`, a list of arguments, and `kwargs`, arguments by name. Each argument is an object with its
-`type`. Raises `ValueError` if the entry cannot be expanded.
-"""
-
-ITERATOR = "DefaultConfigIterator"
-"""iterator for entries that do not name one"""
+ITERATOR = "DefaultConfigIterator"  # iterator for entries that do not name one
+# iterators by the names that files use
 iterators: Registry[Expand] = Registry("opgrip.traces.formats.configurations", "opgrip.iterators")
-"""iterators by the names that files use"""
 
 
 @iterators.register(ITERATOR)

@@ -88,22 +88,18 @@ def _normalized(inner: int, outer: int, size: int, stride: int = 1) -> tuple[nn.
     return nn.Conv2d(inner, outer, size, stride, size // 2, bias=False), nn.BatchNorm2d(outer)
 
 
-MODELS = {"pytorch.model.alex_net": alex_net, "pytorch.model.resnet": resnet}
-"""models by the names that files use"""
+MODELS = {"pytorch.model.alex_net": alex_net, "pytorch.model.resnet": resnet}  # models by the names that files use
 
 
+# maximum number of calls of building and running one module, because a file could ask for a billion layers
 OF_CASE = 20_000
-"""maximum number of calls of building and running one module, because a file could ask for a billion layers"""
-OF_FILE = 1_000_000
-"""maximum number of calls of all modules and functions of one file"""
-PIECES = 100_000
-"""maximum length of a dimension along which an operator may split a tensor"""
+OF_FILE = 1_000_000  # maximum number of calls of all modules and functions of one file
+PIECES = 100_000  # maximum length of a dimension along which an operator may split a tensor
+# maximum size in bytes of a tensor with memory that torch creates from numbers; a file's own tensors have no memory
 MADE_BYTES = 1 << 20
-"""maximum size in bytes of a tensor with memory that torch creates from numbers; a file's own tensors have no memory"""
+# functions that allocate a requested number of results before they call an operator
 CUTTING = re.compile(r".*(split|chunk)|torch\.combinations")
-"""functions that allocate a requested number of results before they call an operator"""
-VALUES = "_opgrip_values"
-"""attribute of a meta tensor that holds the number of its value model"""
+VALUES = "_opgrip_values"  # attribute of a meta tensor that holds the number of its value model
 PREFIX = "torch.nn."
 OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.Tensor.": torch.Tensor}
 
@@ -244,10 +240,7 @@ class _Watch(TorchDispatchMode):
         self.calls.append(Recorded(op, tuple(args), kwargs, *self._stack[-1]))
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
-        """Register hooks that keep the path of the running module; closing the result removes them.
-
-        name : path of the outermost module
-        """
+        """Register hooks that keep the path of the running module; closing the result removes them."""
         stack = ExitStack()
         for path, inner in module.named_modules():
             place = (f"{name}.{path}" if path else name, type(inner).__name__)
@@ -302,10 +295,8 @@ def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def _has_memory(function: Any, tree: Any, tensors: Iterable[torch.Tensor]) -> bool:
-    """Return True if the results of a call have memory, because a tensor or device among its arguments is not `meta`.
-
-    function : operator that is called
-    tree, tensors : the arguments, and the tensors in them
+    """Return True if the results of a call have memory, because a tensor or device among its arguments is not
+    `meta`.
     """
     if any(not tensor.is_meta for tensor in tensors):
         return True
