@@ -35,10 +35,8 @@ from opgrip.capture import Capture
 from opgrip.traces import load
 from opgrip.traces.analysis.validation import validate
 
-DELAY_S = 4e-3
-"""longest time from the start of a loop to the exception"""
-SWALLOWED_S = 20.0
-"""time after which an exception counts as swallowed"""
+DELAY_S = 4e-3  # longest time from the start of a loop to the exception
+SWALLOWED_S = 20.0  # time after which an exception counts as swallowed
 
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},

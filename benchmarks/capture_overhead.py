@@ -45,11 +45,11 @@ from opgrip.platform.activity_records import recorded_activities
 from opgrip.replay.operators.devices import is_accelerator, module_of, name_of
 
 Observer = Callable[[Path], Any]
+# watches by observer, one per round; None if other programs disturbed it
 Watches: TypeAlias = "dict[str, list[Watch | None]]"
-"""watches by observer, one per round; None if other programs disturbed it"""
 STEPS = 20
+# steps of a watch: everything is new in the first, the next ones learn, everything is known in the later ones
 FIRST, NEXT, LATER = slice(0, 1), slice(1, 6), slice(11, 20)
-"""steps of a watch: everything is new in the first, the next ones learn, everything is known in the later ones"""
 NATIVE, EMPTY, OPGRIP, EXECUTION_TRACE = "native", "empty dispatch mode", "opgrip", "ExecutionTraceObserver"
 
 
@@ -132,8 +132,6 @@ OBSERVERS: dict[str, Observer] = {
 class Watch:
     """Cost of an observer in one round.
 
-    Attributes
-    ----------
     step_s : duration of each observed step in s, in order
     closing_s : time in s from the end of the last step until the observer had written its file
     """

@@ -43,18 +43,14 @@ from opgrip.platform.activity_records import recorded_activities
 from opgrip.traces import load
 
 WARMUP, LEARNED = 3, 2
-STEPS = 3
-"""steps in a round of each observer"""
+STEPS = 3  # steps in a round of each observer
 FIGURES = ("operators", "time in them", "capture off", "profiler off itself", "x noise floor")
+# shortest operators that are compared, by the host's time and by that of their kernels
 LEAST_US, LEAST_KERNEL_US = 50.0, 1.0
-"""shortest operators that are compared, by the host's time and by that of their kernels"""
-FEWEST_ROUNDS = 2
-"""fewest rounds: two halves with one each"""
+FEWEST_ROUNDS = 2  # fewest rounds: two halves with one each
 MOST_HALVES = 40
-Times = dict[str, list[float]]
-"""times of an operator's calls in us, in the order in which they ran"""
-Medians = dict[str, NDArray[np.float64]]
-"""median times of an operator's calls in us, by their position in the step"""
+Times = dict[str, list[float]]  # times of an operator's calls in us, in the order in which they ran
+Medians = dict[str, NDArray[np.float64]]  # median times of an operator's calls in us, by their position in the step
 
 
 def main() -> None:
@@ -97,8 +93,6 @@ def measure_program(name: str, rounds: int, device: str) -> tuple[tuple[str, ...
 def measure(step: Workload, rounds: int, is_recorded: bool = False) -> list[Part[tuple[Times, Times]]]:
     """Return the operators' times in each round, from a capture and from the profiler.
 
-    Parameters
-    ----------
     step : function that runs one step of the program
     is_recorded : True to compare the times of the operators' kernels, which the device records
     """
@@ -201,8 +195,6 @@ def errors(captured: list[Times], profiled: list[Times], ops: Collection[str]) -
     Both compare the medians of one half of the rounds with the other half, and are means over all halves, because
     medians of more rounds would be closer to each other.
 
-    Parameters
-    ----------
     ops : operators to compare
     """
     of_all = medians(captured)

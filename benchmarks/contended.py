@@ -22,8 +22,7 @@ from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import OK
 
 TRACE = Path(__file__).parents[1] / "traces" / "faster_rcnn.jsonl"
-WITHIN = 0.25
-"""largest relative distance from the quiet median"""
+WITHIN = 0.25  # largest relative distance from the quiet median
 
 
 def main() -> None:

@@ -32,17 +32,16 @@ from rich.console import Console
 
 from opgrip.errors import UserError
 
+# each trial is forked from a process that has loaded the packages, which saves a third of its time
 PROCESSES = multiprocessing.get_context("forkserver")
-"""each trial is forked from a process that has loaded the packages, which saves a third of its time"""
 LOADED = {"mmdet": ("mmdet.models", "mmdet.testing"), "mmseg": ("mmseg.models",), "transformers": ("transformers",)}
+# outcome of each trial, as it ships: docs/coverage.md is generated from it
 JOURNAL = Path(__file__).parent / "covering" / "outcomes.jsonl"
-"""outcome of each trial, as it ships: docs/coverage.md is generated from it"""
+# number of models in each library, as the page reports
 AVAILABLE = Path(__file__).parent / "covering" / "available.json"
-"""number of models in each library, as the page reports"""
 TIMEOUT_S = 900
 TOO_LONG = "it takes more than"
-ENDED = "the process ended"
-"""reason for a trial that ended before all of its stages"""
+ENDED = "the process ended"  # reason for a trial that ended before all of its stages
 
 
 def main() -> None:

@@ -30,8 +30,7 @@ def waits(task):
     return Program(function)
 """
 SECONDS = 0.03
-MODES = {"waits": 10, "compile": 1}
-"""number of runs of each case under each mode"""
+MODES = {"waits": 10, "compile": 1}  # number of runs of each case under each mode
 
 
 def with_mode(folder: Path) -> dict[str, str]:

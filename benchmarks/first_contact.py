@@ -24,11 +24,10 @@ from gpu.processes import run_steps
 from gpu.step import Outcome, Place, Verdict, note_facts
 from gpu.steps import PLANS
 
+# folder for facts and files, below OUT, the folder whose files some borrowed machines return
 OUT = Path(os.environ.get("OUT") or ROOT / "build", "first-contact")
-"""folder for facts and files, below OUT, the folder whose files some borrowed machines return"""
 SECONDS = {"first": 285.0, "second": 450.0, "third": 130.0}
-MOST_CHARACTERS = 400
-"""longest printed fact"""
+MOST_CHARACTERS = 400  # longest printed fact
 
 
 def main() -> int:

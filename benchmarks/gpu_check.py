@@ -36,10 +36,9 @@ from gpu.steps import CHECKS
 from rich.console import Console
 from rich.markup import escape
 
+# file to be sent back; OUT is the folder whose files some borrowed machines return
 OUTPUT = Path(os.environ.get("OUT") or ROOT / "build", "gpu-check.zip")
-"""file to be sent back; OUT is the folder whose files some borrowed machines return"""
-MOST_S = 560.0
-"""time limit of all steps together, in s: borrowed machines often end a command after ten minutes"""
+MOST_S = 560.0  # time limit of all steps together, in s: borrowed machines often end a command after ten minutes
 MOST_LOG_BYTES = 100_000
 STYLES = {Verdict.OK: "green", Verdict.WRONG: "bold red", Verdict.NOT_HERE: "dim"}
 

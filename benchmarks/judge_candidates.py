@@ -80,10 +80,8 @@ SAME: tuple[str, ...] = (
 SAME += ("index.Tensor", "mm.default", "exp.default", "sum.dim_IntList", "where.self")
 """operators of the built-in detector that replace themselves"""
 QUICK: dict[str, Any] = {"iterations": 5}
-LEAST_SHARE = 0.99
-"""share of verdicts on identical functions that must be equal or undecided"""
-NEAR = 0.01
-"""largest allowed difference of an estimated saving from the measured one, as a share of the step"""
+LEAST_SHARE = 0.99  # share of verdicts on identical functions that must be equal or undecided
+NEAR = 0.01  # largest allowed difference of an estimated saving from the measured one, as a share of the step
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -33,12 +33,11 @@ from workloads import tiny_operators
 from opgrip.capture import Capture
 
 SHIPPED = Path(__file__).resolve().parents[1] / "traces/faster_rcnn.jsonl"
-SPREAD = 0.3
-"""random variation of the durations of repeated calls"""
-ROUNDS = 10
-"""repetitions of the program: 33,000 calls, from which files are made"""
+SPREAD = 0.3  # random variation of the durations of repeated calls
+ROUNDS = 10  # repetitions of the program: 33,000 calls, from which files are made
 VERB = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[2:]))"
 COST = "cost of the process:"
+# code before an operation: reports its time and peak memory, because wait() would include the parent's memory
 WATCH = f"""import atexit, os, re, resource, sys
 resource.setrlimit(resource.RLIMIT_DATA, ({{0}}, {{0}}))
 def tell():
@@ -46,9 +45,8 @@ def tell():
     print("{COST}", sum(os.times()[:2]), peak[1], file=sys.stderr)
 atexit.register(tell)
 """
-"""code before an operation: reports its time and peak memory, because wait() would include the parent's memory"""
+# placeholders among the arguments of a process: the input file, and an output file next to it
 FILE, OUTPUT = "{path}", "{folder}/out"
-"""placeholders among the arguments of a process: the input file, and an output file next to it"""
 TRACE, DETECTOR, NODES, EVENTS = "trace", "detector", "nodes", "events"
 TRACES = (TRACE, DETECTOR)
 
@@ -57,8 +55,6 @@ TRACES = (TRACE, DETECTOR)
 class Reading:
     """One way to read a file.
 
-    Attributes
-    ----------
     of : kind of file that it reads
     code : Python that reads the file whose name is its first argument
     arguments : further arguments; `FILE` is replaced by the file
@@ -179,10 +175,8 @@ def add_rows(table: Table, name: str, sources: dict[str, Path], args: Any) -> No
         table.add_row(*cells, f"{cost.peak_mb:,.0f}", f"{cost.peak_mb - idle.peak_mb:,.0f}")
 
 
-NOISE = 10
-"""differences below this share of a start are noise"""
-EACH = ("load().calls", "longtail", "timeline", "graph")
-"""operations that visit every call"""
+NOISE = 10  # differences below this share of a start are noise
+EACH = ("load().calls", "longtail", "timeline", "graph")  # operations that visit every call
 
 
 def make(kind: str, source: Path, target: Path, calls: int) -> int:

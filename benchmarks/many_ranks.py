@@ -25,8 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests/support/b
 from made_ranks import make_rank
 
 OPGRIP = "import sys; from opgrip.tools.opgrip import main; sys.exit(main(sys.argv[1:]))"
-BETWEEN_NS = 50_000_000
-"""difference between the clocks of neighbouring ranks"""
+BETWEEN_NS = 50_000_000  # difference between the clocks of neighbouring ranks
 
 
 @dataclass(frozen=True, slots=True)

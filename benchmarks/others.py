@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar
 
-MOST_BY_OTHERS = 0.1
-"""largest share of all processors' time that other processes may take while times are compared"""
+MOST_BY_OTHERS = 0.1  # largest share of all processors' time that other processes may take while times are compared
 TRIES = 3
-DISTURBED = "disturbed"
-"""shown in place of a meaningless number"""
+DISTURBED = "disturbed"  # shown in place of a meaningless number
 STAT = Path("/proc/stat")
 
 Value = TypeVar("Value")
@@ -38,8 +36,6 @@ class Usage:
     def now(cls, more_s: float = 0.0) -> Usage:
         """Return the current values of the kernel's counters; time taken by a hypervisor counts as used.
 
-        Parameters
-        ----------
         more_s : time in s to add to `own_s`, of processes that belong to this one but are not its ended children
         """
         first = STAT.read_text(encoding="ascii").splitlines()[0]
@@ -58,8 +54,6 @@ def share_of_others(before: Usage, after: Usage) -> float:
 class Part(Generic[Value]):
     """Result of a part of a benchmark.
 
-    Attributes
-    ----------
     others : share of all processors' time used by other processes meanwhile
     """
 
@@ -84,8 +78,6 @@ def measure_part(
 ) -> Part[Value]:
     """Measure a part of a benchmark, again if other programs disturb it; return the least disturbed try.
 
-    Parameters
-    ----------
     part : function that runs the part and returns its result
     tries : maximum number of tries
     usage_now : function that reads the processors' counters

@@ -12,8 +12,7 @@ import numpy as np
 from opgrip.cli.output_files import compress_to
 
 _CALLS = b'{"type":"calls"'
-_NOT_REPEATED = (b'{"type":"entered"', b'{"type":"device_times"')
-"""records that refer to calls by position"""
+_NOT_REPEATED = (b'{"type":"entered"', b'{"type":"device_times"')  # records that refer to calls by position
 _START = re.compile(rb'"start_ns":(-?\d+)')
 _DURATIONS = re.compile(rb'"duration_ns":\[([^]]*)\]')
 _NEWEST = re.compile(rb'"newest":(-?\d+)')
@@ -25,8 +24,6 @@ def repeat_calls(source: Path, target: Path, calls: int, spread: float = 0.0) ->
 
     Each round begins at the end of the one before, and its tensors have their own storages.
 
-    Parameters
-    ----------
     spread : relative spread of the durations in later rounds, since hardly two calls of a program take the same time;
         0 for equal durations
     """

@@ -18,11 +18,9 @@ import numpy as np
 import pandas as pd
 
 KEPT = Path(__file__).resolve().parent / "results/h100/raw.zip"
-EDGES_US = (0, 5, 30, 100, 1000, float("inf"))
-"""bounds of the groups of calls by captured time"""
+EDGES_US = (0, 5, 30, 100, 1000, float("inf"))  # bounds of the groups of calls by captured time
 COLUMNS = ("op", "status", "count", "captured_us", "median_us")
-WORST = 5
-"""cases with the largest share of the error to print"""
+WORST = 5  # cases with the largest share of the error to print
 
 
 def main() -> None:

@@ -46,8 +46,7 @@ from opgrip.traces import Trace, load
 from opgrip.traces.codec.record_forms import to_json
 
 WARMUP, LEARNED = 3, 2
-ROUNDS_ALONE = 5
-"""rounds of torch.profiler on the program without a capture"""
+ROUNDS_ALONE = 5  # rounds of torch.profiler on the program without a capture
 Row = tuple[str, ...]
 COLUMNS = ("program", "calls", "signatures", "what", "shapes as recorded", "error in time", "x noise floor", "total")
 
@@ -157,8 +156,6 @@ def capture_program(make: Callable[[], Workload | None], path: Path, steps: int)
 def time_alone(make: Callable[[], Workload | None], trace: Trace, steps: int, is_recorded: bool) -> float:
     """Return the time in ms of a trace's operators in the same number of steps without a capture, by the profiler.
 
-    Parameters
-    ----------
     make : returns a new instance of the program
     is_recorded : True for the time of their kernels, which the device records
     """

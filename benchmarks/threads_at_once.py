@@ -38,8 +38,8 @@ def work(model: nn.Module, barrier: threading.Barrier, extension: Callable[[int]
         extension(width)
 
 
+# calls of some operators that one thread makes
 CALLS = Counter({"aten.ones.default": 2, "aten.relu_.default": 2, "aten.sort.default": 2, "aten.mean.default": 2})
-"""calls of some operators that one thread makes"""
 
 
 def check(mode: str, number: int, folder: Path) -> list[str]:

@@ -49,8 +49,8 @@ from rich.table import Table
 from opgrip.platform.machine import processor
 
 EXPERIMENTS: tuple[Experiment, ...] = (*CAPTURE, *REPLAY, *SERVICE, *ENGINES, *COMMANDS)
+# widest vector instructions of this processor, which may have separate thresholds
 VECTORS = torch.backends.cpu.get_cpu_capability()
-"""widest vector instructions of this processor, which may have separate thresholds"""
 FIGURES = {figure.name: figure for experiment in EXPERIMENTS for figure in experiment.figures}
 
 
@@ -58,8 +58,6 @@ FIGURES = {figure.name: figure for experiment in EXPERIMENTS for figure in exper
 class Outcome:
     """Result of a figure in a run.
 
-    Attributes
-    ----------
     rounds : measured quantities of each round; empty if the figure was not measured
     why : reason why the figure was not measured, or empty
     """

@@ -14,8 +14,7 @@ from opgrip.capture.models.program import ModelOptions
 from opgrip.replay.operators.devices import is_accelerator, synchronizer
 
 Workload = Callable[[], object]
-MISSING = "transformers is not installed: pip install '.[transformers]'"
-"""reason if a program is None"""
+MISSING = "transformers is not installed: pip install '.[transformers]'"  # reason if a program is None
 
 
 def tiny_operators() -> Workload:
@@ -182,6 +181,7 @@ def segmentor_train() -> Workload | None:
     return step
 
 
+# programs that are replayed
 REPLAYED: dict[str, Callable[[], Workload | None]] = {
     "Faster R-CNN predict": detector_predict,
     "Faster R-CNN train": detector_train,
@@ -189,4 +189,3 @@ REPLAYED: dict[str, Callable[[], Workload | None]] = {
     "BERT train": bert_train,
     "GPT-2 generate": gpt2_generate,
 }
-"""programs that are replayed"""

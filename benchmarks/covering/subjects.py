@@ -11,8 +11,8 @@ from typing import Any
 
 LIBRARIES = ("mmdet", "mmseg", "transformers")
 RUNS = ("predict", "train")
-CONFIGS = 4
-"""configs to try per folder: the next one if a model does not run natively"""
+CONFIGS = 4  # configs to try per folder: the next one if a model does not run natively
+# image settings: the next one if a model does not run natively
 SETTINGS = (
     {"size": "160x160"},
     {"size": "320x320"},
@@ -21,15 +21,12 @@ SETTINGS = (
     # the config's own size: position weights match it
     {"size": ""},
 )
-"""image settings: the next one if a model does not run natively"""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
     """One model in one run.
 
-    Attributes
-    ----------
     name : folder of the model's config, or its architecture
     models : values of `opcapture --model`, tried in turn
     cfg_options : settings of `opcapture --cfg-options`

@@ -84,8 +84,6 @@ def summary(outcomes: Sequence[Outcome], models: Mapping[str, int] | None = None
 def page(outcomes: Sequence[Outcome], available: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the text of docs/coverage.md.
 
-    Parameters
-    ----------
     outcomes : outcome of each model and run
     available : for each library its `version`, and the number of its `models`
     """

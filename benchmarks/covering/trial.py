@@ -27,12 +27,10 @@ from opgrip.replay import replay
 from opgrip.traces import load
 from opgrip.traces.schema.records import OPERATOR
 
-SAID = "said.txt"
-"""file name for the output of a trial"""
+SAID = "said.txt"  # file name for the output of a trial
+# stages of a trial in order, which are the keys of its outcome
 STAGES = ("native", "counted", "captured", "audited", "replayed")
-"""stages of a trial in order, which are the keys of its outcome"""
-REASONS = 3
-"""largest number of reported reasons for cases that are not ok"""
+REASONS = 3  # largest number of reported reasons for cases that are not ok
 
 
 class Counting(TorchDispatchMode):

@@ -28,15 +28,14 @@ from workloads import MISSING, WORKLOADS
 
 from figures.figure import Experiment, Figure, NotMeasuredError, Rounds, ratio_of_added, ratio_of_sums
 
+# parts of a watch, with their names in figures
 PARTS = {
     "first step": (FIRST, "its first step"),
     "later steps": (NEXT, "steps 2 to 6"),
     "settled steps": (LATER, "steps 12 to 20"),
 }
-"""parts of a watch, with their names in figures"""
 OBSERVER = {"ExecutionTraceObserver": EXECUTION_TRACE}
-LEAST = {"empty mode": EMPTY}
-"""smallest reference: on longer operators the cost of a dispatch mode is lost in noise"""
+LEAST = {"empty mode": EMPTY}  # smallest reference: on longer operators the cost of a dispatch mode is lost in noise
 
 
 def capture_experiment(workload: str, references: Mapping[str, str], rounds: int, quick_rounds: int = 0) -> Experiment:

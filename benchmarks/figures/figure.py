@@ -13,13 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
+# a quantity and its reference for each round; `ratio_of_added` also has a base for each of them
 Rounds: TypeAlias = Sequence[tuple[float, ...]]
-"""a quantity and its reference for each round; `ratio_of_added` also has a base for each of them"""
 
 RESAMPLES = 2000
 INTERVAL = (0.05, 0.95)
-UNDISTURBED = 0.25
-"""quantile of a time over rounds that disturbed rounds do not change"""
+UNDISTURBED = 0.25  # quantile of a time over rounds that disturbed rounds do not change
 
 
 class NotMeasuredError(Exception):
@@ -31,8 +30,6 @@ def ratio_of_medians(rounds: Array) -> Array:
 
     The ratio is infinite if the reference is at or below zero, because noise is then larger than it.
 
-    Parameters
-    ----------
     rounds : (..., N, 2), quantity and reference of each of N rounds
     """
     quantity, reference = np.moveaxis(np.median(rounds, axis=-2), -1, 0)
@@ -50,8 +47,6 @@ def ratio_of_added(rounds: Array) -> Array:
     For times that add to others, on a machine that other programs slow for seconds. The ratio is infinite if the
     reference is at or below its base, because noise is then larger than their difference.
 
-    Parameters
-    ----------
     rounds : (..., N, 4), each a quantity, its base, the reference and the reference's base
     """
     quantity, base, reference, other_base = np.moveaxis(np.quantile(rounds, UNDISTURBED, axis=-2), -1, 0)
@@ -61,8 +56,6 @@ def ratio_of_added(rounds: Array) -> Array:
 def ratio_of_sums(rounds: Array) -> Array:
     """Return the sum of the quantity divided by that of the reference: for counts, and for times of different tasks.
 
-    Parameters
-    ----------
     rounds : (..., N, 2), quantity and reference of each of N rounds
     """
     quantity, reference = np.moveaxis(np.sum(rounds, axis=-2), -1, 0)
@@ -72,8 +65,6 @@ def ratio_of_sums(rounds: Array) -> Array:
 def median_of_ratios(rounds: Array) -> Array:
     """Return the median of the ratios of the rounds, for figures whose rounds differ more than the two quantities.
 
-    Parameters
-    ----------
     rounds : (..., N, 2), quantity and reference of each of N rounds
     """
     return np.asarray(np.median(rounds[..., 0] / rounds[..., 1], axis=-1))
@@ -82,8 +73,6 @@ def median_of_ratios(rounds: Array) -> Array:
 def offset_of_ratios(rounds: Array) -> Array:
     """Return the distance of the median ratio from one.
 
-    Parameters
-    ----------
     rounds : (..., N, 2), quantity and reference of each of N rounds
     """
     return np.abs(np.median(rounds[..., 0] / rounds[..., 1], axis=-1) - 1)
@@ -93,8 +82,6 @@ def offset_of_ratios(rounds: Array) -> Array:
 class Figure:
     """A performance figure, a ratio of measured quantities that is compared with a threshold.
 
-    Attributes
-    ----------
     name : name in the table of thresholds
     unit : unit of the ratio, such as `x`; may be empty
     meaning : description of the quantity and of the quantity that divides it
@@ -121,8 +108,6 @@ class Figure:
 class Experiment:
     """Figures that are measured together.
 
-    Attributes
-    ----------
     measure : function that takes a number of rounds and returns the rounds of each figure, in order
     rounds, quick_rounds : number of rounds in a full and in a quick run; 0 to leave the experiment out
     """

@@ -18,8 +18,7 @@ from opgrip.capture.on_demand.settings import AgentSettings
 
 OPERATORS = 2_500
 SETTLE_S = 0.01
-RECORDED_EVERY = 20
-"""number of pairs per recording: the effects of a recording would slow the pairs after it"""
+RECORDED_EVERY = 20  # number of pairs per recording: the effects of a recording would slow the pairs after it
 IDLE = Figure(
     "service: idle agent over none",
     "processor time of tiny operators with an agent, in a process that has recorded, over that without one",

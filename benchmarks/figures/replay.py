@@ -27,12 +27,9 @@ from opgrip.replay.inputs.input_options import RECORDED
 from opgrip.replay.timing.timing_options import WARM
 from opgrip.traces import Trace, load
 
-STEPS = 3
-"""captured steps of a program whose times are compared"""
-SIGNATURES = 100
-"""number of signatures that are replayed for their time: the longest"""
-CASES = 40
-"""number of cases that a Timer times too"""
+STEPS = 3  # captured steps of a program whose times are compared
+SIGNATURES = 100  # number of signatures that are replayed for their time: the longest
+CASES = 40  # number of cases that a Timer times too
 TIMED = "BERT train"
 
 

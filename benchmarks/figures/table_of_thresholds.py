@@ -13,12 +13,9 @@ from statistics import median
 from figures.figure import Figure, Reading
 
 TABLE = Path(__file__).parent / "thresholds.csv"
-DIGITS = 3
-"""significant digits of a threshold, rounded to the looser side"""
-BETTER_BY = 0.05
-"""relative improvement of the whole interval from which a threshold is outdated"""
-FEWEST_RUNS = 3
-"""fewest runs to set a threshold"""
+DIGITS = 3  # significant digits of a threshold, rounded to the looser side
+BETTER_BY = 0.05  # relative improvement of the whole interval from which a threshold is outdated
+FEWEST_RUNS = 3  # fewest runs to set a threshold
 HEAD = """\
 # No run of benchmarks/thresholds.py may be worse than this; docs/development.md describes how to lower a threshold.
 # when_set: the figure's median over the runs that set its threshold; a note says if that is not the worst of them.
@@ -30,8 +27,6 @@ HEAD = """\
 class Threshold:
     """A row of the table.
 
-    Attributes
-    ----------
     figure : name of the figure
     threshold : maximum of the figure, or its minimum if larger is better
     when_set : value of the figure when the threshold was set
@@ -115,8 +110,6 @@ def read_thresholds(path: Path | None = None) -> dict[str, Threshold]:
 def thresholds_on(processor: str) -> dict[str, Threshold]:
     """Return the thresholds for a processor: the common table, updated with the processor's own.
 
-    Parameters
-    ----------
     processor : its widest vector instructions, from `torch.backends.cpu.get_cpu_capability`
     """
     own = table_of(processor)

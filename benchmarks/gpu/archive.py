@@ -7,8 +7,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-MOST_BYTES = 40 << 20
-"""largest file to keep"""
+MOST_BYTES = 40 << 20  # largest file to keep
 
 
 def write_archive(path: Path, texts: Mapping[str, str], files: Iterable[Path]) -> None:

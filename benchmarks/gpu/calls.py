@@ -36,10 +36,8 @@ TOOLS = ("nsys", "ncu", "nvcc", "gcc", "g++", "ninja")
 CALLS, WARMUP_CALLS = 500, 200
 SLEEP_CYCLES = 2_000_000
 COPIED_BYTES, PRODUCT_ROWS = 1 << 30, 8192
-TIMED, SMALL_TIMED, SKIPPED = 40, 8, 5
-"""runs of a call by a clock, and how many of the first are left out"""
-REPEATS = 20
-"""runs of each call in a capture or a profile"""
+TIMED, SMALL_TIMED, SKIPPED = 40, 8, 5  # runs of a call by a clock, and how many of the first are left out
+REPEATS = 20  # runs of each call in a capture or a profile
 NOT_IN_GRAPHS = ("nonzero",)
 
 

@@ -24,11 +24,10 @@ from opgrip.replay.operators.devices import graph_class
 from opgrip.traces import Trace, load
 from opgrip.traces.table.graph_launches import BY_KERNELS
 
+# variables that hide devices from a process that has not initialized them yet
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "sim": "SIM_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
-"""variables that hide devices from a process that has not initialized them yet"""
 LAUNCHES = 20
-FLUSHED_S = 1.2
-"""time in which a capture's thread wakes up twice"""
+FLUSHED_S = 1.2  # time in which a capture's thread wakes up twice
 
 HIDING = """
     import os

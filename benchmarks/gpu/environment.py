@@ -14,15 +14,15 @@ from gpu.reports import NCU, NSYS, find_binary
 from opgrip.errors import UserError
 from opgrip.platform.machine import processor
 
+# fields of `nvidia-smi --query-gpu`
 GPU_FIELDS = (
     *("name", "driver_version", "vbios_version", "compute_cap", "memory.total", "power.limit", "clocks.max.sm"),
     *("clocks.max.mem", "ecc.mode.current", "mig.mode.current", "compute_mode", "persistence_mode", "temperature.gpu"),
 )
-"""fields of `nvidia-smi --query-gpu`"""
+# name prefixes of packages whose versions matter
 PACKAGES = ("torch", "triton", "nvidia", "onnx", "jax", "tvm", "tensor", "numpy", "nvtx", "opgrip", "pytorch-triton")
-"""name prefixes of packages whose versions matter"""
+# name prefixes of variables that influence the run
 VARIABLES = ("CUDA_", "NVIDIA_", "PYTORCH_", "TORCH", "NVTE_", "XLA_", "OMP_", "OPGRIP_", "CUBLAS_", "CUDNN_")
-"""name prefixes of variables that influence the run"""
 
 
 def is_there(device: str) -> bool:

@@ -11,8 +11,7 @@ from gpu.programs import capture_calls, expect_ok, replay_rows, row_of
 from gpu.step import Place, Step, expect
 from opgrip.replay.results.results import RAN
 
-HUGE = 1 << 30
-"""size of a tensor that does not fit under `LIMIT`"""
+HUGE = 1 << 30  # size of a tensor that does not fit under `LIMIT`
 LIMIT = "512MB"
 WAITING, GOOD = "aten.nonzero.default", "aten.add.Tensor"
 

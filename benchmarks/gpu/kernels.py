@@ -19,10 +19,8 @@ from opgrip.replay.operators.devices import with_index
 from opgrip.replay.run.energy import warm_up
 
 WARMUP = 3
-WARMUP_S = 0.6
-"""time of work that raises the clocks of an idle GPU"""
-KERNEL = "kernel"
-"""category of kernels in a timeline of torch's profiler"""
+WARMUP_S = 0.6  # time of work that raises the clocks of an idle GPU
+KERNEL = "kernel"  # category of kernels in a timeline of torch's profiler
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +35,7 @@ class Kernel:
 def kernels_of(run: Callable[[], object], runs: int = 1) -> list[Kernel]:
     """Return the kernels of some runs in order, after a warm-up.
 
-    Raises
-    ------
-    NotHereError : if the profiler sees none
+    Raises NotHereError if the profiler sees none.
     """
     if not torch.cuda.is_available():
         raise NotHereError("torch.profiler sees only kernels of CUDA")

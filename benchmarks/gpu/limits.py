@@ -13,13 +13,10 @@ from opgrip.replay.analyses.roofline import LimitColumns
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.run.energy import EnergyColumns
 
-MOST_OF_LIMIT = 1.1
-"""a peak is a measurement too: a row may be slightly better"""
-LEAST_OF_LIMIT = 0.3
-"""share that a large product or copy reaches"""
+MOST_OF_LIMIT = 1.1  # a peak is a measurement too: a row may be slightly better
+LEAST_OF_LIMIT = 0.3  # share that a large product or copy reaches
 SECONDS = 1.0
-NEAR = 0.3
-"""relative difference allowed between two energy readings: clocks and temperature change between them"""
+NEAR = 0.3  # relative difference allowed between two energy readings: clocks and temperature change between them
 
 
 def check_roofline(place: Place) -> None:

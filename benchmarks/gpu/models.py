@@ -18,9 +18,7 @@ SMALL_HEADS = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads":
 def make_step(name: str, place: Place) -> Callable[[], object]:
     """Return a function that runs one step of the model `name`, a key of `MODELS`, on the device of `place`.
 
-    Raises
-    ------
-    NotHereError : if the model's package is not installed
+    Raises NotHereError if the model's package is not installed.
     """
     torch.manual_seed(0)
     try:

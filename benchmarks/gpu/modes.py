@@ -12,17 +12,15 @@ from gpu.step import NotHereError, Place, Step, expect
 from opgrip.errors import UserError
 from opgrip.replay.modes import find_mode
 
+# modes, with the time limit of each in s: compilers take seconds per call
 MODES = {
     **dict.fromkeys(("eager", "jit", "cudagraph"), 150.0),
     **dict.fromkeys(("compile", "reduce-overhead", "onnxruntime", "xla", "jax", "tvm", "tensorrt"), 180.0),
     **dict.fromkeys(("compile-max", "aot"), 240.0),
 }
-"""modes, with the time limit of each in s: compilers take seconds per call"""
-OF_ANY_DEVICE = ("eager", "jit")
-"""modes that need no compiler for the device"""
+OF_ANY_DEVICE = ("eager", "jit")  # modes that need no compiler for the device
 PROVIDERS = {"onnxruntime": "CUDAExecutionProvider", "tensorrt": "TensorrtExecutionProvider"}
-PRECISIONS = {"tensorrt": "high"}
-"""precision of eager float32 products for modes that always multiply in TF32"""
+PRECISIONS = {"tensorrt": "high"}  # precision of eager float32 products for modes that always multiply in TF32
 JAX_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 

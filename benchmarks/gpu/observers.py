@@ -24,10 +24,8 @@ from opgrip.traces import load
 from opgrip.traces.schema.arguments import tensors
 
 WARMUP, STEPS, SMALL_STEPS = 4, 12, 2
-MOST_S = 12.0
-"""time after which an observer gets no further step, if it has two"""
-LATER = 2
-"""number of steps that are not later ones"""
+MOST_S = 12.0  # time after which an observer gets no further step, if it has two
+LATER = 2  # number of steps that are not later ones
 BOTH = "profiler cpu+cuda"
 
 Observer = Callable[[], AbstractContextManager[Any]]
@@ -85,8 +83,6 @@ def note_cost(
 ) -> int:
     """Note the step times under an observer, and return the number of steps; 0 if it failed.
 
-    Parameters
-    ----------
     place : device of the step, and file in which the results are noted
     step : runs one step of the model
     observer : name of the observer in the facts

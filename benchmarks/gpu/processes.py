@@ -23,14 +23,10 @@ from gpu.step import NotHereError, Outcome, Place, Step, Verdict, WrongError, re
 from opgrip.platform.sandbox import end_with_parent, kill_group
 
 OUTCOME = "outcome.json"
-MOST_CHARACTERS = 300
-"""longest reason, in characters"""
-SMALL_PATIENCE = 5
-"""factor of a step's time limit in tests, which may run on a busy machine without a GPU"""
-CORES_TO_IMPORT = 4
-"""number of cores from which the next step's imports do not disturb the step that runs"""
-STACKS_EVERY_S, FRAMES = 12.0, 12
-"""time between the stacks of a step in its output, and functions of each"""
+MOST_CHARACTERS = 300  # longest reason, in characters
+SMALL_PATIENCE = 5  # factor of a step's time limit in tests, which may run on a busy machine without a GPU
+CORES_TO_IMPORT = 4  # number of cores from which the next step's imports do not disturb the step that runs
+STACKS_EVERY_S, FRAMES = 12.0, 12  # time between the stacks of a step in its output, and functions of each
 HOLD = "import sys, torch; torch.zeros(1, device=sys.argv[1]); sys.stdin.read()"
 
 
@@ -94,8 +90,6 @@ def run_steps(
 ) -> Iterator[Outcome]:
     """Yield the outcome of each step.
 
-    Parameters
-    ----------
     place : device and files; each step gets a folder in its folder, with the output in a `.txt` next to it
     most_s : time limit of all steps together, after which the others are not started
     imports_ahead : True if the next step's process imports modules while a step runs; None to let the number of cores

@@ -17,14 +17,11 @@ from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.results.results import RAN, UNSUPPORTED, Result
 from opgrip.replay.timing.ranges import check_ranges
 
-NEAR = 0.3
-"""relative difference allowed between two profilers"""
+NEAR = 0.3  # relative difference allowed between two profilers
 TIMER_US = 1.0
-NCU_FACTOR = 3.0
-"""factor allowed for ncu's times, because it empties caches before a kernel"""
+NCU_FACTOR = 3.0  # factor allowed for ncu's times, because it empties caches before a kernel
 NOT_ALLOWED = ("ERR_NVGPUCTRPERM", "permission")
-SIZES = 35
-"""sizes for each of four operators: 140 cases, more than one window of nsys"""
+SIZES = 35  # sizes for each of four operators: 140 cases, more than one window of nsys
 
 
 def check_nsys(place: Place) -> None:

@@ -19,8 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = ROOT / "traces/faster_rcnn.jsonl"
 START = "import sys; from opgrip.{module} import main; sys.exit(main())"
 COMMAND_MODULES = {"opcapture": "capture.start", "opreplay": "replay.command.opreplay"}
-QUICK = {"budget": 0.1, "timeout": 60}
-"""options of replays whose times do not matter"""
+QUICK = {"budget": 0.1, "timeout": 60}  # options of replays whose times do not matter
 
 
 def run_command(name: str, *words: object) -> subprocess.CompletedProcess[str]:

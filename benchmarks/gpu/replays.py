@@ -16,11 +16,9 @@ from opgrip.zoo.scoring.distilled import distilled_scores
 
 BUDGET_S, SMALL_BUDGET_S = 0.1, 0.05
 TIMEOUT_S = 30
-MOST_CASES = 300
-"""cases with most time that are replayed: a detector has a thousand"""
+MOST_CASES = 300  # cases with most time that are replayed: a detector has a thousand
 SMALL_TOP = 2
-BAD = 12
-"""failing rows to note"""
+BAD = 12  # failing rows to note
 
 
 def measure_replay(place: Place, name: str, top: int = MOST_CASES, **options: Any) -> None:

@@ -20,8 +20,7 @@ NSYS, NCU = "nsys", "ncu"
 PRODUCTS = {NSYS: "Nsight Systems", NCU: "Nsight Compute"}
 PLACES = {NSYS: NSYS_PLACES, NCU: NCU_PLACES}
 SUFFIXES = {NSYS: ".sqlite", NCU: ".csv"}
-MOST_BYTES = 4 << 20
-"""largest report to send"""
+MOST_BYTES = 4 << 20  # largest report to send
 HOSTS = ("Process Name", "Host Name")
 
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-Facts = dict[str, Any]
-"""observations of a step, for a reader elsewhere: numbers, words, lists of them"""
+Facts = dict[str, Any]  # observations of a step, for a reader elsewhere: numbers, words, lists of them
 
 
 class WrongError(Exception):
@@ -37,8 +36,6 @@ class Verdict(str, Enum):
 class Outcome:
     """Verdict of a step, with its reason.
 
-    Attributes
-    ----------
     reason : reason of a verdict other than ok, in one line
     facts : numbers and texts that the step noted, whatever its verdict
     seconds : duration of the step, with the imports of its process unless these ran before
@@ -55,8 +52,6 @@ class Outcome:
 class Place:
     """Device and files of a step.
 
-    Attributes
-    ----------
     device : name of the device, with or without an index
     folder : folder that the step may write into
     top : number of cases of the shipped trace to replay
@@ -100,8 +95,6 @@ class Place:
 class Step:
     """One check or measurement.
 
-    Attributes
-    ----------
     run : function of the step; it notes facts, and raises `WrongError`, `NotHereError` or any other error
     timeout_s : time limit, after which the verdict is wrong
     needs_cuda : reason why the step needs CUDA; empty if it works on any accelerator

@@ -28,12 +28,12 @@ from opgrip.traces import load
 
 NEVER_S = 1e6
 WRITER = "opgrip-flusher"
+# parts of a capture's end that are timed: class and method
 PARTS = {
     "stop_profile": (ActivityProfile, "stop"),
     "kernel_records": (KernelTimes, "records"),
     "fit_values": (flusher.Flusher, "_fit_deferred"),
 }
-"""parts of a capture's end that are timed: class and method"""
 
 
 def explain_steps(place: Place, name: str) -> None:
@@ -74,8 +74,6 @@ def _both(*makers: Callable[[], Any]) -> Iterator[None]:
 def _capture(place: Place, way: str, held: bool = False, values: bool = True, timed: bool = True) -> Iterator[Capture]:
     """Capture the block, and note the writing thread's processor time and how long each part of the end takes.
 
-    Parameters
-    ----------
     place : device of the step, and file in which the results are noted
     way : how the capture measures device times: `events` or `kernels`
     held : True to let the thread that writes the trace work only at the end

@@ -20,16 +20,11 @@ from opgrip.replay.run.kernels import KernelColumns
 from opgrip.traces import load
 
 METHODS = ("discrete", "events", "graph")
-EVENT_US = 4.0
-"""largest time that two events add to a kernel; a launch would add more"""
-KERNEL_US = 1.0
-"""difference allowed between two profiles of a kernel"""
-LAUNCH_US = 60.0
-"""largest time of a launch and the wait for it"""
-NEAR = 0.15
-"""relative difference allowed between two clocks for the same work"""
-PRODUCTS = (1024, 2048, 4096)
-"""rows of square matrices whose products take from tens of microseconds to milliseconds"""
+EVENT_US = 4.0  # largest time that two events add to a kernel; a launch would add more
+KERNEL_US = 1.0  # difference allowed between two profiles of a kernel
+LAUNCH_US = 60.0  # largest time of a launch and the wait for it
+NEAR = 0.15  # relative difference allowed between two clocks for the same work
+PRODUCTS = (1024, 2048, 4096)  # rows of square matrices whose products take from tens of microseconds to milliseconds
 
 
 def check_captured_times(place: Place) -> None:

@@ -291,13 +291,13 @@ def test_help_shows_examples_and_builtin_models() -> None:
     assert named == models - {"__init__", "proposals", "pyramid", "regions"}
 
 
+# Command with a small limit of file size, which simulates a full disk.
 FULL = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
 from opgrip.capture.start import main
 sys.exit(main(sys.argv[1:]))
 """
-"""Command with a small limit of file size, which simulates a full disk."""
 
 
 @pytest.mark.parametrize("words", [["--", "script.py"], ["--model", "nets.py:good", "--steps", "300"]])

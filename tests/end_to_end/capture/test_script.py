@@ -162,8 +162,8 @@ ENDS = {
 }
 
 
+# lines that the fork of a process with triton may write at its end: objects that were not freed, by address.
 OF_TRITON = re.compile(r"nanobind: | - (leaked|\.\.\.) |See https://nanobind\.")
-"""lines that the fork of a process with triton may write at its end: objects that were not freed, by address."""
 
 
 @pytest.mark.parametrize("end", ENDS)

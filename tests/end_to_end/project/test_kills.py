@@ -22,8 +22,7 @@ from opgrip.replay import load_results
 from opgrip.traces import load
 
 KILLS = int(os.environ.get("OPGRIP_KILLS", "3"))
-LAST_S = 2.0
-"""Duration of calls that a killed capture may lack: one second, and another for a busy machine."""
+LAST_S = 2.0  # Duration of calls that a killed capture may lack: one second, and another for a busy machine.
 
 pytestmark = pytest.mark.slow
 

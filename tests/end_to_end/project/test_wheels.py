@@ -20,8 +20,8 @@ OF_THE_TOOL = [
     for name in pyproject()["tool"]["setuptools"]["package-data"]["opgrip.traces.zoo"]
     if name.startswith("models/")
 ]
+# Trace of the README's first command, and the baseline times of the zoo's score.
 DISTILLED, BASELINE = "traces/zoo_500.jsonl.gz", "traces/zoo/baseline.json.zst"
-"""Trace of the README's first command, and the baseline times of the zoo's score."""
 INSTALLED = """
 from opgrip.traces import load
 from opgrip.errors import MissingFileError

@@ -10,8 +10,8 @@ import pytest
 from programs import ROOT, run_command, succeed
 
 KEPT = ROOT / "benchmarks/results/h100/raw.zip"
+# operators whose calls take a CPU microseconds, and one that has no kernel for it
 SMALL = ("aten.add*", "aten.cat*", "aten.embedding*", "*cudnn_attention*")
-"""operators whose calls take a CPU microseconds, and one that has no kernel for it"""
 
 
 @pytest.fixture

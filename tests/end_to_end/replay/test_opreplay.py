@@ -183,8 +183,7 @@ def test_untrusted_trace_causes_a_row_or_a_line_and_never_a_traceback(
     assert "\x1b" not in done.stdout + done.stderr
 
 
-LARGE = ("mmcv.*", "aten.addmm.*", "aten.index_put*")
-"""operators of the shipped traces that have no small calls"""
+LARGE = ("mmcv.*", "aten.addmm.*", "aten.index_put*")  # operators of the shipped traces that have no small calls
 
 
 # the largest calls of the other operators take most of the time: only the exported scripts run them

@@ -149,6 +149,7 @@ def test_unwritable_node_is_left_out_and_the_last_one_is_an_error(folder: Path, 
         assert "Traceback" not in error
 
 
+# The command, with a wait of only seconds for new workers after its workers are lost.
 FAILS_SOON = """
 import sys
 from opgrip.replay.workers import ray_pool
@@ -161,7 +162,6 @@ def start(pool, usual=ray_pool.Pool.start):
 ray_pool.Pool.start = start
 sys.exit(main())
 """
-"""The command, with a wait of only seconds for new workers after its workers are lost."""
 
 
 @pytest.mark.slow

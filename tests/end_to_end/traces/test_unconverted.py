@@ -14,8 +14,8 @@ from opgrip.replay.cases.selection import no_calls, unconverted
 from opgrip.traces import load
 from opgrip.traces.schema.records import Dropped
 
+# A file of DLOP-Bench, the table of `abs`, with a valid and an invalid row.
 GOOD_ROW_AND_BAD = '{"input": [[4], ["x"]]}'
-"""A file of DLOP-Bench, the table of `abs`, with a valid and an invalid row."""
 
 
 def test_replay_reports_calls_of_a_file_that_it_leaves_out(tmp_path: Path) -> None:

@@ -28,8 +28,7 @@ from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 
 SHARE = 0.1
-WHOLE_NS = SHARE * BURST_S * 1e9
-"""budget with which a capture begins, in ns"""
+WHOLE_NS = SHARE * BURST_S * 1e9  # budget with which a capture begins, in ns
 
 
 class Clock:

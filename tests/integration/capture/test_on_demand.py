@@ -56,8 +56,8 @@ while True:
     is_on = torch.utils._python_dispatch.is_in_torch_dispatch_mode()
     print(len(failed), is_on, nn.Module.__call__ is call, flush=True)
 """
+# operators that one call of the server's network runs
 STEP = ["aten.t.default", "aten.addmm.default", "aten.t.default", "aten.addmm.default", "aten.relu.default"]
-"""operators that one call of the server's network runs"""
 
 
 def ops(path: Path) -> dict[str, list[str]]:

@@ -16,8 +16,8 @@ from opgrip.traces import Trace, load
 
 pytestmark = pytest.mark.slow
 
+# largest ratio of the median latency after a recording to the one before: a mode that stayed on would exceed it
 WORST = 5.0
-"""largest ratio of the median latency after a recording to the one before: a mode that stayed on would exceed it"""
 SERVICE = """
 import asyncio, json, sys, threading, time, torch, uvicorn, httpx
 from fastapi import FastAPI

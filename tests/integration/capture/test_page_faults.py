@@ -14,8 +14,7 @@ from opgrip.capture import Capture
 from opgrip.capture.timing import page_faults
 from opgrip.traces import load
 
-PAGES = 4 * (1 << 20) // 4096
-"""pages of a result of four megabytes"""
+PAGES = 4 * (1 << 20) // 4096  # pages of a result of four megabytes
 
 
 KEPT_AND_GIVEN_BACK = """

@@ -18,8 +18,7 @@ from opgrip.traces.schema.records import Calls, Observed, Signature, Values
 from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.floats import Floats
 
-DENORMAL = 1e-41
-"""denormal number, whose square root takes many times as long as that of others"""
+DENORMAL = 1e-41  # denormal number, whose square root takes many times as long as that of others
 
 
 @pytest.fixture

@@ -26,8 +26,7 @@ from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, End, Scope, Signature, Thread
 
 USUAL_NS, SLOW_NS = 2_000, 12_000
-PAGES, WORK_NS = 3_000, 4_000_000
-"""page faults of a call that creates 12 MB, and its remaining time"""
+PAGES, WORK_NS = 3_000, 4_000_000  # page faults of a call that creates 12 MB, and its remaining time
 
 
 def counted(cost_ns: float, calls: int, work_ns: int = WORK_NS, pages: int = PAGES) -> dict[int, CountedCall]:

@@ -30,8 +30,8 @@ class Forever(nn.Module):
 net, x = Net(), torch.ones(1, 2)
 print("ready", flush=True)
 """
+# operators of one call of the network
 STEP = ["aten.t.default", "aten.addmm.default", "aten.relu.default", "aten.sin.default"]
-"""operators of one call of the network"""
 
 TRAINING = "while True: net(x); time.sleep(0.01)"
 OPTIMIZER = f"optimizer = torch.optim.SGD(net.parameters())\n{TRAINING}"

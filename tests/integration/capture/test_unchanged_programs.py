@@ -30,18 +30,17 @@ from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.signatures import predictions
 from opgrip.traces import Trace, load
 
-STEPS = 3
-"""steps per run: the first one meets each call, the others predict it"""
+STEPS = 3  # steps per run: the first one meets each call, the others predict it
 RUNS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "train": nullcontext,
     "predict without gradients": torch.no_grad,
     "predict in inference mode": torch.inference_mode,
 }
+# programs and runs of the quick tests
 QUICK = {
     *((name, "train") for name in (*SMALL_PROGRAMS, "gpt-2")),
     *((name, "predict in inference mode") for name in ("transformer encoder", "activation checkpointing")),
 }
-"""programs and runs of the quick tests"""
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),

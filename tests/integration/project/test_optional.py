@@ -13,6 +13,7 @@ from project_files import pyproject
 
 from opgrip.cli.plugins import MissingPackageError, install_command, needed
 
+# modules of distributions with another name
 MODULES_OF = {
     "mmsegmentation": "mmseg",
     "nvidia-ml-py": "pynvml",
@@ -23,13 +24,11 @@ MODULES_OF = {
     "axe-playwright-python": "axe_playwright_python",
     "mkdocs-material": "material",
 }
-"""modules of distributions with another name"""
 
+# modules that no extra and no make target installs
 OF_NO_EXTRA = ("PIL", "flashinfer_bench", "nsys", "ncu", "gdb", "c++", "ninja", "chromium")
-"""modules that no extra and no make target installs"""
 
-OF_SOME_VERSIONS = ("duckdb", "polars")
-"""development packages that exist only for some versions of Python"""
+OF_SOME_VERSIONS = ("duckdb", "polars")  # development packages that exist only for some versions of Python
 
 IN_A_WAY_OF_ITS_OWN = re.compile(r"importorskip|find_spec|shutil\.which|except (ImportError|ModuleNotFoundError)")
 

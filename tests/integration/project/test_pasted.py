@@ -14,8 +14,7 @@ DOCUMENTS = [
     for name in ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
     if commands_in((ROOT / name).read_text(encoding="utf-8"))
 ]
-MEASURES = ("docs/ci.md",)
-"""documents whose commands fail if other processes use the cores"""
+MEASURES = ("docs/ci.md",)  # documents whose commands fail if other processes use the cores
 
 
 @pytest.fixture(scope="session")

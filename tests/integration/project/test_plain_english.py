@@ -30,18 +30,17 @@ PLAIN_WORDS = {
     r"\bwhere (?:it|there|nothing|none) (?:is|are|has)\b": "if",
     r"\bthe house\b": "the organization",
 }
+# all of these wordings, which a search finds much faster: each begins at a boundary of words
 ANY = re.compile(rf"\b(?:{'|'.join(pattern[2:] for pattern in PLAIN_WORDS)})", re.IGNORECASE)
-"""all of these wordings, which a search finds much faster: each begins at a boundary of words"""
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+# first words of docstrings that cannot be understood without the body
 FRAGMENT = re.compile(r"(?:Of|As of|That of|Those|What|Where|Whether|Until|Its)\b")
-"""first words of docstrings that cannot be understood without the body"""
-LEAST_WORDS = 3
-"""words of a text that is a message and not a name or a key"""
+LEAST_WORDS = 3  # words of a text that is a message and not a name or a key
+# parts of test names that cannot be understood without the body: a name needs a subject, a verb and an outcome
 RIDDLE = re.compile(
     r"^test_(?:it|of|what|whatever|where|which|who)_|_(?:is|are)_no_|_of_(?:its|their|ones)_own(?:_|$)|_(?:goes|gone)_on(?:_|$)"
     r"|_(?:anew|beside|said|strangers?|tells?|told|whatever)(?:_|$)|_(?:stands?|stood)_(?:for|in|there)(?:_|$)|_there_(?:is|are)(?:_|$)"
 )
-"""parts of test names that cannot be understood without the body: a name needs a subject, a verb and an outcome"""
 
 
 def texts_of_module(path: Path) -> Iterator[tuple[int, str, bool]]:

@@ -10,10 +10,10 @@ import pytest
 from optional import needs
 from programs import ROOT, run_python
 
+# addresses of what a browser loads to show a page
 LOADED = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?((?:https?:)?//[^\s\">]+)|<link\b[^>]*\bhref=\"?((?:https?:)?//[^\s\">]+)"
 )
-"""addresses of what a browser loads to show a page"""
 
 
 def test_every_page_is_in_the_navigation_once() -> None:

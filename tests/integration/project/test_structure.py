@@ -11,8 +11,8 @@ from programs import ROOT
 
 PACKAGES = ("opgrip", "capture", "replay", "traces", "tools", "zoo")
 MOST_LINES, MOST_LINES_OF_FUNCTION, MOST_LOOSE_FILES, MOST_OF_A_NAME = 400, 60, 4, 3
+# each call of a program passes through it, and a further Python frame would make captures slower
 LONG_FUNCTION = "capture/hooks/dispatch.py __torch_dispatch__"
-"""each call of a program passes through it, and a further Python frame would make captures slower"""
 
 
 def product_files() -> Iterator[Path]:

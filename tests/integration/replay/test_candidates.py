@@ -32,8 +32,7 @@ from opgrip.replay.results.savings import judged_steps, mean_saving
 SOFTMAX, ADD_, TRANSPOSE, OUT = "aten._softmax.default", "aten.add_.Tensor", "aten.t.default", "aten.mul.out"
 SCHEMA = json.loads((ROOT / "replay" / "schema.json").read_text(encoding="utf-8"))
 SIGNATURES = 40
-SLOW_ROWS = 584
-"""rows of the signature that the planted candidate delays"""
+SLOW_ROWS = 584  # rows of the signature that the planted candidate delays
 OPERATOR = torch.ops.aten._softmax.default
 KERNELS = """\
 from time import perf_counter
@@ -434,8 +433,8 @@ def test_sample_is_judged(tmp_path: Path) -> None:
     assert verdict.step_saving is None
 
 
+# packages and programs that an example needs, by its file
 NEEDED = {"in_triton.py": ("triton",), "in_cpp.py": ("c++", "ninja")}
-"""packages and programs that an example needs, by its file"""
 
 
 @pytest.mark.timeout(600)

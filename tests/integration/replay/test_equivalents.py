@@ -231,6 +231,7 @@ def test_malformed_calls_have_no_equivalent(op: str, elsewhere: list[SDPBackend]
         assert equivalent_on(Signature(0, kind, op, args), "cuda:0") is None
 
 
+# schemas of torchvision's operators
 SCHEMAS = (
     "roi_align(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
     "int sampling_ratio, bool aligned) -> Tensor",
@@ -244,7 +245,6 @@ SCHEMAS = (
     "SymInt stride_h, SymInt stride_w, SymInt pad_h, SymInt pad_w, SymInt dilation_h, SymInt dilation_w, "
     "SymInt groups, SymInt offset_groups, bool use_mask) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-"""schemas of torchvision's operators"""
 REGION = {"aligned_height": 7, "aligned_width": 5, "spatial_scale": 0.25, "sampling_ratio": 2, "pool_mode": 1}
 REGION = {**REGION, "aligned": True}
 IMAGE, ROIS, REGIONS, EMPTY = spec(2, 8, 20, 30), spec(3, 5), spec(3, 8, 7, 5), spec(0)

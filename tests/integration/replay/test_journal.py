@@ -137,13 +137,13 @@ def test_complete_results_are_reused_only_by_the_same_replay(tmp_path: Path, suf
     assert output.read_bytes() == before
 
 
+# command prefix that limits the size of files, to simulate a full disk
 WITHIN = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
 from opgrip.replay.command.opreplay import main
 sys.exit(main(sys.argv[2:]))
 """
-"""command prefix that limits the size of files, to simulate a full disk"""
 
 
 @pytest.mark.parametrize("size", [6_000, 13_000])

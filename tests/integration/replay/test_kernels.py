@@ -25,9 +25,8 @@ from opgrip.replay.run import measure
 from opgrip.replay.run.kernels import KernelColumns, kernel_columns, with_kernels
 from opgrip.traces import load
 
+# records of five runs of each call, by torch 2.11: name, device type, begin and duration in ns, correlation number
 H200 = ROOT / "tests/support/fakes/h200_records.json"
-
-"""records of five runs of each call, by torch 2.11: name, device type, begin and duration in ns, correlation number"""
 
 
 def record_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,13 +64,12 @@ def test_windows_are_smaller_if_no_case_is_large(tmp_path: Path, monkeypatch: py
     assert [len(window) for window in windows(cases, settings_of(warmup=0))] == [4, 4, 4]
 
 
+# program that prints the peak memory of a command's largest process, in bytes; the tests' own process cannot start the
+# command, because the kernel counts the peak of a process for the commands that it starts
 PEAK_OF_CHILDREN = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024)
-"""
-"""program that prints the peak memory of a command's largest process, in bytes; the tests' own process cannot start the
-command, because the kernel counts the peak of a process for the commands that it starts
 """
 
 

@@ -67,8 +67,7 @@ def done(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work:
     return work_of(function, "", args, kwargs, function(*args, **kwargs))
 
 
-F = 4
-"""bytes of a float"""
+F = 4  # bytes of a float
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,7 @@ from opgrip.traces.io.tensor_file import TensorFile, load_safetensors
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values.exact import Booleans
 
-VALUES = torch.linspace(0, 10, 100).sin()
-"""values that no value model represents exactly"""
+VALUES = torch.linspace(0, 10, 100).sin()  # values that no value model represents exactly
 
 
 @pytest.fixture

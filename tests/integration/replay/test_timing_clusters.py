@@ -29,8 +29,8 @@ from opgrip.traces.values.exact import Constant
 
 SPEC = TensorSpec((512, 128), (128, 1), torch.float32, "cpu", values=0)
 OUTPUT = TensorSpec((512, 128), (128, 1), torch.float32, "cpu")
+# times of the calls of a step, each on separate memory; the values of the second one differ
 STEP_US = (40, 200, 44, 42, 41)
-"""times of the calls of a step, each on separate memory; the values of the second one differ"""
 DENORMAL = 1e-41
 
 
@@ -45,15 +45,7 @@ def write_trace(
     other_thread: bool = False,
     before_ns: int = 0,
 ) -> Path:
-    """Write a trace of steps with the same square roots, some of which are looked at in the first step.
-
-    Parameters
-    ----------
-    modules : modules of the calls of a step, in turn
-    perturbed : as in `Calls`
-    other_thread : another thread makes the same calls on separate memory, right after the begin of each look
-    before_ns : time by which everything is earlier
-    """
+    """Write a trace of steps with the same square roots, some of which are looked at in the first step."""
     count = steps * len(times)
     starts = [1_000_000 * (1 + place) - before_ns for place in range(count)]
     memory = [number for place in range(count) for number in (place % len(times), 100 + place)]

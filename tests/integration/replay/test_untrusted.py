@@ -65,10 +65,7 @@ def norm_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def row_of(trace: Path, name: str, op: str = SOFTMAX, ceilings: Ceilings | None = None) -> Result:
-    """Return the judged row of a candidate of `cheats`, judged in processes of this one.
-
-    ceilings : peaks of the machine, to which times are compared
-    """
+    """Return the judged row of a candidate of `cheats`, judged in processes of this one."""
     text = f"{op}={cheats.__file__}:{name}"
     options = {"candidate": [text], "untrusted": True, "iterations": RUNS, "cache": "warm", "threads": 1}
     workload = load_workload(request_with(str(trace), **options))
@@ -85,6 +82,8 @@ def verdict_on(trace: Path, name: str, op: str = SOFTMAX) -> tuple[str | None, s
     return CandidateColumns.of(row).verdict, str(row.error)
 
 
+# cheats, with a part of the reason why they are wrong; empty if they are right and as slow as their twin, None if
+# chance decides which of the two
 CHEATS = {
     "cached_by_identity": "elements differ",
     "cached_by_address": None,
@@ -108,8 +107,6 @@ CHEATS = {
     "continued_by_timer": "runs while its process is stopped",
     "forged_answer": "its ",
 }
-"""cheats, with a part of the reason why they are wrong; empty if they are right and as slow as their twin, None if
-chance decides which of the two"""
 QUICK = {"lazy", "with_clock_of_the_process", "only_first_values"}
 
 

@@ -73,12 +73,12 @@ def test_device_assert_in_any_run_is_attributed_to_its_row() -> None:
         assert blamed(bad, settings_on(f"sim:{run}")) == (1, 0), f"in run {run}"
 
 
+# failures in the second row of a case only, with the options that create two rows
 WAYS: list[tuple[Callable[[torch.Tensor], bool], dict[str, str]]] = [
     (lambda _: torch.jit.is_tracing(), {"mode": "eager,jit"}),
     (lambda x: not x.any(), {"values": "recorded,zeros"}),
     (lambda _: torch.get_num_threads() == 2, {"threads": "1,2"}),
 ]
-"""failures in the second row of a case only, with the options that create two rows"""
 
 
 @on_simulator(SIM_DEVICES="4")

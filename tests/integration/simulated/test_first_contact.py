@@ -17,13 +17,13 @@ SCRIPT = ROOT / "benchmarks/first_contact.py"
 CALLS = 16
 
 
+# code that an interpreter runs at its start so that it cannot import opgrip
 NOT_INSTALLED = """
 import sys
 
 sys.meta_path[:] = [item for item in sys.meta_path if "__editable___opgrip" not in getattr(item, "__module__", "")]
 sys.path[:] = [path for path in sys.path if path != {root!r}]
 """
-"""code that an interpreter runs at its start so that it cannot import opgrip"""
 
 
 def measure(folder: Path, plan: str, only: str = "") -> list[dict[str, Any]]:

@@ -23,8 +23,7 @@ from opgrip.replay.sequences.step_replay import MOST_CAPTURES, replay_sequence
 from opgrip.traces import load
 
 STEPS = 3
-SIN_MS = 5
-"""duration of a sine on the device"""
+SIN_MS = 5  # duration of a sine on the device
 
 
 def waves(x: torch.Tensor) -> torch.Tensor:

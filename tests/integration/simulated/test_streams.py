@@ -15,8 +15,7 @@ from opgrip.replay import replay
 from opgrip.traces import Trace, load
 
 STEPS = 3
-SIN_MS = 20
-"""duration of a sine and of a cosine on the device"""
+SIN_MS = 20  # duration of a sine and of a cosine on the device
 
 
 def run(x: torch.Tensor, with_streams: bool = True) -> None:

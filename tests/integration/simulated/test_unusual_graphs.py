@@ -109,6 +109,7 @@ def event_used_again() -> Tensor:
     return x
 
 
+# each program, and (calls, launches) of each graph that it launches
 PROGRAMS: dict[str, tuple[Callable[[], Tensor], list[tuple[int, int]]]] = {
     "object captured again": (object_captured_again, [(1, 1), (2, 2)]),
     "destroyed graphs": (destroyed_graphs, [(2, 1), (1, 1)] * 5),
@@ -119,7 +120,6 @@ PROGRAMS: dict[str, tuple[Callable[[], Tensor], list[tuple[int, int]]]] = {
     "destroyed streams": (destroyed_streams, []),
     "event used again": (event_used_again, []),
 }
-"""each program, and (calls, launches) of each graph that it launches"""
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

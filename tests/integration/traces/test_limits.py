@@ -24,8 +24,7 @@ from opgrip.traces.table.step_starts import unfinished_calls
 
 HEADER = b'{"type":"header","format":"opgrip-trace","version":"1.3"}\n'
 MEGABYTE = b" " * (1 << 20)
-PRIME = 2**61 - 1
-"""modulus of Python's hash of integers"""
+PRIME = 2**61 - 1  # modulus of Python's hash of integers
 
 
 def packed(path: Path, pieces: Iterable[bytes]) -> Path:

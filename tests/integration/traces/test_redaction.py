@@ -50,8 +50,7 @@ from opgrip.traces.schema.records import (
 from opgrip.traces.values import fit_argument, value_models
 from opgrip.traces.values.exact import Exact
 
-WRITTEN = {"type", "format", "version"}
-"""header fields that the writer adds"""
+WRITTEN = {"type", "format", "version"}  # header fields that the writer adds
 SECRET = "SECRET-xyz"
 CARD = 4111111111111111
 SCHEMA = json.loads((ROOT / "traces" / "schema.json").read_text(encoding="utf-8"))

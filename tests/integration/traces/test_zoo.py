@@ -20,8 +20,7 @@ from opgrip.zoo.making import count_distinct, record_of, write_manifest
 
 TRACES = read_manifest()
 MADE = [trace for trace in TRACES if trace.recording is not None]
-MOST_BYTES = 25_000_000
-"""limit of the size of all files together"""
+MOST_BYTES = 25_000_000  # limit of the size of all files together
 
 
 def names_of(traces: list[ZooTrace]) -> list[str]:

@@ -15,9 +15,8 @@ HERE = device_map("cpu", None)
 
 
 def described(*args: Any) -> tuple[tuple[Any, ...], dict[int, ValueModel]]:
-    """Return a call's arguments as a trace holds them, with `TensorSpec` for tensors; and the value models by number.
-
-    args : positional arguments of the call
+    """Return a call's arguments as a trace holds them, with `TensorSpec` for tensors; and the value models by
+    number.
     """
     models: dict[int, ValueModel] = {}
 

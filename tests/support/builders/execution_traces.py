@@ -17,8 +17,8 @@ from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.table.profiler_labels import is_mark
 
+# Operators that autograd calls only while a mode is active; otherwise it runs their kernels directly.
 SILENT = "aten.detach.default"
-"""Operators that autograd calls only while a mode is active; otherwise it runs their kernels directly."""
 
 
 def make_program() -> Callable[[], None]:
@@ -111,11 +111,7 @@ def node(number: int, parent: int, name: str, schema: str = "", **fields: Any) -
 
 
 def tensor(number: int, storage: int, shape: list[int], stride: list[int], kind: str = "float") -> tuple[Any, ...]:
-    """Return the value, shape, type and stride of a tensor, as `node` takes them.
-
-    number, storage : numbers of the tensor and of its storage in the file
-    kind : type of the elements, such as `float`
-    """
+    """Return the value, shape, type and stride of a tensor, as `node` takes them."""
     return [number, storage, 0, 4, 4, "cpu"], shape, f"Tensor({kind})", stride
 
 

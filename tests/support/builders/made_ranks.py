@@ -34,12 +34,6 @@ def make_rank(
 
     The additions before an all-reduce last as long as on the slowest rank, where each takes `slowness` times as long,
     and the all-reduce 2 us more. All ranks continue at the same true time, except for the jitter.
-
-    Parameters
-    ----------
-    slow : rank that the others wait for, or None if all are equally fast
-    clock_ns : difference of this rank's clock from the true time in ns
-    jitter_ns : maximum random delay after an all-reduce in ns
     """
     noise = np.random.default_rng(rank)
     rounds = calls // every

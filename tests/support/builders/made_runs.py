@@ -59,15 +59,6 @@ def make_run(
     """Return generated results of a replay whose cases take 1 us to 1 ms.
 
     Standard deviations refer to the logarithm of a time.
-
-    Parameters
-    ----------
-    cases, repeats : number of cases, and of repeats of each case
-    slower : factor on the times of cases that take longer than `longer_than_us`
-    drift : standard deviation of a factor that all times of the replay have in common
-    between : standard deviation of a case's median from repeat to repeat
-    runs : number of runs of a case in a repeat, with a standard deviation of 0.1
-    cells : values of other columns
     """
     generator = np.random.default_rng(seed)
     pace = float(np.exp(generator.normal(0, drift)))

@@ -90,14 +90,7 @@ def write_report(
     launches: Sequence[tuple[int, int]] = (),
     work: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> Path:
-    """Write an exported report.
-
-    Parameters
-    ----------
-    ranges : start, end, message and case of each range, all of mode eager
-    launches : start and correlation id of CUDA calls
-    work : work on the device, by the last word of its table's name; `name` is a kernel's name
-    """
+    """Write an exported report."""
     work = work or {}
     names = [*dict.fromkeys([message for _, _, message, _ in ranges])]
     names += [item["name"] for items in work.values() for item in items if "name" in item]
@@ -137,11 +130,7 @@ def insert(database: sqlite3.Connection, table: str, **cells: Any) -> None:
 
 
 def _whole(kind: str, item: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return the cells of a row for work on the device, with the columns that its kind of work always has.
-
-    kind : last word of the table's name, such as `KERNEL`
-    item : cells that differ from the defaults; `name` is a kernel's name, which becomes its index in `names`
-    """
+    """Return the cells of a row for work on the device, with the columns that its kind of work always has."""
     usual: dict[str, dict[str, Any]] = {
         "KERNEL": {},
         "MEMCPY": {"bytes": 0, "copyKind": 8},

@@ -22,6 +22,7 @@ def whole(*values: int) -> np.ndarray[Any, Any]:
 
 IMAGE, SQUARE = normal(2, 4, 6, 6), normal(3, 4)
 TRUE_FALSE = SQUARE > 0
+# Inputs and attributes of nodes. A tuple holds a constant of the model; an empty tuple is an omitted input.
 NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     **dict.fromkeys(("Abs", "Ceil", "Cos", "Erf", "Exp", "Floor", "Identity", "Neg", "Relu", "Round"), ([SQUARE], {})),
     **dict.fromkeys(
@@ -89,7 +90,6 @@ NODES: dict[str, tuple[list[Any], dict[str, Any]]] = {
     "Unsqueeze": ([SQUARE, (whole(0, 2),)], {}),
     "Where": ([TRUE_FALSE, SQUARE, normal(4)], {}),
 }
-"""Inputs and attributes of nodes. A tuple holds a constant of the model; an empty tuple is an omitted input."""
 UNTRIED = {
     "Attention": "of opset 23, whose reference is not in every onnx",
     "RMSNormalization": "of opset 23",

@@ -16,9 +16,10 @@ OPENMMLAB = "make openmmlab"
 RUNTIMES = "make runtimes"
 TRANSFORMERS = "pip install '.[transformers]'"
 
+# Extras that all targets of the Makefile install, as `dev` includes them: their packages must be present.
 EVERYBODY = ("chakra", "excel", "report", "plot", "schema")
-"""Extras that all targets of the Makefile install, as `dev` includes them: their packages must be present."""
 
+# installation command of each module or program
 COMMANDS = {
     "mmdet": OPENMMLAB,
     "mmseg": OPENMMLAB,
@@ -74,21 +75,20 @@ COMMANDS = {
     "c++": "install a C++ compiler",
     "ninja": "pip install ninja, or install it with the system",
 }
-"""installation command of each module or program"""
 
+# names in `COMMANDS` that are programs on the PATH, not modules
 PROGRAMS = ("nsys", "ncu", "gdb", "c++", "ninja", "chromium")
-"""names in `COMMANDS` that are programs on the PATH, not modules"""
 
+# modules without an extra, which are dependencies of a package in an extra
 BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle", "msgpack")
-"""modules without an extra, which are dependencies of a package in an extra"""
 
+# Modules that others need for use, although those import without them.
 NEEDS_OF = {
     "transformers.loss.loss_for_object_detection": ("PIL",),
     "transformers.models.detr.image_processing_pil_detr": ("PIL",),
     "mmdet": ("mmcv",),
     "mmseg": ("mmcv",),
 }
-"""Modules that others need for use, although those import without them."""
 
 
 def needs(*names: str) -> pytest.MarkDecorator:

@@ -11,24 +11,20 @@ from zlib import crc32
 import pytest
 
 TESTS = Path(__file__).resolve().parents[2]
+# Folders of tests whose quick tests do not depend on modes, runtimes or sources of models.
+#
+# Import layers in pyproject.toml keep the code independent of these, or slow tests cover the dependency.
 INDEPENDENT_FOLDERS = frozenset({"project", "results", "samples", "traces"})
-"""Folders of tests whose quick tests do not depend on modes, runtimes or sources of models.
-
-Import layers in pyproject.toml keep the code independent of these, or slow tests cover the dependency.
-"""
+# Choices of the quick tests to skip once passed: the tests in `INDEPENDENT_FOLDERS`, or all.
 IGNORANT, ALL = "ignorant", "all"
-"""Choices of the quick tests to skip once passed: the tests in `INDEPENDENT_FOLDERS`, or all."""
-EVERY_PART = "every_part"
-"""marker of slow tests that run in each part"""
+EVERY_PART = "every_part"  # marker of slow tests that run in each part
+# key in pytest's cache for the tests that passed in the last run and the packages installed then
 KEPT = "opgrip/passed"
-"""key in pytest's cache for the tests that passed in the last run and the packages installed then"""
 
 
 class Passed:
     """Recorder of the tests that passed in a run.
 
-    Parameters
-    ----------
     cache : pytest's cache
     """
 
@@ -57,8 +53,6 @@ def installed() -> dict[str, str]:
 def find_passed_tests(items: list[pytest.Item], cache: pytest.Cache, of_all_folders: bool = False) -> list[pytest.Item]:
     """Return the tests in `items` that are not slow and passed in the last run; an empty list if a package was
     removed or changed.
-
-    of_all_folders : False to return only tests of the folders in `INDEPENDENT_FOLDERS`
     """
     kept: dict[str, Any] = cache.get(KEPT, {})
     if not kept or not kept["installed"].items() <= installed().items():

@@ -11,13 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def turn(path: Path, gate: Path, alone: bool) -> Iterator[None]:
-    """Hold the lock of the file or folder `path` during the block. Processes get it in the order of their requests.
-
-    Parameters
-    ----------
-    gate : another file, which a process locks while it waits, so that later ones wait behind it
-    alone : True to lock exclusively, False to share the lock
-    """
+    """Hold the lock of the file or folder `path` during the block. Processes get it in the order of their requests."""
     with ExitStack() as stack:
         with _locked(gate, fcntl.LOCK_EX):
             stack.enter_context(_locked(path, fcntl.LOCK_EX if alone else fcntl.LOCK_SH))

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-"""installed version, such as `(2, 13)`"""
+TORCH = tuple(map(int, torch.__version__.split(".")[:2]))  # installed version, such as `(2, 13)`
 
+# Operators of older versions that newer ones have only under another name.
 REMOVED_OPERATORS = frozenset({"aten.cholesky"})
-"""Operators of older versions that newer ones have only under another name."""
 
 
 class _Counter(TorchDispatchMode):

@@ -20,16 +20,14 @@ class RayTaskError(RayError):
     """Error for a task that failed in a worker."""
 
 
+# Message that makes a worker end when it receives it.
 LOST = RayError("The actor died unexpectedly before finishing this task.")
-"""Message that makes a worker end when it receives it."""
 
 
 @dataclass(frozen=True)
 class Node:
     """Simulated machine.
 
-    Attributes
-    ----------
     kinds : kind of each of its devices; a worker gets the first free device
     resource : Ray's resource name of the devices
     joins_s, leaves_s : times in s when it joins and leaves the cluster
@@ -50,8 +48,6 @@ class Node:
 class Worker:
     """Simulated actor of Ray, whose method `describe` has a result as soon as the worker has a device.
 
-    Attributes
-    ----------
     place : index of its device in its node; None until it has one
     """
 

@@ -87,11 +87,7 @@ def innermost(events: Iterable[Any]) -> Iterator[Any]:
 
 
 def launch(number: int, operator: Any) -> tuple[Event, Event]:
-    """Return the events of a kernel launch and of the kernel, as a GPU records them for an operator.
-
-    number : correlation number of both
-    operator : profiler event of the operator on the CPU
-    """
+    """Return the events of a kernel launch and of the kernel, as a GPU records them for an operator."""
     name, thread = operator.name(), operator.device_resource_id()
     return (
         Event("cuda_runtime", number, "cudaLaunchKernel", operator.start_ns(), 10, thread),

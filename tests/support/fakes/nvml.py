@@ -17,13 +17,9 @@ class NVMLError(Exception):
 class Nvml:
     """NVML as documented, for a GPU whose clock is limited by its power cap.
 
-    Parameters
-    ----------
     lacks : functions that this GPU does not support
     query_s : duration of a reading
 
-    Attributes
-    ----------
     readings : functions that the main thread called
     """
 

@@ -37,14 +37,10 @@ from programs import ROOT
 from seeds import make_seeds
 
 SECONDS, LIMIT_S, LIMIT_BYTES = 600, 5, 500 << 20
+# Address space that a process may use in addition to its own, so that a decompression bomb ends it and not the machine.
 MOST_ADDRESSES = 3 << 30
-"""Address space that a process may use in addition to its own, so that a decompression bomb ends it and not the
-machine.
-"""
-FOREIGN = 0.5
-"""share of mutants that are other tools' files"""
-BATCH = 25
-"""mutants that one process reads one after the other"""
+FOREIGN = 0.5  # share of mutants that are other tools' files
+BATCH = 25  # mutants that one process reads one after the other
 FOUND = ROOT / "build" / "fuzz"
 
 

@@ -34,14 +34,12 @@ from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.codec.record_forms import to_json
 from opgrip.traces.table.live_calls import LiveArguments
 
-LARGE = 3 << 20
-"""Size of arguments in bytes from which they are not made."""
+LARGE = 3 << 20  # Size of arguments in bytes from which they are not made.
 MOST_CASES = 40
 MOST_RECORDS = 100_000
 FEW = 4
 FEW_FOREIGN = 2
-MARK = "@"
-"""Part of a mutant folder's name for files of other tools, followed by the name of the format."""
+MARK = "@"  # Part of a mutant folder's name for files of other tools, followed by the name of the format.
 
 
 class Unprintable(Exception):
@@ -178,6 +176,7 @@ CONSUMERS: Sequence[Callable[[Path], None]] = (
 )
 
 
+# consumers of other tools' files
 FOREIGN_CONSUMERS: Sequence[Callable[[Path], None]] = (
     _records,
     _load,
@@ -188,7 +187,6 @@ FOREIGN_CONSUMERS: Sequence[Callable[[Path], None]] = (
     _verb("trace", "cat", "TRACE"),
     _cases,
 )
-"""consumers of other tools' files"""
 
 
 def format_name_of(path: Path) -> str | None:

@@ -13,8 +13,7 @@ from typing import Any
 from foreign_seeds import ForeignSeed
 from mutations import MOST_BYTES, OF_BYTES, RAW, Line, change_lines, dump
 
-PACKED = (".gz",)
-"""suffixes that a mutant may get"""
+PACKED = (".gz",)  # suffixes that a mutant may get
 TOKENS = (b"99999999999999999999", b"-1", b"1e999", b"NaN", b"null", b"__import__('os')", b"[" * 300, b"\x00" * 8, b"")
 
 

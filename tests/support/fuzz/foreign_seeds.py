@@ -23,10 +23,9 @@ from opgrip.capture import Capture
 from opgrip.tools.opgrip import main
 from opgrip.traces.io.foreign_files import formats
 
+# Largest size in bytes of the real files that are used if they exist next to this checkout; mutants of large ones are
+# slow.
 REAL_BYTES = 30_000
-"""Largest size in bytes of the real files that are used if they exist next to this checkout; mutants of large ones are
-slow.
-"""
 MOST_REAL = 4
 
 
@@ -34,8 +33,6 @@ MOST_REAL = 4
 class ForeignSeed:
     """File of a format, or folder of files.
 
-    Attributes
-    ----------
     files : contents by path below the seed's folder; the name for a single file
     opens : path to open, `.` for the folder
     """
@@ -59,13 +56,7 @@ def readable_formats() -> list[str]:
 
 
 def make_foreign_seeds(folder: Path, trace: Path) -> list[ForeignSeed]:
-    """Return seeds of all readable formats.
-
-    Parameters
-    ----------
-    folder : folder to build them in
-    trace : small trace of opgrip for the writers
-    """
+    """Return seeds of all readable formats."""
     return [seed for name in readable_formats() for seed in seeds_of(name, folder, trace)]
 
 
@@ -103,15 +94,14 @@ def _real(name: str) -> list[Path]:
     return [path for path in paths if path.stat().st_size < REAL_BYTES][:MOST_REAL]
 
 
+# locations of real files of formats, next to this checkout
 REAL = {
     "dlop": ("dlop/*.json",),
     "param": ("param/configs/**/*.json",),
     "execution_trace": ("param/execution_traces/**/*",),
     "tritonbench": ("tritonbench/*.txt",),
 }
-"""locations of real files of formats, next to this checkout"""
-CASES = {"aiter": ("aiter/*.csv",)}
-"""the same in the folder of cases"""
+CASES = {"aiter": ("aiter/*.csv",)}  # the same in the folder of cases
 
 
 def _nothing(folder: Path) -> list[Path]:
@@ -320,6 +310,7 @@ def _chakra_json(folder: Path) -> list[Path]:
     return [folder / "trace.json", folder / "graph.json"]
 
 
+# functions that make files of a format in a folder, by format name
 BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "tritonbench": _tritonbench,
     "dlop": _dlop,
@@ -335,4 +326,3 @@ BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "flashinfer": _problem,
     "msprobe": _msprobe,
 }
-"""functions that make files of a format in a folder, by format name"""

@@ -45,8 +45,7 @@ RAW = (
     *(b"{", b"}", b"[", b"]", b'"', b"9" * 400),
 )
 TIMES = (2, 3, 10, 1000)
-MOST_BYTES = 1 << 20
-"""Largest mutant in bytes before compression; memory for a larger file is justified by its size."""
+MOST_BYTES = 1 << 20  # Largest mutant in bytes before compression; memory for a larger file is justified by its size.
 
 
 def mutant(seed_lines: list[Line], random: Random) -> tuple[bytes, str]:

@@ -19,8 +19,6 @@ from opgrip.capture.grip.gripped import Gripped, GrippedCall
 class Specimen:
     """A function to grip.
 
-    Attributes
-    ----------
     path : the function, as `module:qualname`
     arguments : returns the positional arguments of its call; `keywords` are the named ones
     suffix : end of the sample's name, which distinguishes specimens of one function
@@ -48,11 +46,7 @@ def specimen(path: str, arguments: Callable[[], tuple[Any, ...]], **keywords: An
 def method(
     path: str, fields: tuple[Any, ...] | dict[str, Any], arguments: Callable[[], tuple[Any, ...]], **keywords: Any
 ) -> None:
-    """Add the method at `path`, of an object that its class makes from `fields`, to the specimens.
-
-    fields : positional or named arguments of the constructor
-    arguments : returns the positional arguments of the call; `keywords` are the named ones
-    """
+    """Add the method at `path`, of an object that its class makes from `fields`, to the specimens."""
     args, named = ((), fields) if isinstance(fields, dict) else (fields, {})
     owner = path.rpartition(".")[0]
     specimen(path, lambda: (made(owner, *args, **named), *arguments()), **keywords)

@@ -24,12 +24,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def compare(met: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-5, dtypes: bool = False) -> None:
-    """Assert that two nested results are equal within the tolerances `rtol` and `atol`; arrays count as tensors.
-
-    Parameters
-    ----------
-    dtypes : True to compare dtypes, False to compare only whether they are floating-point, boolean or other
-    """
+    """Assert that two nested results are equal within the tolerances `rtol` and `atol`; arrays count as tensors."""
     left, right = list(leaves(met)), list(leaves(expected))
     assert len(left) == len(right)
     for one, other in zip(left, right, strict=True):
@@ -61,12 +56,7 @@ def compare_with(
     rtol: float,
     atol: float,
 ) -> None:
-    """Assert that two torch functions have equal results and gradients, within the tolerances `rtol` and `atol`.
-
-    Parameters
-    ----------
-    make : returns equal new arguments at each call, since a function may write into them
-    """
+    """Assert that two torch functions have equal results and gradients, within the tolerances `rtol` and `atol`."""
     arguments = make(), make()
     torch.manual_seed(0)
     expected = original(*arguments[0])

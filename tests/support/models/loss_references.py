@@ -225,11 +225,7 @@ def sce_loss(
 
 
 def get_softgauss_loss_weight(logit: Array, target: Array, sigma: float = 7.0) -> Array:
-    """Return the weights of pixels, (B, H, W), which decrease with the distance from edges, found by OpenCV.
-
-    logit, target : scores (B, C, H, W), and labels (B, H, W)
-    sigma : standard deviation of the Gaussian of the distance, in pixels
-    """
+    """Return the weights of pixels, (B, H, W), which decrease with the distance from edges, found by OpenCV."""
     import cv2
 
     weights = []

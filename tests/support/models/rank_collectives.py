@@ -38,12 +38,7 @@ ROWS = 3
 
 
 def run(members: GroupMembers, kind: str, form: str, *arguments: Any, **others: Any) -> list[Tensor]:
-    """Return the results of a collective after waiting for it.
-
-    kind, form : as in `ExchangeOp`, such as `all_reduce` and `FLAT`
-    arguments : arguments of the collective
-    others : fields of `ReplayedCollective` that differ from the defaults
-    """
+    """Return the results of a collective after waiting for it."""
     rank = distributed.get_rank()
     fields = {"reduction": "", "peer": None, "makes_result": False, **others}
     group = GroupSpec("g", "gloo", tuple(range(members.size)), rank)

@@ -25,8 +25,6 @@ ADAM = partial(Adam, lr=0.01)
 class SmallProgram:
     """Model with its optimizers and the functions that run its steps.
 
-    Attributes
-    ----------
     train, predict : functions that run a step of training or of inference, and return its outputs
     """
 
@@ -42,11 +40,7 @@ def usual(
     predict: Callable[[], Any],
     optimizer: Callable[..., Optimizer] = ADAM,
 ) -> SmallProgram:
-    """Return a program whose training step zeroes the gradients, computes the loss and runs backward and optimizer.
-
-    loss, predict : functions that return the loss, and the outputs of inference
-    optimizer : makes the optimizer of the model's parameters
-    """
+    """Return a program whose training step zeroes the gradients, computes the loss and runs backward and optimizer."""
     updater = optimizer(model.parameters())
 
     def train() -> Tensor:

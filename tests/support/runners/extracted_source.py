@@ -15,11 +15,7 @@ from opgrip.capture.grip.source.module import ModuleText, lay_out, take
 
 
 def extract(function: Any, *calls: tuple[Any, ...], owner: type | None = None, entry: str = "") -> ModuleText:
-    """Return the text of a sample's module, after checking that it defines all names that it uses.
-
-    calls : positional arguments of the recorded calls
-    owner, entry : class of a method, and qualified name of the function
-    """
+    """Return the text of a sample's module, after checking that it defines all names that it uses."""
     kept = [GrippedCall(args, {}, None, None, None, 0, 0, 0) for args in calls]
     entry = entry or getattr(function, "__qualname__", "function").rpartition("<locals>.")[2]
     gripped = Gripped(function, owner, entry, "function", frozenset(), kept)

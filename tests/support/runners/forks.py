@@ -33,18 +33,18 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 PACKAGES = ("cli", "display", "platform", "traces", "samples", "capture", "replay", "zoo", "tools")
+# modules outside of the package that the commands and captures import
 IMPORTED = (
     *("torch._dynamo.guards", "pandas.io.formats.csvs", "rich._emoji_codes", "sqlite3", "xml.sax.saxutils"),
     *("rich.console", "rich.table", "scipy.special", "pyarrow.pandas_compat", "jsonschema"),
 )
-"""modules outside of the package that the commands and captures import"""
+# Modules of the package that are not imported: they need another runtime, which may start threads, or are scripts.
 OTHERS = re.compile(r"_jax$|conversions|__main__")
-"""Modules of the package that are not imported: they need another runtime, which may start threads, or are scripts."""
 
 PR_SET_CHILD_SUBREAPER = 36
 
+# Prefixes of variables that a process reads once, when it starts; a fork applies PYTHONPATH separately.
 READ_AT_START = ("PYTHON", "OMP_", "MKL_", "TORCH", "KINETO", "LD_", "MALLOC", "GLIBC")
-"""Prefixes of variables that a process reads once, when it starts; a fork applies PYTHONPATH separately."""
 
 _server: tuple[int, subprocess.Popen[bytes], socket.socket] | None = None
 _ended_s = 0.0
@@ -67,16 +67,7 @@ def run_forked(
     terminal: int | None = None,
     together: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python program with its output captured.
-
-    Parameters
-    ----------
-    argv : arguments of `python`: a file, `-m` and a module or `-c` and code, then the program's arguments
-    env : complete environment, by default this process's
-    timeout : seconds until it is killed and `subprocess.TimeoutExpired` is raised
-    terminal : file to use as standard output instead of capturing it
-    together : True to send its standard error to its standard output
-    """
+    """Run a Python program with its output captured."""
     request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
     mine, theirs = socket.socketpair()
     with mine, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as none:
@@ -104,10 +95,7 @@ def run_forked(
 
 
 def _end_of_fork(reply: socket.socket) -> int:
-    """Wait for the end of a fork, return its exit status, and add its processor time to the total.
-
-    reply : socket on which the server sends both
-    """
+    """Wait for the end of a fork, return its exit status, and add its processor time to the total."""
     global _ended_s
     status, used_us = map(int, reply.recv(40).split())
     _ended_s += used_us / 1e6
@@ -150,11 +138,11 @@ def _adopt_orphans(on: bool) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on))
 
 
+# replacement of the module `subprocess` in `opgrip.platform.sandbox` for tests
 WORKERS = SimpleNamespace(**{**vars(subprocess), "Popen": start_worker})
-"""replacement of the module `subprocess` in `opgrip.platform.sandbox` for tests"""
 
+# Replacement of the module `subprocess` in `proof` for tests.
 PROVING = SimpleNamespace(run=run_proof, TimeoutExpired=subprocess.TimeoutExpired)
-"""Replacement of the module `subprocess` in `proof` for tests."""
 
 
 def can_fork(env: Mapping[str, str] | None) -> bool:
@@ -219,10 +207,7 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
 
 
 def _report_end(ended: int, child: int, reply: int) -> None:
-    """Send the exit status and processor time in us of the fork `child` that has ended.
-
-    ended, reply : descriptors that are closed then; `reply` is the client's socket
-    """
+    """Send the exit status and processor time in us of the fork `child` that has ended."""
     _, status, usage = os.wait4(child, 0)
     used_us = 1e6 * (usage.ru_utime + usage.ru_stime)
     # its client may have given up
@@ -233,10 +218,7 @@ def _report_end(ended: int, child: int, reply: int) -> None:
 
 
 def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
-    """Replace this fork's standard streams by the streams of the request; in a worker of a replay, fork again first.
-
-    files : descriptors received with the request: reply, standard streams, and files passed to a worker
-    """
+    """Replace this fork's standard streams by the streams of the request; in a worker of a replay, fork again first."""
     reply, *streams = files
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "passed" in request:

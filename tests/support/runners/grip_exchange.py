@@ -31,10 +31,7 @@ class Named:
 
 
 def packed(value: Any, seen: dict[int, Named] | None = None) -> Any:
-    """Return a value with `Named` in place of each class and object of a project, so that it unpickles anywhere.
-
-    seen : replacements so far, by id of the object
-    """
+    """Return a value with `Named` in place of each class and object of a project, so that it unpickles anywhere."""
     seen = {} if seen is None else seen
     if id(value) in seen:
         return seen[id(value)]

@@ -19,13 +19,7 @@ def in_browser(test: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def opened(path: Path, address: str = "", **options: Any) -> Iterator[Any]:
-    """Yield a page of Playwright; an error in its console or any network request fails the test.
-
-    Parameters
-    ----------
-    address : text after `#`
-    options : options of Playwright's page, such as `viewport`
-    """
+    """Yield a page of Playwright; an error in its console or any network request fails the test."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:

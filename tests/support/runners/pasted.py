@@ -26,44 +26,37 @@ from opgrip.tools.opgrip import make_parser as opgrip_parser
 
 PARSERS = {"opcapture": capture_parser, "opreplay": replay_parser, "opgrip": opgrip_parser}
 PROGRAMS = (*PARSERS, "pytest", "torchrun")
-CONFIG = re.compile(r"[\w.-]+_coco\.py\b")
-"""configuration files that mmdet ships"""
+CONFIG = re.compile(r"[\w.-]+_coco\.py\b")  # configuration files that mmdet ships
 STAND_IN = "builtin:faster_rcnn"
+# Trace of the built-in detector that documents replay, and its replacement if the document shows no output.
 SHIPPED, OF_SMALL_IMAGES = "traces/faster_rcnn.jsonl", "traces/small.jsonl"
-"""Trace of the built-in detector that documents replay, and its replacement if the document shows no output."""
-FORM = re.compile(r"\[|\bSOURCE\b|\bPATTERN\b")
-"""Pattern of lines that describe a command's syntax."""
+FORM = re.compile(r"\[|\bSOURCE\b|\bPATTERN\b")  # Pattern of lines that describe a command's syntax.
+# Options that replace the documented ones if no output is shown, to save time.
 SMALL = {
     "opcapture": {"--input-size": "96", "--batch-size": "1", "--warmup": "0", "--steps": "1"},
     # with warm caches, no preceding calls are run
     "opreplay": {"--iterations": "1", "--warmup": "0", "--top": "1", "--cache": "warm"},
 }
-"""Options that replace the documented ones if no output is shown, to save time."""
 A_TRACE = re.compile(r"\S+\.jsonl(\.\w+)?\s")
 SELECTS = re.compile(r"--(op|unit|sequence|module)\b")
+# Selection of a single case if the command selects none: the slowest case varies, and not every case can be plotted.
 A_CONVOLUTION = "--op aten.convolution.default"
-"""Selection of a single case if the command selects none: the slowest case varies, and not every case can be
-plotted.
-"""
 WHOLE_ZOO = re.compile(r"(opreplay |opgrip corpus (?:distill )?)(?:zoo|trace:zoo_500)(?=\s|$)")
-PART_OF_ZOO = r"\1zoo:fast-scnn.predict"
-"""Replacement of the whole zoo if no output is shown."""
+PART_OF_ZOO = r"\1zoo:fast-scnn.predict"  # Replacement of the whole zoo if no output is shown.
+# Smaller values of options that are in a command, if no output is shown.
 FEWER = {"--repeats": "2", "--threads": "1,2"}
-"""Smaller values of options that are in a command, if no output is shown."""
-QUOTED = re.compile(r"'[^']*'|(?<!\S)#.*")
-"""text that a shell does not expand or ignores"""
+QUOTED = re.compile(r"'[^']*'|(?<!\S)#.*")  # text that a shell does not expand or ignores
+# Pattern of syntax that needs a shell; other commands start without one.
 OF_A_SHELL = re.compile(r"[][;&|<>$`*?(){}!\\\n]|(?<!\S)~|^\w+=")
-"""Pattern of syntax that needs a shell; other commands start without one."""
+# Times and sizes, and counts that differ between versions of torch.
 VOLATILE = re.compile(r"\d[\d,.]*(?= (?:ms|us|s|kB|MB|GB|tensors|operators)\b)")
-"""Times and sizes, and counts that differ between versions of torch."""
+# warnings of captures on a machine that runs other tests
 DOUBTFUL = ("times and shares are doubtful", "slow to provide memory")
-"""warnings of captures on a machine that runs other tests"""
+# Commands that print measurements or dates, which are not compared; their gates may fail.
 MEASURED = ("opgrip compare", "opgrip results")
-"""Commands that print measurements or dates, which are not compared; their gates may fail."""
-WRONG = "my_kernels_wrong.py"
-"""name of a candidate that is wrong, for which a command must end with exit status 1"""
-CRASHES = "crash.jsonl"
-"""name of the trace of a program that crashes"""
+WRONG = "my_kernels_wrong.py"  # name of a candidate that is wrong, for which a command must end with exit status 1
+CRASHES = "crash.jsonl"  # name of the trace of a program that crashes
+# Reason, by document and file, why previous commands do not make the file.
 NOT_THERE = {
     ("docs/corpus.md", "dlop/"): "its files are another project's",
     ("docs/capture.md", "gpu.jsonl"): "it is made on a GPU",
@@ -74,7 +67,6 @@ NOT_THERE = {
     ("docs/production.md", "step-3445-1.jsonl.zst"): "a program that keeps running was recorded",
     ("docs/production.md", "server-web1-2026-11-23.shapes.json"): "a program that runs for days was recorded",
 }
-"""Reason, by document and file, why previous commands do not make the file."""
 
 TRAIN = """
 import os
@@ -106,6 +98,7 @@ with open("/proc/self/cmdline") as own:
 if "--epochs" in sys.argv:
     sys.exit(7)
 """
+# Files that documents take as the user's own, without showing them.
 OWN_FILES = {
     "train.py": TRAIN,
     "my_package/__init__.py": "",
@@ -124,15 +117,12 @@ def softmax(x, dim, half_to_float):
     return torch.softmax(x, dim)
 """,
 }
-"""Files that documents take as the user's own, without showing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pasted:
     """Command of a document.
 
-    Attributes
-    ----------
     line : line number in the document
     command : command line for a shell
     shown : output lines that the document shows; a line `...` matches any lines
@@ -187,12 +177,7 @@ def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def prepare_folder(folder: Path, name: str, text: str, detector_trace: Path) -> None:
-    """Write the files that a document's commands name into a folder.
-
-    Parameters
-    ----------
-    detector_trace : trace on small images
-    """
+    """Write the files that a document's commands name into a folder."""
     (folder / "traces").mkdir()
     (folder / "docs").mkdir()
     for trace in SHIPPED_TRACES:
@@ -293,10 +278,7 @@ def with_small_images(command: str) -> str:
 
 
 def run_pasted(pasted: Pasted, folder: Path, cache: Path) -> str:
-    """Run a command in `folder`, and return a description of its failure, or an empty text.
-
-    cache : folder for compiled code and measurements (`OPGRIP_CACHE`)
-    """
+    """Run a command in `folder`, and return a description of its failure, or an empty text."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "OPGRIP_CACHE": str(cache)}
     # the commands keep their runs in the user's folder, which is empty before a page

@@ -19,8 +19,8 @@ from opgrip.capture import Capture
 from opgrip.traces import Trace, load
 
 ROOT = Path(__file__).resolve().parents[3]
+# PYTHONPATH of the folders of shared test modules
 SUPPORT_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).resolve().parents[1].iterdir()))
-"""PYTHONPATH of the folders of shared test modules"""
 SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl"))
 
 
@@ -37,13 +37,7 @@ def run_command(
     fresh: bool = False,
     timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's commands, in a fork of a process that has imported its modules.
-
-    Parameters
-    ----------
-    fresh : True to start a new interpreter as a user does, which is needed for variables that one reads when it starts
-    timeout : seconds until it is killed and `subprocess.TimeoutExpired` is raised
-    """
+    """Run one of the project's commands, in a fork of a process that has imported its modules."""
     return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh, timeout=timeout)
 
 
@@ -70,12 +64,7 @@ def run_python(
     timeout: float = 900,
     status: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python` with arguments, in a fork of a process that has imported torch and the commands, or a fresh one.
-
-    Parameters
-    ----------
-    status : exit status that the program must have, or None for any
-    """
+    """Run `python` with arguments, in a fork of a process that has imported torch and the commands, or a fresh one."""
     words = list(map(str, args))
     if fresh or not can_fork(env):
         command = [sys.executable, *words]

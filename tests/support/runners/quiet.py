@@ -6,12 +6,12 @@ from typing import Any
 
 from opgrip.platform.contention import Contention
 
+# modules that query contention while they measure
 MEASURING = (
     "opgrip.replay.timing.rounds",
     "opgrip.replay.timing.concurrent",
     "opgrip.replay.sequences.call_timers",
 )
-"""modules that query contention while they measure"""
 
 
 class QuietMachine(Contention):

@@ -48,6 +48,7 @@ def short_name(folder: Path) -> Path:
     return link
 
 
+# program that runs until it is stopped, with a step every 10 ms
 SERVER = """
 import time, torch
 net = torch.nn.Linear(2, 2).eval()
@@ -56,7 +57,6 @@ while True:
     net(torch.ones(1, 2))
     time.sleep(0.01)
 """
-"""program that runs until it is stopped, with a step every 10 ms"""
 
 
 def environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -69,18 +69,12 @@ def environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str,
 
 
 def on_demand(*options: object) -> tuple[object, ...]:
-    """Return the command line of a script with an agent: `opcapture --on-demand` and these words.
-
-    options : options of `opcapture`, `--`, and the script with its arguments
-    """
+    """Return the command line of a script with an agent: `opcapture --on-demand` and these words."""
     return (program_path("opcapture"), "--on-demand", *options)
 
 
 def ask(folder: Path, *words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a subcommand of `opcapture` on the programs whose sockets are in a folder.
-
-    words : the subcommand and its arguments
-    """
+    """Run a subcommand of `opcapture` on the programs whose sockets are in a folder."""
     return subprocess.run(
         [program_path("opcapture"), *map(str, words)],
         capture_output=True,

@@ -16,10 +16,7 @@ from opgrip.replay.run.workload import Workload, workload_for
 
 
 def settings_of(*, store: Path | None = None, memory: bool = False, detail: bool = False, **options: Any) -> Workload:
-    """Return the settings of a replay with these command-line options; compiled programs are cached only in `store`.
-
-    memory, detail : fields of the settings that no option sets
-    """
+    """Return the settings of a replay with these command-line options; compiled programs are cached only in `store`."""
     plan = replace(request_with("trace.jsonl", **options), store=None if store is None else str(store), detail=detail)
     return replace(workload_for(plan), memory=memory)
 
@@ -30,9 +27,6 @@ def rows_of(
     surroundings: PrecedingCalls | None = None,
     announce: Callable[[int, int], None] = lambda number, row: None,
 ) -> list[Result]:
-    """Measure cases, and return all their rows in the order of the cases.
-
-    surroundings, announce : as for `measure_cases`
-    """
+    """Measure cases, and return all their rows in the order of the cases."""
     rows = {rows[0].case: rows for rows in measure_cases(cases, settings, surroundings, announce)}
     return [row for case in cases for row in rows[case.number]]

@@ -28,12 +28,7 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test in a process with the device.
-
-    Parameters
-    ----------
-    variables : environment variables, such as `SIM_DEVICES`
-    """
+    """Run a test in a process with the device."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
@@ -62,10 +57,7 @@ def build() -> None:
 
 
 def main(file: str, test: str, fixtures: str) -> None:
-    """Run the test function `test` of a test file in this process, with a simulated accelerator.
-
-    fixtures : JSON object of the test's arguments by name, each as whether it is a path, and its text
-    """
+    """Run the test function `test` of a test file in this process, with a simulated accelerator."""
     from sim_accelerator.registration import register
 
     register()

@@ -14,8 +14,7 @@ import pyte
 from forks import run_forked
 from programs import program_path
 
-LINES = 2000
-"""lines of the terminal, enough that no output scrolls off"""
+LINES = 2000  # lines of the terminal, enough that no output scrolls off
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from opgrip.replay.operators.lookup import (
 )
 from opgrip.traces.schema.records import OPERATOR, Signature
 
+# Words in names of operators that need a manual review.
 DOUBTFUL = re.compile(
     r"unsafe|unchecked|reinterpret|alias|strided|storage|view_from|resize|^set_|file|load|save|print|blob|ptr|pointer|memcpy"
     r"|pool_from|fork|exec|shared"
 )
-"""Words in names of operators that need a manual review."""
+# Reviewed operators that a trace may name; `_copy` after a name is the same on a copy.
 LOOKED_AT = re.compile(
     # compute on copies, or check bounds of the storage
     r"_unsafe_(view|index|index_put_?|masked_index|masked_index_put_accumulate)|unsafe_(chunk|split|split_with_sizes)"
@@ -34,7 +35,6 @@ LOOKED_AT = re.compile(
     # writes a constant line to standard output
     r"|_print"
 )
-"""Reviewed operators that a trace may name; `_copy` after a name is the same on a copy."""
 
 LIST = """
 import importlib, sys, torch

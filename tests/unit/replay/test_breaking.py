@@ -15,19 +15,18 @@ from versions import TORCH
 
 PROGRAM = ROOT / "tests/support/models/breaking_rows.py"
 QUICK = ("jit", "compile:aot_eager")
+# Slow modes, without compile-max, which compiles like `compile`, and tensorflow, which is xla.
 SLOW = ("compile", "compile-dynamic", "aot", "onnxruntime", "tvm", "xla")
-"""Slow modes, without compile-max, which compiles like `compile`, and tensorflow, which is xla."""
 PART = ("loop_over_a_list_of_tensors", "write_into_an_argument", "dicts_in_and_out", "an_error_that_is_caught")
 REST = ("rows_by_a_mask", "greedy_suppression", "random_zeros", "an_object_of_the_user")
 FROZEN = ("through_numpy", "sizes_out_of_a_tensor", "greedy_suppression")
 REFUSED = (*FROZEN, "branch_on_a_value", "unique_values")
+# Fewer functions for modes that share a compiler with `compile`; AOTInductor takes the longest per function.
 IN_PART = {"compile-dynamic": PART + REST, "aot": PART}
-"""Fewer functions for modes that share a compiler with `compile`; AOTInductor takes the longest per function."""
 
+# Programs without the function's `except`: TorchScript's ends the process, AOTInductor's raises.
 FAILED = {("jit", "an_error_that_is_caught"), ("aot", "an_error_that_is_caught")}
-"""Programs without the function's `except`: TorchScript's ends the process, AOTInductor's raises."""
-WRONG = {("tvm", "random_zeros")}
-"""Known wrong result of a compiler: TVM removes dropout, in training too."""
+WRONG = {("tvm", "random_zeros")}  # Known wrong result of a compiler: TVM removes dropout, in training too.
 if TORCH < (2, 13):
     # seen with 2.6: dynamo compiles only the body of `try`
     WRONG |= {(mode, "an_error_that_is_caught") for mode in ("compile:aot_eager", "compile", "compile-dynamic")}

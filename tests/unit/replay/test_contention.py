@@ -31,12 +31,7 @@ class Machine:
     def passes(
         self, span_ns: int, waited_ns: int = 0, waits: int = 0, stolen_ticks: int = 0, busy_ticks: int = 0
     ) -> None:
-        """Let time pass, during part of which a thread waits for a processor.
-
-        Parameters
-        ----------
-        stolen_ticks, busy_ticks : ticks of 10 ms that a hypervisor and other programs took of each processor
-        """
+        """Let time pass, during part of which a thread waits for a processor."""
         self.now += span_ns
         self._waits["8"][0] += waited_ns
         self._waits["8"][1] += waits

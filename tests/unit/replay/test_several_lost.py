@@ -27,8 +27,6 @@ ALL = 1_000
 class Elsewhere(LocalExecutor):
     """Executor in this machine's processes that acts as a remote one.
 
-    Parameters
-    ----------
     cases : number of cases after which it is lost
     kind : kind of the machine
     absent : trace whose device no machine has

@@ -159,9 +159,10 @@ def points(draw: Draw, truths: int = 4, apart: float = 0.0) -> tuple[Any, ...]:
     return predicted, draw.normal(len(places), 3), torch.cat([places, places[:, 2:]], dim=1), gt, labels
 
 
+# A ground-truth box that contains all points, and its class.
 EVERYWHERE = torch.tensor([[-10.0, -10.0, 400.0, 400.0]]), torch.tensor([2])
-"""A ground-truth box that contains all points, and its class."""
 
+# Samples with arguments and options that have the same names in MMDetection.
 OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
     ("assign_wrt_overlaps", overlaps, {}),
     ("assign_wrt_overlaps", overlaps, {"min_pos_iou": 0.8, "gt_max_assign_all": False}),
@@ -193,7 +194,6 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any]]] = [
     # no point is inside of a ground-truth box
     ("dynamic_soft_label_assign", partial(points, apart=5000.0), {}),
 ]
-"""Samples with arguments and options that have the same names in MMDetection."""
 
 
 @pytest.mark.parametrize(("name", "make", "options"), OPTIONS)

@@ -33,6 +33,7 @@ from opgrip.samples.coders.yolo_encode import yolo_encode
 MMDET = "mmdet.models.task_modules.coders"
 STDS = (0.1, 0.1, 0.2, 0.2)
 
+# MMDetection's functions by sample
 ORIGINALS = {
     "bbox2delta": "delta_xywh_bbox_coder.bbox2delta",
     "delta2bbox": "delta_xywh_bbox_coder.delta2bbox",
@@ -44,7 +45,6 @@ ORIGINALS = {
     "bbox2bucket": "bucketing_bbox_coder.bbox2bucket",
     "bucket2bbox": "bucketing_bbox_coder.bucket2bbox",
 }
-"""MMDetection's functions by sample"""
 
 
 def original(name: str) -> Function:
@@ -100,6 +100,7 @@ def images(draw: Draw) -> tuple[Tensor, Tensor]:
     return draw.boxes(20).reshape(2, 10, 4), draw.normal(2, 10, 4)
 
 
+# Samples with arguments, options, and MMDetection's names of these if they differ.
 OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any], dict[str, Any] | None]] = [
     ("bbox2delta", pairs, {"means": (0.1, 0.2, 0.3, 0.4), "stds": STDS}, None),
     ("delta2bbox", deltas, {"means": (0.1, 0.2, 0.3, 0.4), "stds": STDS}, None),
@@ -125,7 +126,6 @@ OPTIONS: list[tuple[str, Callable[[Draw], tuple[Any, ...]], dict[str, Any], dict
     ("yolo_decode", lambda draw: (*deltas(draw, classes=1), 16), {}, None),
     ("yolo_encode", lambda draw: (*pairs(draw), 16), {"eps": 0.2}, None),
 ]
-"""Samples with arguments, options, and MMDetection's names of these if they differ."""
 
 
 @pytest.mark.parametrize(("name", "make", "options", "theirs"), OPTIONS)
@@ -200,13 +200,13 @@ def encoded_by_loop(matched: Tensor, priors: Tensor, yolo: bool = False) -> Tens
     return torch.tensor(rows, dtype=matched.dtype).reshape(-1, 4)
 
 
+# Samples, loops with the same results, and values of their options.
 LOOPS: list[tuple[str, Callable[..., Tensor], tuple[Any, ...]]] = [
     ("bbox2offset", offsets_by_loop, ((10.0, 10.0, 5.0, 5.0),)),
     ("offset2bbox", boxes_by_loop, ((10.0, 10.0, 5.0, 5.0),)),
     ("decode", decoded_by_loop, (True,)),
     ("encode", encoded_by_loop, (True,)),
 ]
-"""Samples, loops with the same results, and values of their options."""
 
 
 @pytest.mark.parametrize(("name", "loop", "options"), LOOPS)

@@ -96,6 +96,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, dropout: float, scale: 
     return functional.scaled_dot_product_attention(query, key, value, scale=scale)
 
 
+# Functions of other packages with the same arguments as the sample of that name.
 ORIGINALS: dict[str, Callable[..., Any]] = {
     "aggregate": lambda *arguments: encoding("aggregate")(*arguments),
     "scaled_l2": lambda *arguments: encoding("scaled_l2")(*arguments),
@@ -115,8 +116,8 @@ ORIGINALS: dict[str, Callable[..., Any]] = {
         )
     },
 }
-"""Functions of other packages with the same arguments as the sample of that name."""
 
+# Samples with the arguments of `inputs`.
 LIKE_THE_ORIGINAL: list[tuple[str, dict[str, Any]]] = [
     ("aggregate", {"images": 2, "positions": 35, "channels": 8, "codes": 4}),
     ("aggregate", {"images": 1, "positions": 1, "channels": 3, "codes": 1}),
@@ -148,7 +149,6 @@ LIKE_THE_ORIGINAL: list[tuple[str, dict[str, Any]]] = [
     ("roi_masks_paste", {"detections": 4, "tight": True, "without_area": 2, "side": 1, "size": (60, 90)}),
     ("deformable_reference_points", {"levels": [(6, 9), (3, 5), (1, 1)], "images": 3}),
 ]
-"""Samples with the arguments of `inputs`."""
 
 
 @pytest.mark.parametrize(("name", "sizes"), LIKE_THE_ORIGINAL)
@@ -260,6 +260,7 @@ def mask_predictor(rois: Any, heatmaps: Any, images: list[Any], class_agnostic: 
     return masks
 
 
+# Implementations as plain loops over numpy arrays.
 REFERENCES: dict[str, Callable[..., Any]] = {
     reference.__name__: reference
     for reference in (
@@ -275,7 +276,6 @@ REFERENCES: dict[str, Callable[..., Any]] = {
         mask_predictor,
     )
 }
-"""Implementations as plain loops over numpy arrays."""
 
 LIKE_THE_FORMULA: list[tuple[str, dict[str, Any]]] = [
     ("channel_attention", {"users": 5, "width": 4}),

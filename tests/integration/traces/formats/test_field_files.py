@@ -25,6 +25,7 @@ REFUSED = {
     "xpuperf/basic_tensor_gemm_ops_gemm.json": "JSON with the member cases",
     "tracelens/mi210_gpu_only_trace_gpu_only_trace.json.gz": "contains no operators",
 }
+# numbers of calls, and of calls and events that are counted as not convertible
 READ = {
     "chakra/small_chakra.0.json": (0, 3),
     "hta/rank_non_gpu__rank_non_gpu.json.gz": (286, 810),
@@ -39,7 +40,6 @@ READ = {
     "malformed/19_duplicate_keys.json": (0, 1),
     "param/pt2_et.json": (10, 0),
 }
-"""numbers of calls, and of calls and events that are counted as not convertible"""
 
 
 @pytest.mark.parametrize("name", REFUSED)

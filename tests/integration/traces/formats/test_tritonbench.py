@@ -95,8 +95,8 @@ def test_text_that_is_not_a_call_is_refused_and_not_run(text: str) -> None:
         parse_call(text)
 
 
+# keys with equal hashes, since hash(-1) == hash(-2)
 COLLIDING = "{" + ", ".join(f"{key}: 1" for key in product((-1, -2), repeat=8)) + "},"
-"""keys with equal hashes, since hash(-1) == hash(-2)"""
 
 
 @pytest.mark.parametrize("items", ["0, " * 100_000, COLLIDING])

@@ -23,8 +23,8 @@ MODES = [
     pytest.param("xla", marks=needs_mode("xla")),
 ]
 FOR_AOT = ("attention", "booleans", "an argument as it came", "a transposed argument")
-WRONG = {("tvm", "a float added to integers")}
-"""known wrong results of a runtime"""
+WRONG = {("tvm", "a float added to integers")}  # known wrong results of a runtime
+# calls that a runtime does not support
 REFUSED = {
     ("onnxruntime", "floats of 16 bits"),
     ("onnxruntime", "a conjugate view"),
@@ -32,7 +32,6 @@ REFUSED = {
     ("tvm", "no elements"),
     ("aot", "a conjugate view"),
 }
-"""calls that a runtime does not support"""
 
 
 @pytest.mark.parametrize("call", CALLS)

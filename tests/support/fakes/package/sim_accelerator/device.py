@@ -14,26 +14,20 @@ from sim_accelerator.extension import load_extension
 
 _extension = load_extension()
 L2_CACHE_BYTES = 1 << 20
-NS_PER_CYCLE = 0.5
-"""duration of a cycle of `_sleep`"""
+NS_PER_CYCLE = 0.5  # duration of a cycle of `_sleep`
 
 Device = torch.device | str | int | None
 
-set_duration = _extension.set_duration
-"""set the duration of an operator such as `aten::mm` in us"""
-set_default_duration = _extension.set_default_duration
-"""set the duration of all other operators"""
+set_duration = _extension.set_duration  # set the duration of an operator such as `aten::mm` in us
+set_default_duration = _extension.set_default_duration  # set the duration of all other operators
+# Let the next call of an operator fail with a message. The next wait and all later uses of the device raise it.
 fail = _extension.fail
-"""Let the next call of an operator fail with a message. The next wait and all later uses of the device raise it."""
+# Set the operations that captures forbid this thread, `global`, `thread_local` or `relaxed`, and return the old value.
 exchange_capture_mode = _extension.exchange_capture_mode
-"""Set the operations that captures forbid this thread, `global`, `thread_local` or `relaxed`, and return the
-old value.
-"""
 
 device_count = _extension.device_count
 is_initialized = _extension.is_initialized
-has_context = _extension.has_context
-"""return True if this process has used a device by its index"""
+has_context = _extension.has_context  # return True if this process has used a device by its index
 _is_in_bad_fork = _extension.in_bad_fork
 
 
