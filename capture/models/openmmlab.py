@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from opgrip.capture.models.exported_graphs import is_exported
 from opgrip.capture.models.factory import PREFIX, builtin_models
 from opgrip.capture.models.program import ModelOptions, ModelProgram, ModelSource, load_weights, model_sources
 from opgrip.cli.command import did_you_mean
@@ -358,7 +359,7 @@ def _version(package: str) -> str:
 model_sources.register("openmmlab")(
     ModelSource(
         form="an OpenMMLab config (path, or name of a config in mmdet or mmseg)",
-        matches=lambda text: ":" not in text,
+        matches=lambda text: ":" not in text and not is_exported(text),
         load=load_config_model,
     )
 )
