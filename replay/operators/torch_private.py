@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,12 +41,6 @@ _has_kernel = _places.take(
 def is_dispatched(function: Any) -> bool:
     """Return True if torch's dispatcher knows an operator overload; some overloads exist only in TorchScript."""
     return bool(_has_kernel(function.name()))
-
-
-# function that returns torch's decompositions: by overload, a function that computes it by other operators
-decompositions: Callable[[], Mapping[Any, Callable[..., Any]]] = _places.take_later(
-    "torch._decomp.decomposition_table", {}, "candidates begin with a call of their operator"
-)
 
 
 # function that returns the names of all operators, such as `aten::add.Tensor`

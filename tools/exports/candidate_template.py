@@ -1,111 +1,90 @@
-"""Starting points of candidates: Python files with an operator's schema, its recorded calls and an implementation."""
+"""Starting points of candidates: files with an operator's schema, its recorded calls, and a function that calls it."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 import keyword
 import re
 import shlex
-import tempfile
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from math import fsum
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from opgrip.cli.command import counted, did_you_mean, printable
 from opgrip.errors import NothingSelectedError, UserError
+from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import MODULE, Selection
 from opgrip.replay.cases.subgraph_calls import Links, Outside
+from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units
 from opgrip.replay.modes.candidate import OF_MODULES
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS
 from opgrip.replay.operators.lookup import Unsupported, find_operator
-from opgrip.replay.operators.torch_private import decompositions
 from opgrip.samples import samples
+from opgrip.tools.exports.exported_cases import recorded_source
+from opgrip.traces import Trace
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.operator_arguments import schema_of
 from opgrip.traces.schema.tensor_specs import contiguous, plain_name, tensor_outline
 from opgrip.traces.scripts.literals import plain
 from opgrip.traces.scripts.script import operator_source
 
-if TYPE_CHECKING:
-    from opgrip.replay.cases.cases import Case
-    from opgrip.traces import Trace
-
 MOST_ROWS = 40  # maximum number of recorded calls listed in a file
 # where the documentation of an operator may be, in this order
 DOCUMENTED = (torch.nn.functional, torch, torch.Tensor, torch.special, torch.linalg)
 ROLE = re.compile(r":\w+:`~?\.?([^`<]*)(?:<[^`]*>)?`")
 MARKUP = re.compile(r"->|\.\. |\\")
-REGISTERING = re.compile(r"@(register\w*|sample|aten\.)\b")  # start of decorators that would register a copied function
 ANYTHING = ("*args, **kwargs", "*args, **kwargs")
 
 
 @dataclass(frozen=True, slots=True)
-class Implementation:
-    """Python source of a function that takes an operator's arguments.
-
-    origin : sentence about where the source comes from
-    """
-
-    function: str
-    origin: str
-    imports: Sequence[str]
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateTemplate:
-    """Contents of the file from which a user starts an implementation of an operator, except the implementation itself.
+class CandidateFile:
+    """File from which a user starts an implementation of an operator.
 
     target : trace or sample that `opreplay` replays
     facts : lines about the operator and its recorded calls
+    remark : sentence about what the function does
     extensions : modules that register the operator
     """
 
     op: str
     target: str
     facts: Sequence[str]
+    function: str
+    remark: str
+    source: str
+    imported: str
     extensions: Sequence[str] = ()
 
-    def command(self, path: Path, implementation: Implementation) -> str:
+    def command(self, path: Path) -> str:
         """Return the command that judges the implementation in the file `path`."""
-        candidate = f"{self.op}={path}:{implementation.function}"
         extensions = [word for name in self.extensions for word in ("--extension", name)]
         unit = ["--unit", MODULE] if self.op.startswith(OF_MODULES) else []
+        candidate = f"{self.op}={path}:{self.function}"
         return shlex.join(["opreplay", self.target, *unit, "--candidate", candidate, *extensions])
 
-    def text(self, path: Path, implementation: Implementation) -> str:
-        """Return the contents of the file `path`, with the implementation as the candidate to start from."""
+    def text(self, path: Path) -> str:
         made_by = f"Made by opgrip {metadata.version('opgrip')} with torch {torch.__version__}."
-        about = [f"Candidate for {self.op}. Judge it with:", "", f"    {self.command(path, implementation)}", ""]
-        about += [*self.facts, "", implementation.origin, made_by]
+        about = [f"Candidate for {self.op}. Judge it with:", "", f"    {self.command(path)}", ""]
+        about += [*self.facts, "", self.remark, made_by]
         lines = [printable(line).encode("ascii", "backslashreplace").decode() for line in about]
         comments = [f"# {line}".rstrip() for line in lines]
-        return "\n".join([*comments, "", *implementation.imports, "", "", implementation.source.rstrip(), ""])
+        return "\n".join([*comments, "", f"import {self.imported}", "", "", self.source, ""])
 
 
-def template_of_operator(
-    trace: Trace, target: str, op: str, extensions: Sequence[str]
-) -> tuple[CandidateTemplate, Implementation]:
-    """Return the starting point for an operator of a trace, with an implementation that is right on all its calls.
-
-    The implementation is torch's decomposition of the operator, if there is one that is right; otherwise it calls the
-    operator.
+def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[str]) -> CandidateFile:
+    """Return the starting point for an operator of a trace: a function that calls the operator.
 
     target : name of the trace on command lines
     extensions : modules that register operators
 
     Raises UserError if no call of the operator is recorded, or it cannot be replayed.
     """
-    from opgrip.replay.cases.cases import make_cases
-
     cases = make_cases(trace)
     own = [case for case in cases if case.op == op]
     if not own:
@@ -117,17 +96,17 @@ def template_of_operator(
         operator: Any = find_operator(own[0].signature, (*TRUSTED_EXTENSIONS, *extensions)).function
     except Unsupported as error:
         raise UserError(f"{op} cannot be judged", str(error)) from error
-    template = CandidateTemplate(op, target, [*_documentation(operator), *_table(own, cases)], extensions)
-    is_operator = isinstance(operator, torch._ops.OpOverload)
-    function = decompositions().get(operator) if is_operator and not operator._schema.is_mutable else None
-    implementation = function and copied(function, "The implementation is torch's decomposition of the operator.")
-    if not implementation or not is_right(template, implementation):
-        implementation = calling(op, operator)
-    return template, implementation
+    facts = [*_documentation(operator), *_table(own, cases)]
+    module, _, function = op.partition(":")
+    if function:
+        call = _call_of(function, op.replace(":", "."), ANYTHING)
+        return CandidateFile(op, target, facts, *call, module, extensions)
+    call = _call_of(op.split(".")[1].strip("_"), operator_source(op), _parameters(operator._schema.arguments))
+    return CandidateFile(op, target, facts, *call, "torch", extensions)
 
 
-def template_of_module(trace: Trace, target: str, path: str) -> tuple[CandidateTemplate, Implementation]:
-    """Return the starting point for a module of a trace, with a function that makes its recorded calls.
+def file_of_module(trace: Trace, target: str, path: str) -> CandidateFile:
+    """Return the starting point for a module of a trace: a function that makes its recorded calls.
 
     If the calls of the module differ, the function makes those that take the largest share of the step.
 
@@ -136,10 +115,6 @@ def template_of_module(trace: Trace, target: str, path: str) -> tuple[CandidateT
 
     Raises UserError if the module has no calls, or they need more than torch.
     """
-    from opgrip.replay.cases.cases import make_cases
-    from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units
-    from opgrip.tools.exports.exported_cases import recorded_source
-
     try:
         own = make_units(trace, Selection(unit=MODULE, module=(path,), for_candidates=True), MODULE)
     except NothingSelectedError as error:
@@ -147,16 +122,14 @@ def template_of_module(trace: Trace, target: str, path: str) -> tuple[CandidateT
     assert isinstance(own[0].operator, SubgraphOperator)
     links = own[0].operator.links
     facts = [*_table(own, make_cases(trace)), "", "Its tensors, in the order of their first use:", ""]
-    for place, (spec, use) in enumerate(zip(links.outside, _first_uses(links), strict=True)):
-        origin = "" if links.stored[place] else ", computed by an earlier call"
-        facts.append(f"  {f'x{place}':<4} {_tensor_outline(spec):<24} {use}{origin}")
+    for index, (spec, use) in enumerate(zip(links.outside, _first_uses(links), strict=True)):
+        origin = "" if links.stored[index] else ", computed by an earlier call"
+        facts.append(f"  {f'x{index}':<4} {_tensor_outline(spec):<24} {use}{origin}")
     settings = {leaf: _setting(leaf) for leaf in links.settings}
-    name = _function_name(re.sub(r"\W", "_", path))
-    source = recorded_source(links, name, settings)
-    origin = f"The implementation makes the recorded calls of {own[0].op}: replace it."
-    return CandidateTemplate(f"{OF_MODULES}{path}", target, facts), Implementation(
-        name, origin, ["import torch"], source
-    )
+    function = _function_name(re.sub(r"\W", "_", path))
+    source = recorded_source(links, function, settings)
+    remark = f"The function makes the recorded calls of {own[0].op}: replace them."
+    return CandidateFile(f"{OF_MODULES}{path}", target, facts, function, remark, source, "torch")
 
 
 def _first_uses(links: Links) -> list[str]:
@@ -182,17 +155,19 @@ def _setting(leaf: Any) -> str:
     return repr(leaf) if isinstance(leaf, torch.dtype) else "None"
 
 
-def template_of_sample(name: str) -> tuple[CandidateTemplate, Implementation]:
-    """Return the starting point for a sample, with its source; raise `UserError` if no sample has this name."""
+def file_of_sample(name: str) -> CandidateFile:
+    """Return the starting point for a sample: a function that calls it."""
     if name not in samples():
         raise UserError(f"there is no sample {name!r}", did_you_mean(name, samples(), "see opgrip samples list"))
     own = samples()[name]
-    implementation = copied(own.function, "The implementation is the sample's.")
-    if implementation is None:
-        raise UserError(f"the source of {name} cannot be copied", "choose another sample")
     facts = inspect.cleandoc(own.function.__doc__ or "").split("\n\n")[0].splitlines()
     facts += ["", *(f"{item}: {_outlines(own.arguments(item), {})}" for item in own.configurations)]
-    return CandidateTemplate(f"sample:{name}", f"sample:{name}", facts), implementation
+    module, function = own.function.__module__, own.function.__name__
+    arguments = inspect.signature(own.function).parameters.values()
+    parameters = [item.name if item.default is item.empty else f"{item.name}={item.default!r}" for item in arguments]
+    passed = [item.name for item in arguments]
+    call = _call_of(function, f"{module}.{function}", (", ".join(parameters), ", ".join(passed)))
+    return CandidateFile(f"sample:{name}", f"sample:{name}", facts, *call, module)
 
 
 def _documentation(operator: Any) -> Iterator[str]:
@@ -253,50 +228,11 @@ def _tensor_outline(tensor: Any) -> str:
     return f"{text} strides {list(tensor.stride)}" if moved else text
 
 
-def copied(function: Callable[..., Any], origin: str) -> Implementation | None:
-    """Return the source of a function of a module, with imports of the names that it uses from there.
-
-    None if the source is unknown, or refers to variables of a surrounding function.
-
-    origin : sentence about where the source comes from
-    """
-    own = inspect.unwrap(function)
-    try:
-        lines = textwrap.dedent(inspect.getsource(own)).splitlines()
-        (definition,) = ast.parse("\n".join(lines)).body
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return None
-    if not isinstance(definition, ast.FunctionDef) or own.__closure__:
-        return None
-    for decorator in reversed(definition.decorator_list):
-        if REGISTERING.match(lines[decorator.lineno - 1]):
-            del lines[decorator.lineno - 1 : decorator.end_lineno]
-    source = "\n".join(lines)
-    if "@_make_" in source:
-        # these decorators register the function, too
-        return None
-    used = {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)} - {own.__name__}
-    globals_used = {name: own.__globals__[name] for name in sorted(used & own.__globals__.keys())}
-    modules = {name: value.__name__ for name, value in globals_used.items() if isinstance(value, ModuleType)}
-    imports = ["from __future__ import annotations", ""]
-    imports += [f"import {path}" if path == name else f"import {path} as {name}" for name, path in modules.items()]
-    if names := [name for name in globals_used if name not in modules]:
-        imports += ["", f"from {own.__module__} import {', '.join(names)}"]
-    public = own.__name__.lstrip("_")
-    if public in globals_used or len(re.findall(rf"\b{own.__name__}\b", source)) > 1:
-        public = own.__name__
-    return Implementation(public, origin, imports, source.replace(f"def {own.__name__}(", f"def {public}(", 1))
-
-
-def calling(op: str, operator: Any) -> Implementation:
-    """Return an implementation that calls the operator itself."""
-    module, _, name = op.partition(":")
-    is_function = bool(name)
-    name = _function_name(name if is_function else op.split(".")[1].strip("_"))
-    parameters, passed = ANYTHING if is_function else _parameters(operator._schema.arguments)
-    called, imported = (op.replace(":", "."), module) if is_function else (operator_source(op), "torch")
-    source = f"def {name}({parameters}):\n    return {called}({passed})"
-    return Implementation(name, "The implementation calls the operator: replace it.", [f"import {imported}"], source)
+def _call_of(name: str, called: str, parameters: tuple[str, str]) -> tuple[str, str, str]:
+    # name, remark and source of a function that makes a call
+    function = _function_name(name)
+    source = f"def {function}({parameters[0]}):\n    return {called}({parameters[1]})"
+    return function, f"The function calls {called}: replace the call.", source
 
 
 def _function_name(name: str) -> str:
@@ -324,24 +260,3 @@ def _parameters(arguments: Iterable[Any]) -> tuple[str, str]:
 
 def _default(value: Any) -> str:
     return f"({''.join(f'{plain(item)}, ' for item in value)})" if isinstance(value, list) else plain(value)
-
-
-def is_right(template: CandidateTemplate, implementation: Implementation) -> bool:
-    """Return True if a candidate is right on all recorded calls, each of which runs once in another process.
-
-    template : operator, trace and extensions with which the candidate is judged
-    """
-    from opgrip.replay.command.judge import judge
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "opgrip_candidate.py")
-        path.write_text(template.text(path, implementation), encoding="utf-8")
-        return judge(
-            {template.op: f"{path}:{implementation.function}"},
-            template.target,
-            extension=list(template.extensions),
-            iterations=1,
-            warmup=0,
-            cache="warm",
-            store=None,
-        ).is_right

@@ -55,22 +55,22 @@ def run(args: argparse.Namespace) -> int:
     check_output(args.output, args.force, (".py", ".pyw"))
 
     from opgrip.replay.modes.candidate import OF_MODULES
-    from opgrip.tools.exports.candidate_template import template_of_module, template_of_operator, template_of_sample
+    from opgrip.tools.exports.candidate_template import file_of_module, file_of_operator, file_of_sample
     from opgrip.traces import TraceReader, load
 
     reporter = Reporter(args.prog)
     if is_sample:
-        template, implementation = template_of_sample(args.operator.partition(":")[2])
+        template = file_of_sample(args.operator.partition(":")[2])
     else:
         with reporter.reading(args.trace):
             trace = load(args.trace, args.partial, args.unbounded, TraceReader(args.trace, args.unbounded))
         if args.operator.startswith(OF_MODULES):
             path = args.operator.removeprefix(OF_MODULES)
-            template, implementation = template_of_module(trace, str(args.trace), path)
+            template = file_of_module(trace, str(args.trace), path)
         else:
-            template, implementation = template_of_operator(trace, str(args.trace), args.operator, args.extension)
+            template = file_of_operator(trace, str(args.trace), args.operator, args.extension)
     with whole_file(args.output, args.force) as file:
-        file.write(template.text(args.output, implementation).encode())
-    report_output(args, f"an implementation of {args.operator}")
-    print(f"{args.prog}: judge it with: {template.command(args.output, implementation)}", file=sys.stderr)
+        file.write(template.text(args.output).encode())
+    report_output(args, f"a function to replace by an implementation of {args.operator}")
+    print(f"{args.prog}: judge it with: {template.command(args.output)}", file=sys.stderr)
     return 0

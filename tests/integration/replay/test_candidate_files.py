@@ -1,4 +1,4 @@
-"""Files to begin candidates with, and whether they are right as they are."""
+"""Files to begin candidates with."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import torch
 from programs import run_command, succeed
 
-from opgrip import Capture, judge, load
-from opgrip.tools.exports.candidate_template import template_of_operator
+from opgrip import Capture
 from opgrip.tools.opgrip import main
 
 OWN_OPERATOR = """\
@@ -20,9 +19,6 @@ import torch
 def halved(x: torch.Tensor) -> torch.Tensor:
     return x / 2
 """
-TRACES = ("zoo:dlrm.train", "zoo:gpt2.generate")
-OPERATORS = 30
-MOST_SIGNATURES = 12
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +49,7 @@ def init(op: str, folder: Path, *words: object) -> tuple[Path, str]:
 @pytest.mark.parametrize(
     ("op", "text"),
     [
-        ("aten._softmax.default", "torch.sum(unnormalized, dim, keepdim=True)"),
+        ("aten._softmax.default", "return torch.ops.aten._softmax.default(self, dim, half_to_float)"),
         ("aten.gelu.default", "def gelu("),
         (
             "aten.add_.Tensor",
@@ -100,12 +96,14 @@ def test_operator_of_own_namespace_needs_its_module(trace: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_sample_begins_with_its_source(tmp_path: Path) -> None:
+def test_sample_begins_with_a_call_of_it(tmp_path: Path) -> None:
     path, command = init("sample:delta2bbox", tmp_path)
-    assert "def delta2bbox(" in path.read_text(encoding="utf-8")
+    content = path.read_text(encoding="utf-8")
+    assert "def delta2bbox(rois, deltas, means=(0.0, 0.0, 0.0, 0.0), " in content
+    assert "return opgrip.samples." in content
     done = run_command(*command.split(), "--iterations", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    assert "slower on" in done.stdout.splitlines()[-1]
+    assert "wrong" not in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -127,20 +125,3 @@ def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: l
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_files_for_thirty_operators_of_the_zoo_are_right_on_every_signature(tmp_path: Path) -> None:
-    judged: dict[str, bool] = {}
-    for name in TRACES:
-        trace = load(name)
-        for row in trace.summary().itertuples():
-            op = str(row.op)
-            if op not in judged and row.signatures <= MOST_SIGNATURES and len(judged) < OPERATORS:
-                template, implementation = template_of_operator(trace, name, op, ())
-                path = tmp_path / f"candidate{len(judged)}.py"
-                path.write_text(template.text(path, implementation), encoding="utf-8")
-                judged[op] = judge({op: f"{path}:{implementation.function}"}, name, iterations=1, cache="warm").is_right
-    assert len(judged) == OPERATORS
-    assert {op for op, is_right in judged.items() if not is_right} == set()
