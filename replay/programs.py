@@ -16,9 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from opgrip.errors import cause_of
-from opgrip.replay.cases.module_candidates import load_module
 from opgrip.replay.cases.selection import Variant
-from opgrip.replay.cases.subgraphs import SubgraphOperator
+from opgrip.replay.cases.subgraphs import SubgraphOperator, load_module
 from opgrip.replay.modes import Program, RunOutputs, Task, Tuning, find_mode, runs_graphs
 from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.modes.conversions.runtimes import TensorCall

@@ -8,8 +8,13 @@ import torch
 from torch import distributed
 
 from gpu.step import NotHereError, Place, Step, expect
-from opgrip.replay.sequences.ranks.rank_collectives import read_collective
-from opgrip.replay.sequences.ranks.running import GLOO, GroupMembers, backend_for, make_starter
+from opgrip.replay.sequences.ranks.rank_collectives import (
+    GLOO,
+    GroupMembers,
+    backend_for,
+    make_starter,
+    read_collective,
+)
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
 

@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
+from numpy.typing import NDArray
 
 from opgrip.errors import UserError
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.cases.flow import shares_of_fresh
 from opgrip.replay.cases.selection import Selection, no_calls, select_calls
-from opgrip.replay.cases.timing_clusters import (
-    COLUMNS,
-    PlacedCalls,
-    TimingCluster,
-    calls_looked_at,
-    captured_times,
-    input_set_of,
-    placed_calls,
-    weights_of,
-)
 from opgrip.replay.inputs.filling import Stored, drawn_values
-from opgrip.replay.operators.lookup import Operator
+from opgrip.replay.operators.lookup import Operator, Unsupported, find_operator, is_view
+from opgrip.replay.operators.memory import bytes_of
+from opgrip.replay.operators.work import work_of
 from opgrip.traces import Trace
 from opgrip.traces.codec.record_forms import key_of_case, key_of_part
-from opgrip.traces.schema.arguments import tensors
-from opgrip.traces.schema.records import Observed, Signature
+from opgrip.traces.schema.arguments import TensorSpec, map_leaves, numbers_of, tensors, with_numbers
+from opgrip.traces.schema.records import NO_STORAGE, Observed, Signature
 from opgrip.traces.schema.tensor_specs import value_numbers
-from opgrip.traces.table.call_table import COUNT, counts_of
+from opgrip.traces.table.call_table import COUNT, counts_of, quantiles
 from opgrip.traces.table.profiler_labels import own_calls
 from opgrip.traces.values import Drawable
 from opgrip.traces.zoo.manifest import chosen_numbers
@@ -285,3 +280,305 @@ def values_of(signatures: Sequence[Signature], values: Mapping[int, Drawable]) -
                 item = values[number]
                 used[number] = item.laid_out(spec) if isinstance(item, Stored) and number == spec.values else item
     return used
+
+
+DIFFERENT = 1.5  # minimum ratio between the times of call sites in different clusters
+ANY = -1  # storage number of calls whose first storage is not used again
+MOST_CALLS = 200_000
+MEMORY = "memory"
+COLUMNS = [
+    *("signature", "op", "kind", "scope", "module", "function", "file", "line", "phase", "inside", "gripped"),
+    *("start_ns", "duration_ns", "device_ns", "raw_ns", "time_ns", "perturbed", "page_faults", "slow_memory_ns"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TimingCluster:
+    """A timing cluster: calls of one signature, at one or more call sites, that take similar times.
+
+    signature : copy of the signature with the values and results of one call of the cluster
+    calls : indices of the selected calls in the call table; for a long trace, of a sample of them
+    captured_us : median over `calls` of the typical time at the call site of each; over all calls of the cluster if
+        `calls` is empty
+    place : module, function and source line of the call whose values `signature` has
+    """
+
+    signature: Signature
+    calls: pd.Index[int]
+    captured_us: float
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedCalls:
+    """The calls of a signature whose values were recorded at several call sites.
+
+    A call site is here a scope (module, phase and source line) and the storage of the first tensor; if this storage is
+    not used again, it is only the scope.
+
+    calls : the signature's calls that `calls_looked_at` returned, by start time, whether selected or not
+    places : for each call, the number of its call site
+    typical_ns : for each call, the typical time of a call at its call site
+    observed : values and results that were recorded from later calls
+    rows : for each item of `observed`, the index in `calls` of the recorded call; None if this call has no call site
+    """
+
+    signature: Signature
+    calls: pd.DataFrame
+    places: NDArray[np.int64]
+    typical_ns: NDArray[np.float64]
+    observed: Sequence[Observed]
+    rows: Sequence[int | None]
+
+    def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
+        """Return the timing clusters of these calls, most calls first; an empty list if all calls take similar times.
+
+        selected : indices of the selected calls in the call table
+        """
+        groups = self._groups()
+        if len(groups) < 2:
+            return []
+        times = np.array([self.typical_ns[group[0][0]] for group in groups])
+        nearest = np.abs(np.log(self.typical_ns)[:, None] - np.log(times)[None, :]).argmin(axis=1)
+        order = sorted(range(len(groups)), key=lambda index: -int((nearest == index).sum()))
+        return [self._behaviour(groups[index], nearest == index, selected) for index in order]
+
+    def observed_in(self, selected: pd.Index[int]) -> list[Observed]:
+        """Return the recorded values and results of the signature's later calls, without those from call sites at which
+        no call is selected.
+        """
+        places = set(self.places[self.calls.index.isin(selected)].tolist())
+        return [
+            item
+            for item, row in zip(self.observed, self.rows, strict=True)
+            if item.since_ns is None or (row is not None and int(self.places[row]) in places)
+        ]
+
+    def _groups(self) -> list[list[tuple[int, Signature]]]:
+        examples = [
+            (row, input_set)
+            for item, row in zip(self.observed, self.rows, strict=True)
+            if row is not None and (input_set := input_set_of(self.signature, item)) is not None
+        ]
+        groups: list[list[tuple[int, Signature]]] = []
+        for example in sorted(examples, key=lambda example: (float(self.typical_ns[example[0]]), example[0])):
+            if groups and self.typical_ns[example[0]] < DIFFERENT * self.typical_ns[groups[-1][0][0]]:
+                groups[-1].append(example)
+            else:
+                groups.append([example])
+        return groups
+
+    def _behaviour(
+        self, examples: Sequence[tuple[int, Signature]], alike: NDArray[np.bool_], selected: pd.Index[int]
+    ) -> TimingCluster:
+        is_selected = self.calls.index.isin(selected)
+        places = set(self.places[is_selected].tolist())
+        # prefer values of a selected call site to values of another one in the same cluster
+        row, input_set = next((item for item in examples if int(self.places[item[0]]) in places), examples[0])
+        one = self.calls.iloc[row]
+        place = f"{one['module']} {one['function']} {one['file']}:{one['line']}"
+        own = alike & is_selected
+        median_us = float(np.median(self.typical_ns[own if own.any() else alike])) / 1e3
+        return TimingCluster(input_set, self.calls.index[own], median_us, place.strip())
+
+
+def calls_looked_at(trace: Trace) -> pd.DataFrame:
+    """Return the calls of all signatures whose values were recorded at several call sites, with the storage of the
+    first tensor in the column `MEMORY`.
+
+    For a long trace, these are the calls at the beginning, where the capture recorded values, and samples of the later
+    ones.
+    """
+    numbers = list(_looked_at(trace))
+    tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
+    if numbers:
+        distinct = trace.distinct_calls
+        all_calls = int(distinct.loc[distinct["signature"].isin(numbers), COUNT].sum())
+        tables = list(_pieces(trace.call_parts(), numbers, all_calls))
+    return pd.concat(tables)
+
+
+def _pieces(
+    parts: Iterable[tuple[pd.DataFrame, NDArray[np.int64]]], numbers: Collection[int], all_calls: int
+) -> Iterator[pd.DataFrame]:
+    """Yield all calls of the signatures `numbers`; if there are more than `MOST_CALLS`, evenly spaced parts of them."""
+    read_calls = piece_calls = 0
+    for part, storages in parts:
+        own = part[part["signature"].isin(numbers)]
+        # half of the limit is for the beginning
+        if all_calls <= MOST_CALLS or piece_calls <= MOST_CALLS / 2 * (1 + read_calls / all_calls):
+            yield own[COLUMNS].assign(**{MEMORY: _first_memory(own, storages)})
+            piece_calls += len(own)
+        read_calls += len(own)
+
+
+def placed_calls(trace: Trace, calls: pd.DataFrame) -> dict[int, PlacedCalls]:
+    signatures, observed = {signature.number: signature for signature in trace.signatures}, _looked_at(trace)
+    placed: dict[int, PlacedCalls] = {}
+    for name, own in calls.groupby("signature"):
+        number = int(str(name))
+        own = own.sort_values("start_ns", kind="stable")
+        memory = own[MEMORY].to_numpy()
+        places, typical_ns = _places(own, memory)
+        rows = list(_rows(observed[number], own["start_ns"].to_numpy(), memory))
+        placed[number] = PlacedCalls(signatures[number], own, places, typical_ns, observed[number], rows)
+    return placed
+
+
+def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
+    numbers = {signature.number for signature in trace.signatures}
+    return {
+        number: items
+        for number, items in trace.observed.items()
+        if number in numbers and any(item.since_ns is not None for item in items)
+    }
+
+
+def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
+    """Return a copy of a signature with the recorded values and results of one of its later calls; None if that call
+    has another number of tensors.
+
+    observed : values and results that were recorded from the later call
+    """
+    if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
+        return None
+    args, kwargs = with_numbers((signature.args, signature.kwargs), observed.values)
+    return replace(signature, args=args, kwargs=kwargs, outputs=observed.outputs)
+
+
+def _rows(observed: Sequence[Observed], starts: NDArray[np.int64], memory: NDArray[np.int64]) -> Iterator[int | None]:
+    for item in observed:
+        if item.since_ns is None:
+            yield None
+            continue
+        candidates = starts >= item.since_ns
+        if item.storage is not None:
+            # other threads, and other processes in a merged trace, can start a call in between
+            candidates &= memory == item.storage
+        yield int(candidates.argmax()) if candidates.any() else None
+
+
+def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[np.int64]:
+    # the last call may have no tensors, so its index may be one past the end
+    padded = np.append(storages, NO_STORAGE)
+    return np.where(calls["tensors"] > 0, padded[calls["first_storage"].to_numpy()], NO_STORAGE)
+
+
+def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return, for each call, the number of its call site, and the typical time in ns of a call at this site."""
+    first = pd.Series(memory, index=calls.index)
+    raw_ns = (calls["raw_ns"] - calls["slow_memory_ns"]).astype(float)
+    calm_ns = calm_times(calls)
+    by_memory = [calls["scope"], first]
+    again = raw_ns.groupby(by_memory).transform("size") > 1
+    candidates = (
+        calm_ns.groupby(by_memory).transform("median").where(again),
+        raw_ns.groupby(by_memory).transform("median").where(again),
+        calm_ns.groupby(calls["scope"]).transform("median"),
+        raw_ns,
+    )
+    typical = candidates[0]
+    for other in candidates[1:]:
+        typical = typical.fillna(other)
+    places = calls.groupby([calls["scope"], first.where(again, ANY)]).ngroup()
+    return np.asarray(places, dtype=np.int64), np.asarray(typical.clip(lower=1.0), dtype=np.float64)
+
+
+def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
+    """Return the time of each call in ns; nan if it is a host time that the capture perturbed."""
+    return calls["raw_ns"].astype(float).where(~calls["perturbed"] | calls["device_ns"].notna())
+
+
+# assumed number of floating-point operations per byte moved; 5 to 200 on real accelerators and CPUs
+FLOPS_PER_BYTE = 10
+
+
+def estimated_cost(signature: Signature) -> float:
+    """Return the estimated cost of a call: the bytes it moves, plus its floating-point operations divided by
+    `FLOPS_PER_BYTE`.
+
+    The operator is not run; formulas for its operations and bytes are used.
+    """
+    if is_view(signature):
+        return 1.0
+    whole = float(bytes_of([signature.args, signature.kwargs, signature.outputs]))
+    try:
+        args, kwargs, outputs = map_leaves(_without_memory, (signature.args, signature.kwargs, signature.outputs))
+        work = work_of(find_operator(signature).function, signature.op, args, kwargs, outputs)
+    except (Unsupported, RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError):
+        return 1.0 + whole
+    moved = whole if work.bytes is None else work.bytes
+    return 1.0 + moved + (work.flops or 0) / FLOPS_PER_BYTE
+
+
+def _without_memory(leaf: Any) -> Any:
+    if not isinstance(leaf, TensorSpec):
+        return leaf
+    if leaf.stride is None or leaf.made_of is not None:
+        raise Unsupported("one of its tensors is sparse, quantized or nested")
+    return torch.empty_strided(leaf.shape, leaf.stride, dtype=leaf.dtype, device="meta")
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTimes:
+    """Times of a case's calls in the program, as in the `captured_` fields of `Case`."""
+
+    count: int
+    median_us: float
+    total_us: float
+    host_us: float | None
+    spread: float | None
+    perturbed: int
+
+
+def captured_times(
+    calls: pd.DataFrame, numbers: pd.Series[int], timing_clusters: Sequence[TimingCluster]
+) -> dict[int, CapturedTimes]:
+    calm, counts = calm_times(calls), calls[COUNT]
+    of_case = calls.groupby(numbers)
+    median = quantiles(_times_of(calls, calm, timing_clusters), numbers, counts)
+    # the spread is within each timing cluster: a difference between clusters is not noise
+    typical = numbers.map(median)
+    for cluster in timing_clusters:
+        typical[cluster.calls] = cluster.captured_us * 1e3
+    undisturbed = calm / typical.clip(lower=1.0)
+    low, high = (quantiles(undisturbed, numbers, counts, share) for share in (0.25, 0.75))
+    columns = (
+        of_case[COUNT].sum(),
+        median / 1e3,
+        (calls["raw_ns"] * counts).groupby(numbers).sum() / 1e3,
+        _or_none(quantiles(calls["duration_ns"], numbers, counts) / 1e3, of_case["device_ns"].count() > 0),
+        _or_none(high - low, counts.where(undisturbed.notna(), 0).groupby(numbers).sum() > 1),
+        (calls["perturbed"] * counts).groupby(numbers).sum(),
+    )
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return {int(number): CapturedTimes(*row) for number, row in zip(median.index, rows, strict=True)}
+
+
+def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, Signature]) -> dict[int, float]:
+    """Return the total time of each case's calls, by case number; if no call has a time, the total estimated cost.
+
+    captured : number of calls and times of each case in the capture, by case number
+    signatures : signatures whose cost is estimated, by case number; calls of all other cases have the cost 1
+    """
+    times = {number: item.count * item.median_us for number, item in captured.items()}
+    if any(times.values()):
+        return times
+    costs = {number: estimated_cost(signature) for number, signature in signatures.items() if number in captured}
+    return {number: item.count * costs.get(number, 1.0) for number, item in captured.items()}
+
+
+def _times_of(
+    calls: pd.DataFrame, calm: pd.Series[float], timing_clusters: Iterable[TimingCluster]
+) -> pd.Series[float]:
+    """Return the time of each call in ns; if the capture perturbed a call, the typical time of its timing cluster."""
+    times = calls["time_ns"].astype(float)
+    for cluster in timing_clusters:
+        own = calm[cluster.calls]
+        typical_ns = own.median() if own.notna().any() else cluster.captured_us * 1e3
+        times[cluster.calls] = own.fillna(typical_ns)
+    return times
+
+
+def _or_none(values: pd.Series[float], is_known: pd.Series[bool]) -> pd.Series[Any]:
+    return values.astype(object).where(is_known, None)

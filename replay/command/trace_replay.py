@@ -205,7 +205,7 @@ class TraceReplay:
 
     def _confirmed(self, rows: Sequence[Result]) -> dict[str, Any]:
         """Replay the whole step with and without the candidates, print what they save, and return it for the header."""
-        from opgrip.replay.sequences.confirmation import confirm
+        from opgrip.replay.sequences.step_replay import confirm
 
         judged = next((step for step in judged_steps(rows) if step.share is not None), None)
         with self._reporter.following("replaying the whole step") as on_progress:

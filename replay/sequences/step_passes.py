@@ -17,8 +17,7 @@ from opgrip.replay.operators.devices import check_use, is_accelerator, module_of
 from opgrip.replay.results.paired_ratio import WITHIN_95
 from opgrip.replay.sequences.call_timers import CallTimer, Slowdown
 from opgrip.replay.sequences.dry_run import CallPlan, DryRun, switching
-from opgrip.replay.sequences.step_memory import reason_of
-from opgrip.replay.sequences.step_streams import Lanes
+from opgrip.replay.sequences.step_memory import Lanes, reason_of
 from opgrip.replay.timing.rounds import NO_ROW
 
 RESAMPLES = 100  # number of bootstrap samples

@@ -9,34 +9,43 @@ end the replay. The process is a fork, or `python -m opgrip.replay.sequences.ste
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from math import fsum
 from time import perf_counter_ns, sleep
+from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
+from opgrip.cli.command import counted
 from opgrip.cli.progress import ProgressCallback, ignore_progress
-from opgrip.errors import UserError
+from opgrip.errors import UserError, one_line
 from opgrip.platform.heartbeat import IDLE, Heartbeat
 from opgrip.platform.sandbox import Ended, answer, receive_request
-from opgrip.replay.cases.flow import NewMemory, make_flow, new_memory
+from opgrip.replay.cases.flow import FlowingCall, NewMemory, make_flow, new_memory
 from opgrip.replay.cases.selection import no_calls
 from opgrip.replay.inputs.input_options import trace_with_defaults
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.devices import (
     DeviceLostError,
     check_use,
+    graph_class,
     is_accelerator,
+    make_event,
     module_of,
     synchronizer,
     use_device,
+    without_waiting,
 )
-from opgrip.replay.operators.memory import limit_memory
+from opgrip.replay.operators.memory import Function, limit_memory, tensors_in
+from opgrip.replay.results.judgement import CandidateColumns
+from opgrip.replay.results.savings import JudgedStep, saving_in_words
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.sequences.call_timers import (
@@ -48,16 +57,247 @@ from opgrip.replay.sequences.call_timers import (
     sequence_settings,
     typical_ns,
 )
-from opgrip.replay.sequences.dry_run import NOTHING_EXCLUDED, DryRun, Excluded
-from opgrip.replay.sequences.step_graphs import StepGraphs
-from opgrip.replay.sequences.step_memory import StepMemory, room_on
-from opgrip.replay.sequences.step_passes import Pass, Passes, RunPass, in_pairs, paired_saving, run_call, run_timed
-from opgrip.replay.sequences.step_results import SequenceResult, make_result, under_mode
-from opgrip.replay.sequences.step_streams import plan_streams
+from opgrip.replay.sequences.dry_run import (
+    NOTHING_EXCLUDED,
+    REPLAYED,
+    CallPlan,
+    DryRun,
+    Excluded,
+    switching,
+    tensors_of,
+)
+from opgrip.replay.sequences.step_memory import StepMemory, plan_streams, reason_of, room_on
+from opgrip.replay.sequences.step_passes import (
+    Pass,
+    Passes,
+    RunPass,
+    in_pairs,
+    paired_saving,
+    run_call,
+    run_timed,
+)
+from opgrip.replay.sequences.step_results import SequenceResult, SignatureTimes, make_result, under_mode
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.rounds import NO_ROW, QUIET_S, RETRY_NS, Announce, no_garbage_collection
 from opgrip.replay.workers.worker import end_without_device, start_child
 from opgrip.traces import Trace
+
+RunCall = Callable[[DryRun, FlowingCall, CallPlan, HostTimer], None]
+# torch's tags of operators whose results the host reads
+WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A call that runs between two graphs.
+
+    results : its results during the capture, to which later results are copied
+    """
+
+    function: Function
+    args: Any
+    kwargs: dict[str, Any]
+    results: list[torch.Tensor]
+
+    def replay(self) -> None:
+        new_results = tensors_of(self.function(*self.args, **self.kwargs))
+        for result, tensor in zip(self.results, new_results, strict=False):
+            if result.shape == tensor.shape and result.data_ptr() != tensor.data_ptr():
+                result.copy_(tensor)
+
+
+@dataclass(slots=True)
+class StepGraphs:
+    """Passes over a step in graphs; the first pass captures the graphs.
+
+    begin : restores the state before the first call
+    run_call : runs a call and stores its results for later calls
+    breaks : indices of the calls that run between graphs
+    parts : the graphs, and the calls between them, in order
+    """
+
+    begin: Callable[[], None]
+    run_call: RunCall
+    breaks: set[int] = field(default_factory=set)
+    parts: list[Any] = field(default_factory=list)
+    _peak_bytes: int = 0
+    _stream: Any = None
+
+    def run(self, dry_run: DryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
+        """Run and time the step once. Return the pass, and why it failed (empty if it did not).
+
+        dry_run : the step, whose calls are ready to run
+        watch : not used, because graphs do not show the times of calls
+        slowdown : detects whether the pass was disturbed
+        """
+        module, synchronize = module_of(device), synchronizer(device)
+        self._stream = self._stream or module.Stream(device)
+        failure, wall_ns, elapsed_ns = "", 0, 0
+        before, after = make_event(device), make_event(device)
+        # the caller has restored the step's memory on another stream
+        synchronize()
+        with module.stream(self._stream):
+            try:
+                if not self.parts:
+                    self._capture(dry_run, device)
+                    self.begin()
+                synchronize()
+                slowdown.begin()
+                start = perf_counter_ns()
+                before.record(self._stream)
+                for part in self.parts:
+                    part.replay()
+                after.record(self._stream)
+                synchronize()
+                wall_ns = perf_counter_ns() - start
+                elapsed_ns = round(before.elapsed_time(after) * 1e6)
+            except Exception as error:
+                check_use(device, error)
+                failure = reason_of(error)
+                self.parts.clear()
+        slowdown.end()
+        return Pass(
+            # of all calls together
+            times_ns=[elapsed_ns] + [0] * (len(dry_run.flow.calls) - 1),
+            wall_ns=wall_ns,
+            peak_bytes=self._peak_bytes,
+            slowed=slowdown.is_slowed,
+            is_contended=slowdown.is_contended,
+        ), failure
+
+    def described(self, dry_run: DryRun, result: SequenceResult) -> SequenceResult:
+        """Return the result of these passes without times of single calls, which graphs do not show, and with the
+        number of graphs.
+
+        dry_run : the step that was run
+        """
+        if result.failure:
+            return result
+        return replace(
+            result,
+            graphs=sum(not isinstance(part, Between) for part in self.parts),
+            between_graphs=len(self.breaks),
+            replayed_host_ms=result.replayed_wall_ms,
+            replayed_critical_ms=math.nan,
+            signatures=tuple(self._rows(dry_run, result.signatures)),
+        )
+
+    def _rows(self, dry_run: DryRun, rows: tuple[SignatureTimes, ...]) -> Iterator[SignatureTimes]:
+        """Yield the rows without times, each with a note that says whether its calls ran in a graph or between
+        graphs.
+        """
+        between: dict[int, int] = {}
+        for place in self.breaks:
+            number = dry_run.flow.calls[place].signature
+            between[number] = between.get(number, 0) + 1
+        for row in rows:
+            count = between.get(row.signature, 0)
+            note = f"{count} of {row.count} calls between graphs" if count else "in a graph"
+            yield SignatureTimes(
+                *(row.signature, row.count, row.substituted, row.not_run, row.redrawn, row.status, row.reason),
+                note=note if row.count > row.not_run else "",
+            )
+
+    def _capture(self, dry_run: DryRun, device: str) -> None:
+        """Run all calls of the step (`dry_run`) once, and capture them in graphs."""
+        module, synchronize = module_of(device), synchronizer(device)
+        kind = graph_class(device)
+        if kind is None:
+            raise UserError(f"{device} does not support graphs", "leave out --exec-mode graph")
+        self._find_breaks(dry_run, device)
+        handle = getattr(module, "graph_pool_handle", None)
+        pool = () if handle is None else (handle(),)
+        self.begin()
+        synchronize()
+        module.reset_peak_memory_stats(device)
+        at_start, graph, watch = module.memory_allocated(device), None, HostTimer({})
+        try:
+            with switching() as use:
+                for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
+                    use(call.settings)
+                    is_between = place in self.breaks
+                    if graph is None and (not is_between or plan.redrawn):
+                        graph = kind()
+                        graph.capture_begin(*pool)
+                    if not is_between:
+                        self.run_call(dry_run, call, plan, watch)
+                    else:
+                        if plan.redrawn:
+                            # also part of the graph, so that each pass draws them again
+                            dry_run.redraw(call, plan)
+                        self._end(graph, synchronize)
+                        graph = None
+                        self._run_between(dry_run, call, plan)
+                    dry_run.memory.drop(call.over)
+            self._end(graph, synchronize)
+        except Exception as error:
+            if graph is not None:
+                with suppress(Exception):
+                    graph.capture_end()
+            raise DeviceLostError(f"the call cannot be captured in a graph: {one_line(error)}") from error
+        self._peak_bytes = module.max_memory_allocated(device) - at_start
+
+    def _end(self, graph: Any, synchronize: Callable[[], None]) -> None:
+        """End the capture of a graph, run the graph once, and add it to `parts`; do nothing if `graph` is None."""
+        if graph is not None:
+            graph.capture_end()
+            graph.replay()
+            synchronize()
+            self.parts.append(graph)
+
+    def _run_between(self, dry_run: DryRun, call: FlowingCall, plan: CallPlan) -> None:
+        if plan.prepared is None:
+            dry_run.pass_on_results(call, plan, None)
+            return
+        function = plan.prepared.function
+        args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
+        result = function(*args, **kwargs)
+        dry_run.pass_on_results(call, plan, result)
+        self.parts.append(Between(function, args, kwargs, tensors_of(result) if plan.status == REPLAYED else []))
+
+    def _find_breaks(self, dry_run: DryRun, device: str) -> None:
+        """Find the calls of the step (`dry_run`) that a graph cannot contain, by a pass on the stream on which graphs
+        are captured.
+        """
+        kind = torch.device(device).type
+        self.breaks.clear()
+        self.begin()
+        watch = HostTimer({})
+        with switching() as use:
+            for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
+                use(call.settings)
+                if plan.status != REPLAYED or plan.prepared is None or _uses_host(dry_run, call, plan, kind):
+                    self.breaks.add(place)
+                    self.run_call(dry_run, call, plan, watch)
+                else:
+                    try:
+                        with without_waiting(device):
+                            self.run_call(dry_run, call, plan, watch)
+                    except RuntimeError as error:
+                        check_use(device, error)
+                        self.breaks.add(place)
+                        self.run_call(dry_run, call, plan, watch)
+                live = dry_run.memory.live
+                if any(number in live and live[number].device.type != kind for number in call.outputs):
+                    self.breaks.add(place)
+                dry_run.memory.drop(call.over)
+
+
+def _uses_host(dry_run: DryRun, call: FlowingCall, plan: CallPlan, kind: str) -> bool:
+    """Return True if the operator of a call always waits for the device, or if the call takes a tensor on another
+    device.
+    """
+    assert plan.prepared is not None
+    function = plan.prepared.function
+    args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
+    tensors = tensors_in([list(args), kwargs])
+    if isinstance(function, torch._ops.OpOverload) and not WAITING_TAGS.isdisjoint(function.tags):
+        # an index has the tag, but its results vary only with masks
+        has_mask = any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors)
+        if has_mask or not call.op.startswith("aten.index."):
+            return True
+    return any(tensor.device.type != kind and tensor.dim() > 0 for tensor in tensors)
+
 
 FEWEST, MOST = 3, 100  # minimum and maximum number of timed passes if no number is requested
 # numbers of timed pairs of passes at which more can turn out unnecessary, if a mode is compared with eager
@@ -323,6 +563,76 @@ def main() -> int:
     except DeviceLostError as error:
         end_without_device(error)
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """The share of a step's replayed time that candidates save.
+
+    saving : saved share of the step's time
+    error : half of the 95 % interval of `saving`
+    own_saving, own_error : part of `saving` in the calls of candidates, and half of its 95 % interval; the rest is in
+        calls of other operators, which find other data in the caches
+    share : share of the replayed step that these calls take without candidates
+    calls : number of calls that the candidates ran
+    passes : number of timed passes with candidates; as many ran without
+    estimated : saving in the recorded step that is estimated from single calls; None if the trace has no times
+    estimated_here : the same for the replayed step, in which the calls take other shares than in the recorded one
+    """
+
+    saving: float
+    error: float
+    own_saving: float
+    own_error: float
+    share: float
+    calls: int
+    passes: int
+    estimated: float | None = None
+    estimated_here: float | None = None
+
+    @property
+    def line(self) -> str:
+        """The time that the candidates save per step, measured in a replay of the step, as one line of text."""
+        estimated = ""
+        if self.estimated is not None and self.estimated_here is not None:
+            estimated = f"; estimated from single calls: {saving_in_words(self.estimated_here)}"
+            estimated += f", {saving_in_words(self.estimated)} of the recorded step"
+        return (
+            f"confirmed by a replay of the whole step in {counted(self.passes, 'pass', 'passes')}: "
+            f"{saving_in_words(self.saving, self.error)} of it, {saving_in_words(self.own_saving, self.own_error)} in "
+            f"{counted(self.calls, 'call')} of candidates, which take {100 * self.share:.1f} % without them{estimated}"
+        )
+
+
+def confirm(workload: Workload, judged: JudgedStep | None, on_progress: ProgressCallback) -> Confirmation:
+    """Replay the whole step with and without the candidates in turn; return what they save.
+
+    judged : saving that is estimated from single calls
+    Raises the same errors as `replay_apart`, and `UserError` if no pass succeeds.
+    """
+    step = replay_apart(workload, on_progress, may_fork=False)
+    if step.saved is None:
+        raise UserError("the whole step cannot be replayed with the candidates", step.failure)
+    saved = step.saved
+    confirmation = Confirmation(
+        saving=saved.saving,
+        error=saved.error,
+        own_saving=saved.own_saving,
+        own_error=saved.own_error,
+        share=fsum(share for _, share in saved.shares),
+        calls=step.calls - step.unsupported - step.in_eager,
+        passes=len(step.replayed_ms),
+    )
+    if judged is None:
+        return confirmation
+    return replace(confirmation, estimated=judged.saving, estimated_here=_scaled(judged, dict(saved.shares), workload))
+
+
+def _scaled(judged: JudgedStep, shares: Mapping[int, float], workload: Workload) -> float:
+    """Return the saving estimated from single calls in a step in which each signature takes another share."""
+    numbers = {case.number: case.trace_number for case in workload.cases}
+    columns = [(shares.get(numbers[row.case], 0.0), CandidateColumns.of(row)) for row in judged.rows]
+    return fsum(share * (item.step_saving or 0.0) / item.step_share for share, item in columns if item.step_share)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class _CallLiterals(Literals):
         self._settings = settings
 
     def of(self, value: Any) -> str:
-        from opgrip.replay.cases.subgraph_facts import is_setting
+        from opgrip.replay.cases.subgraph_calls import is_setting
 
         return self._settings[value] if is_setting(value) else super().of(value)
 

@@ -20,9 +20,9 @@ import pytest
 
 from opgrip.cli.command import counted
 from opgrip.errors import UserError
-from opgrip.tools.pytest_plugin.baseline import CASE, add_options, read_options
 from opgrip.tools.pytest_plugin.measured import (
     BENCHMARKS,
+    CASE,
     JUDGED,
     KEY,
     RESULTS,
@@ -30,8 +30,10 @@ from opgrip.tools.pytest_plugin.measured import (
     Judged,
     SharedFolder,
     Turns,
+    add_options,
     opgrip_benchmark,
     opgrip_replay,
+    read_options,
     rows_of_test,
 )
 
@@ -142,7 +144,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if not benchmarks.rows:
         benchmarks.notes.append(f"{path} is not written: no test was measured")
         return
-    from opgrip.tools.pytest_plugin.baseline import save_rows
+    from opgrip.tools.pytest_plugin.measured import save_rows
 
     try:
         save_rows(benchmarks.rows, benchmarks.headers, path)
@@ -155,7 +157,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the table of measured times below the test results."""
-    from opgrip.tools.pytest_plugin.baseline import print_summary
+    from opgrip.tools.pytest_plugin.measured import print_summary
 
     print_summary(config.stash[BENCHMARKS], terminalreporter)
 

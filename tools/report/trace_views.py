@@ -25,8 +25,7 @@ from opgrip.traces.schema.records import Signature, ValueModel
 from opgrip.traces.table.trace import Trace
 from opgrip.traces.values.model import value_model_to_json
 from opgrip.zoo.corpus import Corpus, summarize
-from opgrip.zoo.corpus.corpus_table import records
-from opgrip.zoo.corpus.summaries import cover, summarize_coverage
+from opgrip.zoo.corpus.summaries import cover, records, summarize_coverage
 
 MOST_CALLS = 20_000  # maximum number of calls in a timeline; the longest are kept, in order
 MOST_PLACES = 20  # maximum number of call sites listed for a case

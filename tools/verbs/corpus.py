@@ -77,7 +77,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 @verb("corpus", "summarize many traces in one table", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
     from opgrip.zoo.corpus import read_corpus
-    from opgrip.zoo.corpus.corpus_table import check_form
+    from opgrip.zoo.corpus.summaries import check_form
 
     _check(args)
     if args.output is not None:
@@ -100,7 +100,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
     from opgrip.zoo.corpus import summarize
-    from opgrip.zoo.corpus.corpus_table import print_summary, write_summary
+    from opgrip.zoo.corpus.summaries import print_summary, write_summary
 
     summary = summarize(corpus, args.by)
     if args.models:
@@ -120,7 +120,7 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def _write(table: pd.DataFrame, corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.zoo.corpus.corpus_table import facts_of, write_table
+    from opgrip.zoo.corpus.summaries import facts_of, write_table
 
     if args.output is not None:
         write_table(table, args.output, args.force, facts_of(corpus))

@@ -113,7 +113,7 @@ def run_report(args: argparse.Namespace) -> int:
     from opgrip.replay.comparison.gate import parse_gate
     from opgrip.tools.report import make_page
     from opgrip.tools.report.page import GATES, plotly, tables
-    from opgrip.zoo.corpus.members import is_several
+    from opgrip.zoo.corpus.corpus import is_several
 
     for text in args.gate:
         parse_gate(text)

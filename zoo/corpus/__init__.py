@@ -1,7 +1,6 @@
 """A corpus: several traces as one table, and summaries of it."""
 
-from opgrip.zoo.corpus.corpus import Corpus, read_corpus
-from opgrip.zoo.corpus.members import Member, members_of
+from opgrip.zoo.corpus.corpus import Corpus, Member, members_of, read_corpus
 from opgrip.zoo.corpus.summaries import BY, Summary, summarize
 
 __all__ = ["BY", "Corpus", "Member", "Summary", "members_of", "read_corpus", "summarize"]

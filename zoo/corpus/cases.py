@@ -30,8 +30,7 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.table.trace import Trace, load
-from opgrip.zoo.corpus.corpus import Corpus, Reading, contexts_of, written_from
-from opgrip.zoo.corpus.members import Member
+from opgrip.zoo.corpus.corpus import Corpus, Member, Reading, contexts_of, written_from
 
 PAGE_BYTES = 4096  # page size of the trace that is written
 

@@ -1,26 +1,17 @@
-"""The interface of sources of cases, and the sources that read traces and files of PARAM's operator configurations.
-
-Other sources are modules of this package, or entry points `opgrip.sources` of other packages.
-"""
+"""The interface of sources of cases: modules of this package, and entry points `opgrip.sources` of other packages."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import pandas as pd
 
 from opgrip.cli.plugins import Registry
-from opgrip.errors import UserError
-from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.selection import CALL, FUNCTION, Selection
-from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.io.foreign_files import format_of
-from opgrip.traces.io.shipped_traces import trace_file
-from opgrip.traces.zoo.manifest import chosen_numbers
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.selection import Selection
+from opgrip.traces import Trace
 
 NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 
@@ -77,83 +68,3 @@ sources: Registry[Source] = Registry("opgrip.replay.cases.sources", "opgrip.sour
 
 def source_of(target: str) -> Source:
     return next(source for source in sorted(sources.values(), key=lambda source: source.place) if source.takes(target))
-
-
-class TraceSource:
-    """The source for files that `Capture` or `opcapture` wrote."""
-
-    lacks: Sequence[str] = ("samples",)
-    hint = "replay them by: opreplay samples --tag ..."
-    place = 1000
-    in_program = True
-
-    def takes(self, target: str) -> bool:
-        return True
-
-    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        if selection.samples and selection.unit != FUNCTION:
-            raise UserError("--samples is for gripped calls of a trace", "give a trace, and --unit function")
-        trace = load(target, selection.partial, selection.unbounded)
-        if selection.samples:
-            from opgrip.replay.cases.sources.samples import gripped_calls
-
-            return CaseSet(gripped_calls(trace, selection, list(map(Path, selection.samples))), trace)
-        if selection.unit != CALL:
-            from opgrip.replay.cases.subgraphs import make_units
-
-            return CaseSet(make_units(trace, selection, selection.unit, extensions), trace)
-        cases = make_cases(trace, selection)
-        is_whole = selection.selects_all and chosen_numbers(trace.header) is None
-        return CaseSet(cases, trace, are_calls=True, all_cases=cases if is_whole else None)
-
-    def fingerprint(self, target: str) -> str:
-        path = trace_file(target)
-        digest = hashlib.blake2b(digest_size=16)
-        if not path.is_dir():
-            _add_content(digest, path)
-            return digest.hexdigest()
-        for file in sorted(file for file in path.rglob("*") if file.is_file()):
-            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
-            _add_content(digest, file)
-        return digest.hexdigest()
-
-
-def _add_content(digest: hashlib.blake2b, path: Path) -> None:
-    """Add the content of a file to the hash `digest` piece by piece, because a long trace may be larger than memory."""
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-
-
-sources.register("trace")(TraceSource())
-
-
-CONFIGURATIONS = "param"  # name of the format of PARAM's files of operator configurations
-
-
-class ConfigurationSource:
-    """The source that reads files of PARAM's operator configurations. Cases keep the order of the file, so that
-    `--start` can select a part of it.
-    """
-
-    lacks: Sequence[str] = ("samples",)
-    hint = "replay samples by: opreplay samples --tag ..."
-    place = 900
-    in_program = False
-
-    def takes(self, target: str) -> bool:
-        path = Path(target)
-        return path.is_file() and format_of(path) == CONFIGURATIONS
-
-    def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        if selection.unit != CALL:
-            raise UserError("--unit is for traces of programs", "leave it out for a file of configurations")
-        reader = TraceReader(target, selection.unbounded, CONFIGURATIONS, selection)
-        trace = load(target, selection.partial, selection.unbounded, reader)
-        return CaseSet(make_cases(trace, selection, in_order=True), trace, is_cut=True)
-
-    def fingerprint(self, target: str) -> str:
-        return hashlib.blake2b(Path(target).read_bytes(), digest_size=16).hexdigest()
-
-
-sources.register("configurations")(ConfigurationSource())

@@ -104,7 +104,7 @@ FAIL = """
 import os, sys
 from opgrip.replay.command.opreplay import main
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks import step
+from opgrip.replay.sequences.ranks import replay_ranks as step
 
 def refuse(*_):
     raise Unsupported("the backend is broken")

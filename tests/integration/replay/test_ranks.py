@@ -29,10 +29,8 @@ from opgrip.replay.sequences.ranks.plan import (
     recorded_ranks,
     wait_points,
 )
-from opgrip.replay.sequences.ranks.rank_collectives import as_tensors_alone, is_exchange, read_collective
-from opgrip.replay.sequences.ranks.replay_ranks import CollectiveStepTimes
-from opgrip.replay.sequences.ranks.running import why_not
-from opgrip.replay.sequences.ranks.step import Stamps
+from opgrip.replay.sequences.ranks.rank_collectives import as_tensors_alone, is_exchange, read_collective, why_not
+from opgrip.replay.sequences.ranks.replay_ranks import CollectiveStepTimes, Stamps
 from opgrip.replay.sequences.step_options import launch_of
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge

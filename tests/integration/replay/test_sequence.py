@@ -29,8 +29,7 @@ from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.operators.lookup import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
 from opgrip.replay.results.results import OK
 from opgrip.replay.sequences.call_timers import SequenceSettings
-from opgrip.replay.sequences.dry_run import OTHER_SHAPES, DryRun, switching
-from opgrip.replay.sequences.prepared_calls import never_flowing
+from opgrip.replay.sequences.dry_run import OTHER_SHAPES, DryRun, never_flowing, switching
 from opgrip.replay.sequences.step_memory import StepMemory
 from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import Trace, load

@@ -16,10 +16,8 @@ from opgrip.replay import replay
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.sequences.call_timers import SequenceSettings
-from opgrip.replay.sequences.dry_run import DryRun
-from opgrip.replay.sequences.prepared_calls import DrawnValues
-from opgrip.replay.sequences.step_graphs import StepGraphs
-from opgrip.replay.sequences.step_replay import MOST_CAPTURES, replay_sequence
+from opgrip.replay.sequences.dry_run import DrawnValues, DryRun
+from opgrip.replay.sequences.step_replay import MOST_CAPTURES, StepGraphs, replay_sequence
 from opgrip.traces import load
 
 STEPS = 3

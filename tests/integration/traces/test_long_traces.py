@@ -18,7 +18,7 @@ from programs import run_python
 from repeated_calls import repeat_calls
 
 import opgrip.traces
-from opgrip.replay.cases import timing_clusters
+from opgrip.replay.cases import cases
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.results.ratios import shares_of
 from opgrip.traces import Trace, TraceReader, UserError, load, read
@@ -362,9 +362,9 @@ def test_cases_of_a_long_trace_count_all_calls_of_observed_signatures(
     monkeypatch.setattr(sources, "KEPT_CALLS", -1)
     monkeypatch.setattr(summing, "NEAR", 2)
     monkeypatch.setattr(summing, "PART_CALLS", 500)
-    monkeypatch.setattr(timing_clusters, "MOST_CALLS", 1000)
+    monkeypatch.setattr(cases, "MOST_CALLS", 1000)
     trace = load(path)
-    looked_at = timing_clusters.calls_looked_at(trace)
+    looked_at = cases.calls_looked_at(trace)
     # some at the beginning and some at the end, but not all
     assert len(looked_at) < 3000
     assert looked_at.index.min() < 1000

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, distributed
 
 from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.ranks.rank_collectives import ReplayedCollective
+from opgrip.replay.sequences.ranks.rank_collectives import GroupMembers, ReplayedCollective, make_starter
 from opgrip.replay.sequences.ranks.replay_ranks import ask_clock, clock_offsets_ns
-from opgrip.replay.sequences.ranks.running import GroupMembers, make_starter
 from opgrip.replay.sequences.step_options import launch_of
 from opgrip.traces.analysis.ranks.collectives import (
     ALL_GATHER,

@@ -21,8 +21,7 @@ from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.zoo.corpus import Corpus, members_of, read_corpus, summarize
 from opgrip.zoo.corpus.cases import write_cases
 from opgrip.zoo.corpus.corpus import MOST_ELEMENTS, contexts_of, rows_of, signature_facts, weighted
-from opgrip.zoo.corpus.corpus_table import write_summary, write_table
-from opgrip.zoo.corpus.summaries import ALL
+from opgrip.zoo.corpus.summaries import ALL, write_summary, write_table
 
 DLOP = {"input": [[2, 3], [4, 3]], "min": [[0], [0]], "max": [[6], [6]]}
 
