@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from opgrip.capture.torch_compat.torch_private import is_fake, without_functions, without_modes
+from opgrip.capture.torch_compat.torch_private import is_fake
 from opgrip.errors import interrupted_by, is_from_program, one_line, raise_if_from_program
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
@@ -50,32 +50,21 @@ class PendingRecords:
 
     def add(self, record: Record) -> None:
         with self.lock:
-            try:
-                lines = self.encoded(record)
-                # No call and no loop may follow, so that nothing can interrupt this.
-                self.lines += lines
-            except BaseException:
-                self.take_back()
-                raise
+            lines = self.encoded(record)
+            # No call and no loop may follow, so that nothing can interrupt this.
+            self.lines += lines
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
         """Return the entries of `lines` for a record: the record, or the records that its redaction yields, each with
         its encoded line. If encoding is left to later, the line is empty.
 
-        Call this with the lock held, and call `take_back` if the entries are not added.
+        Call this with the lock held.
         """
         # Encode now: at the first call of its kind this costs little, later it would delay other calls.
         with self._own_calls.lock:
             if self._redaction is not None and self._redacts_late:
                 return [(record, b"")]
             return [(item, encode_line(item)) for item in self.outgoing(record)]
-
-    def take_back(self) -> None:
-        """Undo the redaction of the last record because it was not added; its value models will be written with the
-        next record that needs them.
-        """
-        if self._redaction is not None:
-            self._redaction.take_back()
 
     def is_held_here(self) -> bool:
         """Return True if this thread holds the lock, for which the writing thread may be waiting."""
@@ -93,8 +82,7 @@ class PendingRecords:
         """Return the records to write for a record: itself, or the result of its redaction."""
         if self._redaction is None:
             return (record,)
-        # redaction runs operators on values; they are not calls of the program
-        with self.lock, without_modes(), without_functions():
+        with self.lock:
             return self._redaction.records(record)
 
     @property

@@ -145,16 +145,12 @@ class SignatureTable:
                 if size >= LARGE:
                     self._large_outputs[number] = size
             pending = self._pending
-            try:
-                lines = pending.encoded(signature)
-                # No call and no loop may follow, so that nothing can interrupt this: the signature whose lines are
-                # added is also closed and counted.
-                pending.lines += lines
-                del self._open[number]
-                self.closed += 1
-            except BaseException:
-                pending.take_back()
-                raise
+            lines = pending.encoded(signature)
+            # No call and no loop may follow, so that nothing can interrupt this: the signature whose lines are added is
+            # also closed and counted.
+            pending.lines += lines
+            del self._open[number]
+            self.closed += 1
             self._open_names.pop(number, None)
 
     def observe(

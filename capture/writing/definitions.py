@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_calls import ThreadCalls
-from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.accelerator_records import Graph
@@ -72,8 +71,7 @@ class _File:
 class Definitions:
     """Records to which other records refer, by name (see `name_of`), for one file or several successive files.
 
-    Records are redacted when they are written to a file. Each file has a separate redaction, because a redaction
-    renumbers value models.
+    Records are redacted when they are written to a file.
 
     privacy : policy by which records are redacted, or None to write their lines unchanged
     keeps_written : True to keep written records for further files
@@ -91,7 +89,7 @@ class Definitions:
         self.file = _File(self.make_redaction())
 
     def make_redaction(self) -> Redaction | None:
-        """Return a redaction for another file, with separate numbers of value models; None if nothing is redacted."""
+        """Return a redaction for another file, or None if nothing is redacted."""
         return None if self._privacy is None else Redaction(self._privacy)
 
     def add(self, pending: Iterable[Pending]) -> None:
@@ -136,9 +134,7 @@ class Definitions:
     def encode(self, records: Iterable[Record], redaction: Redaction | None) -> bytes:
         """Return the lines of some records, which are redacted first if there is a redaction."""
         if redaction is not None:
-            # redaction runs operators on values; they are not calls of the program
-            with without_modes(), without_functions():
-                records = [item for record in records for item in redaction.records(record)]
+            records = [item for record in records for item in redaction.records(record)]
         return b"".join(map(encode_line, records))
 
     def prune(self, names: Iterable[Hashable]) -> None:

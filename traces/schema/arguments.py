@@ -30,7 +30,7 @@ from opgrip.traces.schema.json_values import (
     readers,
     writers,
 )
-from opgrip.traces.schema.privacy import Public, coarse, hashed
+from opgrip.traces.schema.privacy import Public, hashed, replaced
 from opgrip.traces.schema.python_objects import (
     ArraySpec,
     ModuleSpec,
@@ -85,7 +85,7 @@ class GeneratorSpec:
     """
 
     device: Annotated[DeviceName, hashed("device")]
-    seed: Annotated[int, coarse("seed")]
+    seed: Annotated[int, replaced("seed")]
 
 
 @dataclass(frozen=True, slots=True)

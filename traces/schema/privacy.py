@@ -23,8 +23,8 @@ class Privacy:
     """How a redaction treats a field.
 
     treatment : `public` fields are kept if they contain known words of this `kind`, else they are hashed or left out;
-        `hashed` fields are replaced by salted hashes, except for words of torch and Python; `coarse` numbers lose their
-        lower bits; `nested` fields are redacted recursively; `dropped` fields are left out
+        `hashed` fields are replaced by salted hashes, except for words of torch and Python; `replaced` numbers become a
+        default; `nested` fields are redacted recursively; `dropped` fields are left out
     kind : kind of content, such as `dtype`, which selects the function that redacts it; empty for any value
     table : for a dictionary, the privacy of its fields
     """
@@ -57,9 +57,9 @@ def table(fields: Table) -> Privacy:
     return Privacy("nested", table=fields)
 
 
-def coarse(kind: str) -> Privacy:
-    """Return the privacy of a field whose number is rounded; `kind`, such as `seed` or `number`, selects how."""
-    return Privacy("coarse", kind)
+def replaced(kind: str) -> Privacy:
+    """Return the privacy of a field whose number is replaced; `kind`, such as `seed` or `number`, selects how."""
+    return Privacy("replaced", kind)
 
 
 @cache
@@ -112,7 +112,7 @@ HEADER_FIELDS: Table = {
     "converted_from": public("format"),
     "model": {"name": hashed("model"), "class": hashed("model"), "run": public("run"), "autocast": SETTING},
     # merging the ranks of a program requires the offsets between their starts
-    "started_unix_ns": coarse("start"),
+    "started_unix_ns": replaced("start"),
     "processes": NESTED,
     "clocks": {
         "by": hashed("clocks"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import torch
 
 from opgrip.traces.schema.json_values import AnyValue, Argument, Count, DeviceName, Int64
-from opgrip.traces.schema.privacy import NESTED, Public, coarse, hashed, public
+from opgrip.traces.schema.privacy import NESTED, Public, hashed, public, replaced
 
 
 def plain_name(value: object) -> str:
@@ -157,8 +157,8 @@ class Compressed:
 class PerTensor:
     """A tensor's quantization with the same parameters for all elements: value = (stored - zero_point) * scale."""
 
-    scale: Annotated[Argument, coarse("number")]
-    zero_point: Annotated[Int64, coarse("number")]
+    scale: Annotated[Argument, replaced("number")]
+    zero_point: Annotated[Int64, replaced("number")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +168,8 @@ class PerChannel:
     zero_points : integers, or floats for torch's scheme `per_channel_affine_float_qparams`
     """
 
-    scales: Annotated[tuple[Argument, ...], coarse("number")]
-    zero_points: Annotated[tuple[Argument, ...], coarse("number")]
+    scales: Annotated[tuple[Argument, ...], replaced("number")]
+    zero_points: Annotated[tuple[Argument, ...], replaced("number")]
     axis: Public[Count]
 
 

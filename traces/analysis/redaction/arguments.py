@@ -1,42 +1,33 @@
-"""Redaction of arguments. Each field of a record is redacted according to the privacy that it declares.
-
-Numbers need more: the operator's schema and the shapes of the call decide whether a number is a size, which must stay,
-or a value.
-"""
+"""Redaction of the fields of a record, each by the privacy that it declares, and of the arguments of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
+from math import copysign, isfinite, prod
 from types import EllipsisType
 from typing import Any, TypeVar
 
 import torch
 
-from opgrip.traces.analysis.redaction.coarse_models import (
-    CallFacts,
-    call_facts,
-    coarse,
-    coarse_float,
-    coarse_int,
-    rounded_up,
-)
 from opgrip.traces.analysis.redaction.header_tables import TableRedactor
 from opgrip.traces.analysis.redaction.names import NAME_RULES, NOT_RECORDED, NameHasher
-from opgrip.traces.analysis.redaction.policy import ASKED, LABELS, SCALARS, Policy, RedactionReport
-from opgrip.traces.schema.arguments import Opaque, TensorSpec
+from opgrip.traces.analysis.redaction.policy import ASKED, LABELS, SCALARS, VALUES, Policy, RedactionReport
+from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.schema.operator_arguments import schema_arguments
 from opgrip.traces.schema.privacy import PUBLIC, Privacy, privacy_of
 from opgrip.traces.schema.python_objects import ScalarSpec
 from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, OPERATOR, Signature
-from opgrip.traces.schema.tensor_specs import plain_name
+from opgrip.traces.schema.tensor_specs import map_values, plain_name
 from opgrip.traces.table.profiler_labels import ENTER
 
 Number = TypeVar("Number", int, float)
 # types in operator schemas whose arguments are values; arguments of type `int` are sizes, dimensions and flags
 VALUE_TYPES = ("number", "float", "complex", "Scalar")
 LARGEST_FLAG = 255  # largest size, dimension or flag that stays unchanged regardless of the shapes of the call
+LARGEST_VALUE = 2  # largest integer value that stays unchanged; it replaces larger ones
+DEFAULT_FLOAT = 0.5  # a valid probability, scale and exponent
 SEEDS = ("seed", "philox_seed", "offset", "philox_offset")
 # argument names of the lower and upper bound of random integers; the lower bound must stay below the upper one
 LOWS, HIGHS = ("low", "from"), ("high", "to")
@@ -45,27 +36,25 @@ SHAPING_FLOATS = ("scale_factors",)  # arguments whose floats decide the size of
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Place of a value within a record, and the facts that decide how the value is redacted.
+    """Where in a record a value is, and what decides how it is redacted.
 
     field : field of the record, such as `signature.args`
-    op : operator of the call
     argument : name of the operator's argument
-    is_value : True if integers here are values and do not determine a shape
-    facts : sizes of the call's tensors, and the replacements of its integers
+    is_value : True if integers here do not determine a shape
+    largest : largest integer that stays if it is no value
     """
 
     field: str
     op: str = ""
     argument: str = ""
     is_value: bool = False
-    facts: CallFacts = CallFacts(frozenset(), 0, {})  # noqa: RUF009 - never written: callers with numbers pass their own
+    largest: int = LARGEST_FLAG
 
 
 @cache
 def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
-    """Return the fields of a record's class that need redaction, each with its privacy and default.
-
-    The privacy is None for a field whose value is replaced by the default.
+    """Return (field, privacy, default) for each field that must be redacted. The privacy is None for a field that is
+    replaced by its default; otherwise the default is None.
     """
     privacies = privacy_of(cls)
     work: list[tuple[str, Privacy | None, Any]] = []
@@ -80,32 +69,26 @@ def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
 
 
 class Redactor:
-    """Redacts records and arguments by the privacy that their fields declare.
-
-    References to value models stay unchanged here; `Redaction` replaces them.
-    """
+    """Redacts each field of a record, and each argument, by the privacy rule that is declared for it."""
 
     def __init__(self, policy: Policy, names: NameHasher, report: RedactionReport | None) -> None:
-        self._keeps_scalars = policy.keeps(SCALARS)
+        self._keeps_scalars, self._keeps_values = policy.keeps(SCALARS), policy.keeps(VALUES)
         self._keeps_labels = policy.keeps(LABELS)
         self._policy, self._names, self._report = policy, names, report
         self._tables = TableRedactor(policy, names, report)
 
-    def signature(self, signature: Signature, record: str, facts: CallFacts) -> Signature:
-        """Return a redacted signature with unchanged references to value models.
-
-        record : name of the record's type in the report
-        facts : sizes of the call's tensors, and replacements of its integers, to which new ones are added
-        """
+    def signature(self, signature: Signature, record: str) -> Signature:
+        """Return a redacted signature; `record` is the name of the record's type in the report."""
         op = signature.op
         ranges = {} if self._keeps_scalars else range_images(signature)
+        largest = max(LARGEST_FLAG, _extent((signature.args, signature.kwargs, signature.outputs)))
 
         def argument(place: int | str, tree: Any) -> Any:
             name, kind = argument_name(op, place)
             # an integer of an extension's function or an unknown operator may be a size
             is_value = signature.kind == FUNCTION or any(name in kind for name in VALUE_TYPES)
             field = f"{record}.{'args' if isinstance(place, int) else 'kwargs'}"
-            at = Position(field, op, name, is_value, facts)
+            at = Position(field, op, name, is_value, largest)
             return self._number(at, ranges[place]) if place in ranges else self.tree(tree, at)
 
         redacted: Signature = self.fields(
@@ -117,19 +100,14 @@ class Redactor:
                 self._keyword(signature, f"{record}.kwargs", name): argument(name, tree)
                 for name, tree in signature.kwargs.items()
             },
-            outputs=self.outputs(op, record, signature.outputs, facts),
+            outputs=self.outputs(op, record, signature.outputs),
         )
         return redacted
 
-    def outputs(self, op: str, record: str, outputs: Any, facts: CallFacts) -> Any:
-        """Return the redacted results of a call. Numbers in results are treated as values, because a replay
-        needs no results.
-
-        record : name of the record's type in the report
-        facts : sizes of the call's tensors, and the replacements of its integers
-        """
-        own = call_facts(facts.sizes, facts.extent)
-        return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", True, own))
+    def outputs(self, op: str, record: str, outputs: Any) -> Any:
+        """Return the redacted results of a call; `record` is the name of the record's type in the report."""
+        # numbers in results are values: a replay does not need them
+        return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", is_value=True))
 
     def operator(self, field: str, op: str, kind: str = "") -> str:
         """Return the redacted name of an operator.
@@ -169,10 +147,10 @@ class Redactor:
             if privacy.kind == "attributes":
                 return {self._names.function(key): self.tree(item, at) for key, item in value.items()}
             return self.tree(value, at)
-        if privacy.treatment == "coarse":
+        if privacy.treatment == "replaced":
             if privacy.kind == "seed":
                 return 0
-            return tuple(map(coarse, value)) if isinstance(value, tuple) else coarse(value)
+            return tuple(map(default_number, value)) if isinstance(value, tuple) else default_number(value)
         return self.word(privacy.kind, name, value, at)
 
     def word(self, kind: str, label: str, value: Any, at: Position) -> Any:
@@ -236,6 +214,9 @@ class Redactor:
                 return self._items(value, at)
             case ScalarSpec():
                 return self.fields(value, replace(at, is_value=True))
+            case TensorSpec():
+                spec = self.fields(value, at)
+                return spec if self._keeps_values else map_values(lambda number: None, spec)
         # a type that a later version adds is left out
         return self.fields(value, at) if is_dataclass(cls) else Opaque(NOT_RECORDED)
 
@@ -245,32 +226,27 @@ class Redactor:
 
     def _image_of_integer(self, value: int, at: Position) -> int:
         if at.argument in SEEDS:
-            image = 0
-        elif at.is_value:
-            image = at.facts.pinned.get(value, coarse_int(value))
-        elif abs(value) <= max(LARGEST_FLAG, at.facts.extent):
-            image = value
-        elif at.argument in LOWS:
-            image = coarse_int(value) if value > 0 else rounded_up(value)
-        elif at.argument in HIGHS:
-            image = rounded_up(value) if value > 0 else coarse_int(value)
-        else:
-            # larger than every size and position in the shapes: a limit, such as the end of a slice, which must stay
-            # larger
-            image = rounded_up(value)
-        at.facts.pinned.setdefault(value, image)
-        return image
+            return 0
+        if at.is_value:
+            return default_integer(value)
+        if abs(value) <= at.largest:
+            return value
+        # a limit such as the end of a slice must stay larger than every size; of random integers, the lower bound must
+        # stay below the upper one
+        is_inner = at.argument in (LOWS if value > 0 else HIGHS)
+        size = at.largest if is_inner else at.largest + 1
+        return size if value > 0 else -size
 
     def _floating(self, value: float, at: Position) -> float:
         # an argument of this name decides a shape only if it is in an operator's schema
         shapes = at.argument in SHAPING_FLOATS and bool(schema_arguments(at.op))
-        image = value if self._keeps_scalars or shapes else coarse_float(value)
+        image = value if self._keeps_scalars or shapes else default_float(value)
         return self._number(at, image)
 
     def _number(self, at: Position, image: Number) -> Number:
         """Add `image`, the number that replaces the argument at position `at`, to the report, and return it."""
         if self._report is not None and at.field in ("signature.args", "signature.kwargs"):
-            why = "a size, dimension, index or flag" if type(image) is int else "three bits of a float"
+            why = "a size, dimension, index or flag" if type(image) is int else "the default of a float"
             self._report.add_number(at.field, self._names.operator(at.op), image, ASKED if self._keeps_scalars else why)
         return image
 
@@ -299,9 +275,34 @@ class Redactor:
         redacted: dict[Any, Any] = {}
         for key, item in items.items():
             image = self._names.word(key) if isinstance(key, str) else self.tree(key, at)
-            # two different numbers can have the same coarse number
+            # two different numbers can have the same default
             redacted[self._names.word(repr(key)) if image in redacted else image] = self.tree(item, at)
         return redacted
+
+
+def default_integer(value: int) -> int:
+    """Return the integer of the same sign that replaces an integer value; small ones stay."""
+    return max(-LARGEST_VALUE, min(LARGEST_VALUE, value))
+
+
+def default_float(value: float) -> float:
+    """Return the float of the same sign that replaces a value; 0, 1, -1, infinities and nan stay."""
+    return copysign(DEFAULT_FLOAT, value) if isfinite(value) and abs(value) not in (0.0, 1.0) else value
+
+
+def default_number(value: int | float) -> int | float:
+    """Return the number that replaces a value; a boolean stays unchanged."""
+    if isinstance(value, bool):
+        return value
+    return default_integer(value) if isinstance(value, int) else default_float(value)
+
+
+def _extent(tree: Any) -> int:
+    """Return the number of elements of the largest tensor, or from the start of a storage to a tensor's end if that is
+    more.
+    """
+    parts = (part for spec in tensors(tree) for part in (spec, *spec.parts))
+    return max((max(prod(part.shape), part.extent // max(1, part.dtype.itemsize)) for part in parts), default=0)
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
@@ -318,10 +319,8 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return replacements for the numbers in a call of `arange` or `range`, by position or keyword.
-
-    The new range starts at zero and has the same number of elements and a rounded step. The result is empty for other
-    operators, and if the output of the call is unknown.
+    """Return replacements for the numbers in a call of `arange` or `range`, by position or keyword: the new range
+    starts at zero and has as many elements, with a step of 1 or -1. Empty for other operators and unknown outputs.
     """
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
@@ -329,7 +328,7 @@ def range_images(signature: Signature) -> dict[int | str, int | float]:
     is_range = signature.kind == OPERATOR and signature.op.startswith(("aten.arange.", "aten.range."))
     if not is_range or not isinstance(output, TensorSpec) or len(output.shape) != 1 or not _is_number(step):
         return {}
-    step = coarse(step)
+    step = type(step)(copysign(1, step))
     # `range` includes its end
     count = output.shape[0] - signature.op.startswith("aten.range.")
     images = {"start": 0, "end": step * count, "step": step}

@@ -77,7 +77,7 @@ class TableRedactor(NamedTuple):
                 return [self.table(item, HEADER_FIELDS, "header") for item in value]
             case Privacy("public", ""):
                 return value
-            case Privacy("public" | "hashed" | "coarse", kind):
+            case Privacy("public" | "hashed" | "replaced", kind):
                 image = _RULES[kind](self, value)
                 for text in _texts(image):
                     self._note(field, kind, text, text if image == value else f"{text}*")

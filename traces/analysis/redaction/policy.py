@@ -30,7 +30,7 @@ class Policy:
     """Settings for redacting a trace.
 
     salt : secret that hashes depend on, so that nobody without it can check a guessed name
-    keep : kinds of names (see `KINDS`) that stay unchanged
+    keep : kinds of content, out of `KINDS`, that stay unchanged
     hide_operators : True to also hash names of custom operators and extension functions; they cannot be replayed then
     """
 
@@ -43,9 +43,9 @@ class Policy:
 
 
 def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
-    """Return the kinds of names as a set; raise `UserError` if one is unknown."""
+    """Return kinds of content, out of `KINDS`, as a set."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise UserError(f"--keep {unknown[0]} is not a kind of name", f"choose from {', '.join(KINDS)}")
+        raise UserError(f"--keep {unknown[0]}: unknown kind of content", f"choose from {', '.join(KINDS)}")
     return frozenset(kinds)
 
 
@@ -135,9 +135,7 @@ class RedactionReport:
         self._add(Remaining(name, "integer" if isinstance(image, int) else "float", f"{op}: {image}", why))
 
     def add_values(self, data: object) -> None:
-        """Add the exact values of a tensor, which stay in a value model."""
-        why = "sizes and positions in memory, or values in the order of others: see `values`"
-        self._add(Remaining("values.data", "exact values", str(data), why))
+        self._add(Remaining("values.data", "exact values", str(data), ASKED))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
         """Yield a row for each group of texts or numbers that stay: field, kind, number of different ones, reason."""
