@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}} for tensor in tensors]}]}}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     run("opgrip", "trace", "convert", "script.jsonl", "dataset", "--to", "flashinfer")
-    for name in ("aiter", "tritonparse", "graphnet", "flashinfer", "msprobe"):
+    for name in ("aiter", "tritonparse", "graphnet", "flashinfer"):
         BUILDERS[name](path)
     for name in ("results.json", "again.json"):
         run("opreplay", "script.jsonl", "--iterations", "3", "--top", "3", "-o", name)

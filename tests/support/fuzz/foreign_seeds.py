@@ -264,31 +264,6 @@ def _problem(folder: Path) -> list[Path]:
     return [path]
 
 
-def _msprobe(folder: Path) -> list[Path]:
-    path = folder / "dump.json"
-    tensor = {"type": "torch.Tensor", "dtype": "torch.float32", "requires_grad": True}
-    image = {**tensor, "shape": [2, 3, 8, 8], "Max": 1.0, "Min": 0.0, "Mean": 0.5, "Norm": 11.3}
-    weight = {**tensor, "shape": [4, 3, 3, 3], "Max": 0.2, "Min": -0.2, "Mean": 0.0, "Norm": 1.2}
-    calls = {
-        "Functional.conv2d.0.forward": {
-            "input_args": [image, weight, None, [{"type": "int", "value": 1}, {"type": "int", "value": 1}]],
-            "input_kwargs": {},
-            "output": [],
-        },
-        "Tensor.__iadd__.0.forward": {"input_args": [image, image], "input_kwargs": {}, "output": []},
-        "Functional.relu.0.forward": {
-            "input_args": [image],
-            "input_kwargs": {"inplace": {"type": "bool", "value": True}},
-            "output": [],
-        },
-        "Module.conv1.Conv2d.forward.0": {"input_args": [image], "input_kwargs": {}, "output": []},
-        "Functional.relu.0.backward": {"input": [image], "output": [image]},
-    }
-    dump = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None, "data": calls}
-    path.write_text(json.dumps(dump, indent=1))
-    return [path]
-
-
 def _ring(folder: Path) -> list[Path]:
     with Capture(folder / "t.jsonl", last=20, force=True) as capture:
         tensor = torch.ones(3, requires_grad=True)
@@ -324,5 +299,4 @@ BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "tritonparse": _tritonparse,
     "graphnet": _graphnet,
     "flashinfer": _problem,
-    "msprobe": _msprobe,
 }
