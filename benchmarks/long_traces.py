@@ -88,7 +88,6 @@ READINGS = {
     ),
     "diff": Reading(TRACE, VERB, ("trace", "diff", FILE, FILE)),
     "merge": Reading(TRACE, VERB, ("trace", "merge", "-f", FILE, "-o", f"{OUTPUT}.jsonl")),
-    "to Parquet": Reading(TRACE, VERB, ("trace", "convert", "-f", FILE, f"{OUTPUT}.parquet")),
     "longtail": Reading(TRACE, VERB, ("longtail", "--bandwidth", "10", FILE)),
     "timeline": Reading(TRACE, VERB, ("trace", "timeline", "-f", FILE, "-o", f"{OUTPUT}.json")),
     "graph": Reading(TRACE, VERB, ("trace", "graph", FILE)),

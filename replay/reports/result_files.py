@@ -24,7 +24,7 @@ from opgrip.replay.reports.cells import LARGEST_BYTES, all_columns, check_column
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
 from opgrip.traces.analysis.machine_ceilings import from_json
-from opgrip.traces.formats.parquet_files import ParquetFile, ParquetLimits, TooLargeError
+from opgrip.traces.io.parquet_file import TooLargeError, read_parquet_table
 
 
 def read_csv(path: Path) -> pd.DataFrame:
@@ -80,20 +80,14 @@ MOST_CELLS = 100_000_000  # maximum number of cells in a file, including run tim
 
 def read_parquet(path: Path) -> pd.DataFrame:
     """Return the rows of a result file in Parquet, with the header in `attrs`."""
-    arrow = needed("pyarrow")
     columns = {about.name: about for about in all_columns()}
-    limits = ParquetLimits(rows=MOST_CELLS, total_bytes=LARGEST_BYTES, texts=1 << 62, batch_texts=1 << 62)
     try:
-        with ParquetFile(path, limits=limits) as content:
-            names = content.schema.names
-            check_columns(names, path)
-            batches, cells = [], 0
-            for batch in content.batches():
-                cells += batch.num_rows * len(names)
-                if cells > MOST_CELLS:
-                    raise TooLargeError(f"it has more than {MOST_CELLS:,} cells")
-                batches.append(batch)
-            table = arrow.Table.from_batches(batches, content.schema).unify_dictionaries()
+        table = read_parquet_table(path, MOST_CELLS, LARGEST_BYTES)
+        names = table.schema.names
+        check_columns(names, path)
+        if table.num_rows * len(names) > MOST_CELLS:
+            raise TooLargeError(f"it has more than {MOST_CELLS:,} cells")
+        table = table.unify_dictionaries()
     except TooLargeError as error:
         raise UserError(f"{path} is too large ({error})", "replay in parts, by --start and --stop") from error
     except FormatError as error:

@@ -101,12 +101,6 @@ def _write_foreign(reader: TraceReader, target: str, args: argparse.Namespace) -
 
     format_ = formats.get(target)
     assert format_ is not None, "it was checked"
-    if format_.write_records is not None:
-        with whole_file(args.output, args.force) as file:
-            format_.write_records(reader, file, reader.losses)
-            if reader.missing and not args.partial:
-                raise UserError(reader.missing, "convert it with --partial")
-        return reader.losses
     trace = load(args.input, args.partial, args.unbounded, reader)
     if format_.write_folder is not None:
         with whole_folder(args.output) as folder:

@@ -23,12 +23,13 @@ from typing import IO, Any
 import torch
 
 from opgrip.cli.plugins import needed
+from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, tensor_of
 from opgrip.traces.formats.operator_schemas import registered
-from opgrip.traces.formats.parquet_files import MAGIC, MARK, footer_of, open_parquet
-from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.io.foreign_files import MOST_BYTES, ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.io.parquet_file import MAGIC, TooLargeError, footer_of, read_parquet_table
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
-from opgrip.traces.schema.json_values import check_hashes
+from opgrip.traces.schema.json_values import DECOMPRESSED, Allowance, check_hashes
 from opgrip.traces.schema.records import OPERATOR, Record, Signature
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, contiguous, plain_name
 from opgrip.traces.table.trace import Trace
@@ -252,8 +253,7 @@ formats.register("tritonbench")(
 )
 
 
-MOST_BATCH = 16 << 20  # maximum number of bytes of arguments in memory at a time
-ROWS = 256  # number of rows read at a time
+MOST_ROWS = Allowance("rows", 10_000_000, 1)  # maximum number of rows, because repeated rows take no bytes in the file
 GROUP = 4096  # number of rows written at a time
 DEVICE = re.compile(r"torch\.device\(['\"]?([\w:]+)['\"]?\)|(cuda(?::\d+)?|cpu|meta)")
 SYNTHETIC = "rows that no model called (count 0): they are replayed as one call"
@@ -263,23 +263,51 @@ def recognizes_rows(head: Head) -> bool:
     if not head.start.startswith(MAGIC):
         return False
     footer = footer_of(head.path)
-    return MARK not in footer and b"op_name" in footer and b"args" in footer
+    return b"op_name" in footer and b"args" in footer
 
 
 def read_rows(file: ForeignFile) -> Iterator[Record]:
     """Yield the records of a trace with the calls in a Parquet file; each call occurs as often as its count states."""
-    with open_parquet(file, {"op_name": "string", "args": "string"}, ("count",), ROWS, MOST_BATCH) as content:
-        yield from _records("backendbench", file, _counted_rows(file, content.records()))
+    size = file.path.stat().st_size
+    most_bytes = DECOMPRESSED.of(size)
+    try:
+        names = ("op_name", "args", "count")
+        table = read_parquet_table(
+            file.path, MOST_ROWS.of(size), min(MOST_BYTES, most_bytes), names, not file.unbounded
+        )
+    except TooLargeError as error:
+        raise file.refusal(str(error)) from error
+    except FormatError as error:
+        raise file.damage(str(error)) from error
+    for name in ("op_name", "args"):
+        kind = str(table.schema.field(name).type) if name in table.schema.names else "missing"
+        # texts arrive as dictionaries
+        if not kind.startswith(("dictionary<values=string", "dictionary<values=large_string")):
+            raise file.damage(f"the column {name} has the type {kind[:40]}, not string")
+    yield from _records("backendbench", file, _counted_rows(file, table, most_bytes))
 
 
-def _counted_rows(file: ForeignFile, rows: Iterator[dict[str, Any]]) -> Iterator[tuple[str, str, int]]:
-    for row in rows:
-        op, text, count = row["op_name"], row["args"], row.get("count", 1)
-        count = max(count, 1) if type(count) is int else 1
-        if not isinstance(op, str) or OPERATOR_LINE.fullmatch(f"Operator: {op}") is None:
-            file.losses.skip("?", "a row has no operator name", count)
-            continue
-        yield op, text.strip().strip("'\"") if isinstance(text, str) else "", count
+def _counted_rows(file: ForeignFile, table: Any, most_bytes: int) -> Iterator[tuple[str, str, int]]:
+    text_bytes = 0
+    for batch in table.to_batches():
+        counts = batch["count"].to_pylist() if "count" in batch.schema.names else [1] * batch.num_rows
+        for row, count in enumerate(counts):
+            # rows may share one long text
+            texts = [_bytes_of(batch[name][row]) for name in ("op_name", "args")]
+            text_bytes += sum(map(len, texts))
+            if text_bytes > most_bytes and not file.unbounded:
+                raise file.refusal(f"the texts of its rows have more than {most_bytes:,} bytes")
+            op, text = (text.decode(errors="replace") for text in texts)
+            count = max(count, 1) if type(count) is int else 1
+            if OPERATOR_LINE.fullmatch(f"Operator: {op}") is None:
+                file.losses.skip("?", "a row has no operator name", count)
+                continue
+            yield op, text.strip().strip("'\""), count
+
+
+def _bytes_of(cell: Any) -> bytes:
+    # not as a str, because it may be invalid UTF-8
+    return cell.value.as_buffer().to_pybytes() if cell.is_valid and cell.value.is_valid else b""
 
 
 def _unquoted(value: Any) -> Any:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from opgrip.cli.option_types import Cut
 from opgrip.cli.output_files import Damage
@@ -21,9 +21,6 @@ from opgrip.traces.io.json_stream import once
 from opgrip.traces.io.shipped_traces import read_trace_chunks
 from opgrip.traces.schema.json_values import DECOMPRESSED, check_nesting
 from opgrip.traces.schema.records import FORMAT, Dropped, Record, listed
-
-if TYPE_CHECKING:
-    from opgrip.traces.codec.call_blocks import CallBlock
 
 HEAD_BYTES = 1 << 16  # number of leading bytes from which the format of a file is detected
 MOST_BYTES = 1 << 30  # maximum decompressed size of a file that is read whole
@@ -194,9 +191,8 @@ class ForeignFile:
         )
 
 
-Read = Callable[[ForeignFile], Iterator["Record | CallBlock"]]
+Read = Callable[[ForeignFile], Iterator[Record]]
 Write = Callable[[Any, IO[bytes], Losses], None]
-WriteRecords = Callable[[Iterable[Record], IO[bytes], Losses], None]
 WriteFolder = Callable[[Any, Path, Losses], None]
 
 
@@ -207,11 +203,8 @@ class Format:
     summary : origin and content of such files, for the help text
     recognizes : function that returns True for the beginning of a file of this format; at most one format recognizes a
         file
-    read : function that yields records of a trace, with blocks of calls as `CallBlock` if the format has columns; None
-        for write-only formats
-    write : function that writes a trace; None for read-only formats and for formats with one of the next two
-    write_records : function that writes the records of a trace one by one, so that memory stays bounded; it may iterate
-        over them twice
+    read : function that yields the records of a trace; None for write-only formats
+    write : function that writes a trace; None for read-only formats and for formats of folders
     write_folder : function that writes a trace into an empty folder, for a format of several files
     suffixes : file name suffixes that select this format for writing if no format is named
     defaults : descriptions of defaults for content that the format lacks, listed in headers of converted traces
@@ -226,7 +219,6 @@ class Format:
     write: Write | None = None
     suffixes: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
-    write_records: WriteRecords | None = None
     write_folder: WriteFolder | None = None
     has_cases: bool = False
     has_graphs: bool = False
@@ -235,7 +227,7 @@ class Format:
     @property
     def is_written(self) -> bool:
         """True if traces can be written in this format."""
-        return any((self.write, self.write_records, self.write_folder))
+        return any((self.write, self.write_folder))
 
 
 formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats")  # formats of other tools, by name
@@ -260,7 +252,6 @@ def is_trace(path: Path) -> bool:
 
 def _is_trace(head: Head) -> bool:
     first_line = head.start.partition(b"\n")[0]
-    # a Parquet file written by opgrip contains the header's text, too
     return first_line.startswith(b"{") and b'"type"' in first_line and f'"{FORMAT}"'.encode() in first_line
 
 

@@ -55,6 +55,11 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], FileKind]] = [
         (rb"Rar!", "a RAR archive", _UNPACK),
         (rb"\xfd7zXZ", "compressed by xz", "decompress it by xz -d"),
         (rb"BZh[1-9]1AY", "compressed by bzip2", "decompress it by bzip2 -d"),
+        (
+            rb"PAR1",
+            "a Parquet file without the columns op_name and args of BackendBench",
+            f"{_RECORD}; opgrip results show prints results",
+        ),
         (rb"SQLite format 3", "an SQLite database, as Nsight Systems exports", _RECORD),
         (rb"NVR\0", "a report of Nsight Compute", _RECORD),
         (rb"\x93NUMPY", "an array of NumPy", _RECORD),

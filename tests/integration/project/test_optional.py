@@ -28,8 +28,6 @@ MODULES_OF = {
 # modules that no extra and no make target installs
 OF_NO_EXTRA = ("PIL", "flashinfer_bench", "nsys", "ncu", "gdb", "c++", "ninja", "chromium")
 
-OF_SOME_VERSIONS = ("duckdb", "polars")  # development packages that exist only for some versions of Python
-
 IN_A_WAY_OF_ITS_OWN = re.compile(r"importorskip|find_spec|shutil\.which|except (ImportError|ModuleNotFoundError)")
 
 
@@ -83,7 +81,7 @@ def test_install_command_installs_its_module(name: str) -> None:
     elif extra := re.fullmatch(r"pip install '\.\[(\w+)\]'", command):
         assert extra[1] in extras or name in optional.BROUGHT_BY_OTHERS
     else:
-        assert name in (*OF_NO_EXTRA, *OF_SOME_VERSIONS)
+        assert name in OF_NO_EXTRA
 
 
 def test_tests_request_optional_packages_in_one_way() -> None:

@@ -66,8 +66,6 @@ COMMANDS = {
     "mkdocstrings": "make docs",
     "atheris": "pip install '.[fuzz]'",
     "PIL": "pip install pillow",
-    "duckdb": "pip install duckdb",
-    "polars": "pip install polars",
     "flashinfer_bench": "pip install flashinfer-bench",
     "nsys": "install NVIDIA Nsight Systems",
     "gdb": "install gdb",

@@ -78,7 +78,7 @@ def _seed(name: str, path: Path) -> ForeignSeed:
 def _written(name: str, folder: Path, trace: Path) -> Iterator[Path]:
     """Yield files that the format's own writer makes of a trace, by the command."""
     format_ = formats.get(name)
-    if not any(getattr(format_, writer, None) for writer in ("write", "write_records", "write_folder")):
+    if not any(getattr(format_, writer, None) for writer in ("write", "write_folder")):
         return
     suffix = format_.suffixes[0] if format_ is not None and format_.suffixes else ".bin"
     path = folder / f"written{suffix}"

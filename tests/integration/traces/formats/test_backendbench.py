@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 from foreign_data import write_as
 from programs import SHIPPED_TRACES
+from pyarrow import parquet
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Calls
 
 ROWS = [
     ("aten.add.Tensor", "((T([2, 3], f16), T([2, 3], f16, stride=(0, 1))), {'alpha': -2})", 3),
@@ -100,3 +103,25 @@ def test_columns_of_other_types_are_refused(tmp_path: Path, frame: pd.DataFrame,
     frame.to_parquet(tmp_path / "a.parquet")
     with pytest.raises(UserError, match=reason):
         list(TraceReader(tmp_path / "a.parquet", format_name="backendbench"))
+
+
+def test_large_text_counts_in_each_row_that_refers_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    text = f"((T([1], f32), '{'x' * (1 << 14)}'), {{}})"
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), pyarrow.array([text]))
+    names = pyarrow.array(["aten.relu.default"] * 2000)
+    parquet.write_table(pyarrow.table({"op_name": names, "args": texts}), path)
+    assert path.stat().st_size < 1 << 16
+    with pytest.raises(UserError, match="the texts of its rows have more than"):
+        list(TraceReader(path))
+    reader = TraceReader(path, unbounded=True)
+    assert sum(len(record.signature) for record in reader if isinstance(record, Calls)) == 2000
+
+
+def test_text_that_is_not_unicode_is_counted(tmp_path: Path) -> None:
+    texts = pyarrow.array([b"\x81"], pyarrow.binary()).cast(pyarrow.string(), safe=False)
+    parquet.write_table(pyarrow.table({"op_name": ["aten.relu.default"], "args": texts}), tmp_path / "a.parquet")
+    reader = TraceReader(tmp_path / "a.parquet")
+    assert list(reader)
+    ((_, reason),) = reader.losses.skipped
+    assert "not written as Python literals" in reason
