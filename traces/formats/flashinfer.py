@@ -1,34 +1,42 @@
-"""Reader of definitions and workloads of FlashInfer-Bench and SOL-ExecBench.
+"""Reader and writer of definitions and workloads of FlashInfer-Bench, and reader of SOL-ExecBench.
 
 A data set is a folder. `definitions/**/NAME.json` defines a kernel: it names the axes of the kernel's inputs and
 outputs and has its reference implementation as Python text. `workloads/**/NAME.jsonl` has the sizes of these axes in
 each workload, and names the safetensors files with its values. SOL-ExecBench has a folder per kernel, with
 `definition.json` and `workload.jsonl`.
 
-A workload becomes a call of the torch operator that computes the same as the kernel, or the calls of its reference.
+A workload becomes the call of the operator that computes the same as the kernel. References are parsed and never run.
 """
 
 from __future__ import annotations
 
+import ast
+import hashlib
+import json
+import keyword
+import math
+import operator
 import re
-from collections.abc import Iterator, Mapping
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from opgrip.errors import UserError
 from opgrip.traces.formats.building import NO_DEVICE, NO_GRADIENTS, NO_TIMES, NO_VALUES, RecordBuilder, fit_values
-from opgrip.traces.formats.configurations.modules import MetaRecording
-from opgrip.traces.formats.exported_values import size_of
-from opgrip.traces.formats.flashinfer_folders import write_folder
-from opgrip.traces.formats.flashinfer_kernels import calls_of_kernel
-from opgrip.traces.formats.operator_schemas import NoOverload, registered, schemas_of
-from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
-from opgrip.traces.io.tensor_file import read_foreign_tensor
-from opgrip.traces.schema.arguments import FormatError, TensorSpec
-from opgrip.traces.schema.records import Record, Scope
-from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
+from opgrip.traces.formats.operator_inputs import literal
+from opgrip.traces.formats.operator_schemas import Bound, NoOverload, registered, schemas_of
+from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
+from opgrip.traces.io.tensor_file import STORED_AS_THEY_ARE, read_foreign_tensor, write_foreign_tensors
+from opgrip.traces.schema.arguments import FormatError, TensorSpec, leaves
+from opgrip.traces.schema.records import OPERATOR, Record, Scope, Signature
+from opgrip.traces.schema.tensor_specs import DTYPES, contiguous, plain_name
+from opgrip.traces.table.trace import Trace
 
 MOST_FILES = 10_000
 MOST_WORKLOADS = 1_000_000
@@ -40,6 +48,9 @@ WORKLOAD = re.compile(rb'"definition"\s*:\s*"')
 PROBLEM, WORKLOADS = "definition.json", "workload.jsonl"  # names of the files in a kernel folder of SOL-ExecBench
 CUSTOM = "values of inputs of type custom: code of the file makes them, which is not run, so they are drawn as needed"
 LARGEST = 1 << 62
+MOST_EXPRESSION = 1000  # maximum number of characters of the expression of a size
+MOST_TEXT = 1 << 16  # maximum number of characters of a reference
+EPSILON = re.compile(r"\b(?:EPS|eps|epsilon)\s*=\s*([0-9.]+(?:[eE]-?[0-9]+)?)\b")
 
 
 class NoCall(ValueError):
@@ -52,7 +63,6 @@ class DataSet:
 
     file : file or folder to read
     root : the data set's folder, or None for a file outside of one
-    recording : records the operators that references call, on meta tensors
     definitions : definitions by name; None for one that does not exist
     models : number of the value model of each stored tensor, by file, key in the file, and metadata
     stored_bytes : bytes of tensor values read so far
@@ -60,7 +70,6 @@ class DataSet:
 
     file: ForeignFile
     root: Path | None
-    recording: MetaRecording
     definitions: dict[str, dict[str, Any] | None] = field(default_factory=dict)
     models: dict[tuple[str, str, TensorSpec], int | None] = field(default_factory=dict)
     stored_bytes: int = 0
@@ -112,7 +121,7 @@ def _problems(path: Path) -> list[Path]:
 
 def read(file: ForeignFile) -> Iterator[Record]:
     """Yield the records of a trace with one call for each workload that can be converted to an operator."""
-    data_set = DataSet(file, _root_of(file.path), MetaRecording("cpu", file.unbounded))
+    data_set = DataSet(file, _root_of(file.path))
     builder = RecordBuilder("flashinfer", file.losses)
     keys: set[tuple[str, str]] = set()
     for name, workload in _workloads(data_set):
@@ -125,12 +134,12 @@ def read(file: ForeignFile) -> Iterator[Record]:
         if len(keys) > MOST_WORKLOADS and not file.unbounded:
             raise file.refusal(f"it has more than {MOST_WORKLOADS:,} workloads")
         try:
-            calls = _calls(data_set, builder, data_set.definition(name), workload)
+            call = _call(data_set, builder, data_set.definition(name), workload)
         except (NoCall, NoOverload) as error:
             file.losses.skip(name[:200], str(error))
             continue
-        for call in calls:
-            builder.add_call(*call, scope=Scope(0, "", "", "forward", function=name[:200]))
+        scope = Scope(0, "", "", "forward", function=name[:200])
+        builder.add_call(call.op, call.args, call.kwargs, scope=scope)
         yield from builder.ready()
     yield from builder.end()
 
@@ -201,9 +210,7 @@ def _definition(file: ForeignFile) -> dict[str, Any]:
     return form
 
 
-def _calls(
-    data_set: DataSet, builder: RecordBuilder, definition: Mapping[str, Any], workload: Any
-) -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
+def _call(data_set: DataSet, builder: RecordBuilder, definition: Mapping[str, Any], workload: Any) -> Bound:
     if not isinstance(workload, dict):
         raise NoCall(f"the workload is not a JSON object: {str(workload)[:40]}")
     sizes = _sizes(definition, workload)
@@ -214,13 +221,11 @@ def _calls(
         name: _argument(data_set, builder, spec, sizes, sources.get(name, {"type": "random"}))
         for name, spec in inputs.items()
     }
-    calls = []
-    for op, args, kwargs in calls_of_kernel(definition, arguments, data_set.recording):
-        call = registered(op, args, kwargs, data_set.file.losses)
-        if not schemas_of(call.op):
-            raise NoOverload(f"the operator {op[:60]} is not registered in this torch")
-        calls.append((call.op, call.args, call.kwargs))
-    return calls
+    op, args, kwargs = _call_of_kernel(definition, arguments)
+    call = registered(op, args, kwargs, data_set.file.losses)
+    if not schemas_of(call.op):
+        raise NoOverload(f"the operator {op[:60]} is not registered in this torch")
+    return call
 
 
 def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[str, int]:
@@ -242,11 +247,33 @@ def _sizes(definition: Mapping[str, Any], workload: Mapping[str, Any]) -> dict[s
     return sizes
 
 
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+
+
 def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
-    integer_sizes = {name: size for name, size in sizes.items() if type(size) is int}
+    """Return the value of the size of an axis that is a text such as `batch * 3`."""
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Constant(value=int() as number):
+                return number
+            case ast.Name(id=name) if type(sizes.get(name)) is int:
+                return int(sizes[name])
+            case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATORS:
+                result = _OPERATORS[type(sign)](value(left), value(right))
+                if abs(result) < LARGEST:
+                    return result
+        raise ValueError(ast.unparse(node))
+
     try:
-        return size_of(expression, integer_sizes)
-    except (ValueError, TypeError) as error:
+        return value(ast.parse(expression if len(expression) < MOST_EXPRESSION else "", mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise NoCall(f"the size of an axis cannot be computed from {str(expression)[:60]!r}") from error
 
 
@@ -315,6 +342,338 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
         raise FormatError(f"its tensor {key[:60]} does not have the shape and dtype in the definition")
     model = fit_values(values)
     return None if model is None else builder.add_values(model)
+
+
+Arguments = Mapping[str, Any]
+Call = tuple[str, list[Any], dict[str, Any]]
+
+
+def _call_of_kernel(definition: Mapping[str, Any], arguments: Arguments) -> Call:
+    kind, reference = definition.get("op_type"), definition.get("reference")
+    text = reference if isinstance(reference, str) else ""
+    call = _call_of_reference(text, arguments)
+    if call is None and isinstance(kind, str) and kind in KERNELS:
+        call = KERNELS[kind](arguments, text)
+    if call is None:
+        name = kind if isinstance(kind, str) else "kernel"
+        raise NoOverload(f"no operator of torch corresponds to this {name[:60]}, whose reference is a program")
+    return call
+
+
+def _gemm(arguments: Arguments, reference: str) -> Call | None:
+    """Return a call for the product of A (M, K) and the transpose of B (N, K), or None for other `arguments`."""
+    match list(arguments.values()):
+        case [TensorSpec() as left, TensorSpec() as right] if len(left.shape) == len(right.shape) == 2:
+            return ("aten.linear.default", [left, right], {}) if left.shape[1] == right.shape[1] else None
+    return None
+
+
+def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
+    """Return a call of RMS normalization: rows divided by their root mean square, times a weight.
+
+    Return None for a kernel that adds another tensor before it normalizes.
+    """
+    tensors = [value for value in arguments.values() if isinstance(value, TensorSpec)]
+    numbers = [value for value in arguments.values() if isinstance(value, float)]
+    if len(tensors) != 2 or len(numbers) + 2 != len(arguments) or len(numbers) > 1:
+        return None
+    rows, weight = tensors
+    if not rows.shape or weight.shape != rows.shape[-1:]:
+        return None
+    written = EPSILON.search(reference)
+    try:
+        epsilon = numbers[0] if numbers else float(written[1]) if written else None
+    except ValueError:
+        epsilon = None
+    return "aten.rms_norm.default", [rows, list(weight.shape), weight, epsilon], {}
+
+
+# functions that return the operator call for a kernel, by kind of kernel
+KERNELS: dict[str, Callable[[Arguments, str], Call | None]] = {"gemm": _gemm, "rmsnorm": _rmsnorm}
+
+
+def _call_of_reference(text: str, arguments: Arguments) -> Call | None:
+    """Return the call in a reference that only calls one operator, such as `def run(x): return
+    torch.ops.aten.relu.default(x)`, or None for any other text.
+    """
+    if len(text) > MOST_TEXT or "torch.ops." not in text:
+        return None
+    try:
+        body = [item for item in ast.parse(text).body if not isinstance(item, ast.Import)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    match body:
+        case [ast.FunctionDef(name="run", body=[ast.Return(value=ast.Call() as node)])]:
+            path = ast.unparse(node.func).split(".") if _is_path(node.func) else []
+        case _:
+            return None
+    if len(path) != 5 or path[:2] != ["torch", "ops"]:
+        return None
+    try:
+        kwargs = {word.arg or "": _value(word.value, arguments) for word in node.keywords}
+        return ".".join(path[2:]), [_value(item, arguments) for item in node.args], kwargs
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+
+
+def _is_path(node: ast.expr) -> bool:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return isinstance(node, ast.Name)
+
+
+def _value(node: ast.expr, arguments: Arguments) -> Any:
+    match node:
+        case ast.Name(id=name) if name in arguments:
+            return arguments[name]
+        case ast.List(elts=items):
+            return [_value(item, arguments) for item in items]
+        case ast.Tuple(elts=items):
+            return tuple(_value(item, arguments) for item in items)
+    return literal(node)
+
+
+# dtypes that both torch and a definition can name
+WRITTEN_DTYPES = frozenset(
+    {
+        *("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"),
+        *("int64", "int32", "int16", "int8", "bool"),
+    }
+)
+# maximum number of elements of a tensor whose values are stored; larger tensors get random values
+STORED_ELEMENTS = 1 << 20
+
+
+class NoForm(ValueError):
+    """Raised if a signature cannot be written as a kernel definition."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDefinition:
+    """A kernel definition, and the signatures that it represents.
+
+    reference : Python text that calls the operator
+    inputs, outputs : name and dtype of each input and output
+    members : signatures, each with the shapes of its inputs and outputs
+    """
+
+    op: str
+    reference: str
+    inputs: tuple[tuple[str, str], ...]
+    outputs: tuple[tuple[str, str], ...]
+    members: list[tuple[Signature, list[tuple[int, ...]], list[tuple[int, ...]]]] = field(default_factory=list)
+
+
+def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
+    """Write the kernel definitions, the workloads, and the values of integer tensors, on which operators depend."""
+    counts = Counter(trace.own_calls["signature"].tolist())
+    firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
+    for name in ("definitions", "workloads"):
+        (folder / name).mkdir()
+    signatures = [item for item in trace.signatures if item.number in counts]
+    for kernel in _kernels(signatures, counts, losses):
+        _write_kernel(kernel, trace, folder)
+        for signature, _, _ in kernel.members:
+            call = int(firsts[signature.number])
+            for what in _lost(signature, counts[signature.number]):
+                losses.lose(call, signature.op, what)
+
+
+def _lost(signature: Signature, count: int) -> Iterator[str]:
+    tensors = [leaf for leaf in leaves((signature.args, signature.kwargs)) if isinstance(leaf, TensorSpec)]
+    if count > 1:
+        yield "how often it was called"
+    if any(tensor.stride != contiguous(tensor.shape) or tensor.offset for tensor in tensors):
+        yield "strides of tensors"
+    if any(tensor.values is not None and tensor.dtype.is_floating_point for tensor in tensors):
+        yield "values of floats"
+    if any(tensor.device != "cpu" for tensor in tensors):
+        yield "devices of tensors"
+
+
+def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[KernelDefinition]:
+    """Yield kernel definitions, each for a group of signatures that differ only in sizes.
+
+    A signature with an output size that is not an axis forms a separate group.
+    """
+    kernels: dict[str, KernelDefinition] = {}
+    for signature in signatures:
+        try:
+            kernel = _kernel(signature)
+        except NoForm as error:
+            losses.skip(signature.op, str(error), counts[signature.number])
+            continue
+        key = f"{kernel.reference} {kernel.inputs} {kernel.outputs} {_ranks(kernel)}"
+        if key in kernels:
+            kernels[key].members.extend(kernel.members)
+        else:
+            kernels[key] = kernel
+    for kernel in kernels.values():
+        if _axes(kernel) is not None:
+            yield kernel
+        else:
+            for member in kernel.members:
+                yield KernelDefinition(kernel.op, kernel.reference, kernel.inputs, kernel.outputs, [member])
+
+
+def _ranks(kernel: KernelDefinition) -> list[int]:
+    _, inputs, outputs = kernel.members[0]
+    return [len(shape) for shape in (*inputs, *outputs)]
+
+
+def _kernel(signature: Signature) -> KernelDefinition:
+    if signature.kind != OPERATOR:
+        raise NoForm("not an operator of torch's dispatcher")
+    schema = next(iter(schemas_of(signature.op)), None)
+    names = [argument.name for argument in schema.arguments] if schema is not None else []
+    inputs: list[tuple[str, TensorSpec]] = []
+
+    def text(name: str, value: Any) -> str:
+        if isinstance(value, TensorSpec):
+            free = f"{name}_" if keyword.iskeyword(name) else name
+            inputs.append((free, value))
+            return free
+        if isinstance(value, list | tuple):
+            items = [text(f"{name}_{place}", item) for place, item in enumerate(value)]
+            return f"[{', '.join(items)}]"
+        return _literal(value)
+
+    parts = [text(names[place] if place < len(names) else f"x{place}", arg) for place, arg in enumerate(signature.args)]
+    parts += [f"{name}={text(name, value)}" for name, value in signature.kwargs.items()]
+    outputs = list(_outputs(signature.outputs))
+    parameters = ", ".join(name for name, _ in inputs)
+    call = f"torch.ops.{signature.op}({', '.join(parts)})"
+    return KernelDefinition(
+        signature.op,
+        f"import torch\n\n\ndef run({parameters}):\n    return {call}\n",
+        tuple((name, _dtype(tensor)) for name, tensor in inputs),
+        tuple((name, _dtype(tensor)) for name, tensor in outputs),
+        [(signature, [tensor.shape for _, tensor in inputs], [tensor.shape for _, tensor in outputs])],
+    )
+
+
+def _literal(value: Any) -> str:
+    match value:
+        case float() if not math.isfinite(value):
+            raise NoForm("unsupported: infinite or NaN number")
+        case None | bool() | int() | float() | str():
+            return repr(value)
+        case torch.dtype() | torch.layout() | torch.memory_format():
+            return str(value)
+        case torch.device():
+            return f"torch.device({str(value)!r})"
+    raise NoForm(f"the format cannot represent a value of type {type(value).__name__}")
+
+
+def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
+    tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, TensorSpec)]
+    for place, tensor in enumerate(tensors):
+        yield ("output" if len(tensors) == 1 else f"output_{place}"), tensor
+
+
+def _dtype(tensor: TensorSpec) -> str:
+    name = plain_name(tensor.dtype)
+    if name not in WRITTEN_DTYPES:
+        raise NoForm(f"the format has no dtype {name}")
+    if tensor.layout != torch.strided or tensor.cls is not None or tensor.made_of is not None:
+        raise NoForm("unsupported: tensor that is sparse, quantized or of a subclass")
+    return name
+
+
+Sizes = tuple[int, ...]  # sizes of one dimension in all members
+
+
+def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:
+    """Return the name of each axis of a kernel definition, by the axis's sizes in all signatures of the definition.
+
+    The result is None if an output size is neither an input size nor constant.
+    """
+    axes: dict[Sizes, str] = {}
+    variables = 0
+    for is_output in (False, True):
+        for sizes in _dimensions(kernel, is_output):
+            if sizes in axes:
+                continue
+            if len(set(sizes)) == 1:
+                axes[sizes] = f"size_{sizes[0]}"
+            elif is_output:
+                return None
+            else:
+                axes[sizes] = f"n{variables}"
+                variables += 1
+    return axes
+
+
+def _dimensions(kernel: KernelDefinition, is_output: bool) -> Iterator[Sizes]:
+    shapes = [member[2] if is_output else member[1] for member in kernel.members]
+    for tensor in zip(*shapes, strict=True):
+        yield from zip(*tensor, strict=True)
+
+
+def _write_kernel(kernel: KernelDefinition, trace: Trace, folder: Path) -> None:
+    axes = _axes(kernel)
+    assert axes is not None, "it was looked at before"
+    kind = kernel.op.split(".")[1]
+    parts = (kernel.op, kernel.reference, kernel.inputs, kernel.outputs, sorted(axes.items()))
+    name = f"{kind}_{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
+
+    def specs(tensors: Sequence[tuple[str, str]], is_output: bool) -> dict[str, Any]:
+        dimensions = iter(_dimensions(kernel, is_output))
+        shapes = kernel.members[0][2] if is_output else kernel.members[0][1]
+        return {
+            tensor: {"shape": [axes[next(dimensions)] for _ in shape], "dtype": dtype}
+            for (tensor, dtype), shape in zip(tensors, shapes, strict=True)
+        }
+
+    definition = {
+        "name": name,
+        "op_type": kind,
+        "tags": [f"operator:{kernel.op}"],
+        "axes": {
+            axis: {"type": "const", "value": sizes[0]} if axis.startswith("size_") else {"type": "var"}
+            for sizes, axis in axes.items()
+        },
+        "inputs": specs(kernel.inputs, False),
+        "outputs": specs(kernel.outputs, True),
+        "reference": kernel.reference,
+    }
+    path = folder / "definitions" / kind / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(definition, indent=2))
+    lines = []
+    for place, (signature, _, _) in enumerate(kernel.members):
+        identity = str(uuid.UUID(hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:32]))
+        variables = {axis: sizes[place] for sizes, axis in axes.items() if not axis.startswith("size_")}
+        inputs = _sources(
+            kernel, signature, trace, folder, f"blob/workloads/{kind}/{name}/{name}_{identity}.safetensors"
+        )
+        workload = {"uuid": identity, "axes": variables, "inputs": inputs}
+        lines.append(json.dumps({"definition": name, "solution": None, "workload": workload, "evaluation": None}))
+    path = folder / "workloads" / kind / f"{name}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(f"{line}\n" for line in lines))
+
+
+def _sources(kernel: KernelDefinition, signature: Signature, trace: Trace, folder: Path, file: str) -> dict[str, Any]:
+    """Return, for each input of a signature, how a workload gets its values, as a JSON object.
+
+    Values of integer and boolean tensors are drawn from the value model and stored in `file`, a path in `folder`.
+    """
+    specs = [leaf for leaf in leaves((signature.args, signature.kwargs)) if isinstance(leaf, TensorSpec)]
+    stored: dict[str, torch.Tensor] = {}
+    for (name, _), spec in zip(kernel.inputs, specs, strict=True):
+        model = trace.values.get(spec.values) if spec.values is not None else None
+        is_whole = not spec.dtype.is_floating_point and spec.dtype in STORED_AS_THEY_ARE
+        if model is not None and is_whole and 0 < math.prod(spec.shape) <= STORED_ELEMENTS:
+            stored[name] = model.draw(spec.shape, spec.dtype, torch.Generator().manual_seed(0))
+    if stored:
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_foreign_tensors(path, stored)
+    return {
+        name: {"type": "safetensors", "path": file, "tensor_key": name} if name in stored else {"type": "random"}
+        for name, _ in kernel.inputs
+    }
 
 
 formats.register("flashinfer")(

@@ -234,14 +234,15 @@ formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats") 
 
 
 def format_of(path: Path) -> str | None:
-    """Return the name of the format of another tool's file, judged by its content; None for an opgrip trace or unknown
-    format.
+    """Return the name of the format of another tool's file or folder, by its content; None for other files.
 
     Raise `UserError` if the file cannot be opened.
     """
     head = head_of(path)
     if _is_trace(head):
         return None
+    if all((path / name).is_file() for name in ("model.py", "weight_meta.py")):
+        raise UserError(f"{path} is a sample of GraphNet, which must run", f"record it by opcapture --model {path}")
     readable = ((name, format_) for name, format_ in formats.items() if format_.read is not None)
     return next((name for name, format_ in readable if format_.recognizes(head)), None)
 

@@ -15,7 +15,7 @@ from opgrip.traces.io.json_stream import CutText, TooLong, members
 
 _RECORD = "record the program with opcapture"
 LISTED = "make a trace with opcapture; opgrip trace convert --formats lists which files of other tools are read"
-_EXPORT = "export the model with torch.export.save, or record a run of it with opcapture"
+_EXPORT = "record a run of the model with opcapture; opcapture --model FILE.pt2 runs a program of torch.export"
 _UNPACK = "unpack it, and name a file in it"
 _SHAPES = """replay a row by opreplay --operator aten.mm --inputs '{"self": [M, K], "mat2": [K, N]}'"""
 _RESULTS = "show it by opgrip results show"
@@ -45,6 +45,12 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], FileKind]] = [
             "convert it by iconv -f UTF-16 -t UTF-8",
         ),
         (rb"\xef\xbb\xbf", "text with a byte order mark", "remove its first three bytes by tail -c +4"),
+        (
+            rb"PK\x03\x04.{26}(?:[^/\0]{1,200}/(?:models/|data/weights/|data/constants/|archive_format)|"
+            rb"serialized_exported_program|serialized_state_dict)",
+            "a program of torch.export, which must run",
+            "record it by opcapture --model FILE.pt2 -o program.jsonl",
+        ),
         (rb"PK\x03\x04.*(?:data|constants)\.pkl|\x80\x02\x8a", "a pickle of torch.save, which is never read", _EXPORT),
         (rb"\x80[\x02-\x05]", "a pickle, which is never read", _EXPORT),
         (rb"PK\x03\x04", "a zip archive", "end its name in .zip"),

@@ -22,6 +22,13 @@ sys.path.insert(0, str(ROOT / "tests/support/fuzz"))
 from foreign_seeds import BUILDERS
 
 DOCUMENT = ROOT / "docs" / "coming-from.md"
+GRAPH = """import torch
+
+
+class GraphModule(torch.nn.Module):
+    def forward(self, L_x_: torch.Tensor):
+        return (torch.nn.functional.relu(L_x_),)
+"""
 SPAN = re.compile(r"`([^`]+)`")
 
 
@@ -59,7 +66,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = {"torch.add": {"config": [{"input": [{"args": [tensor, tensor], "kwargs": {}} for tensor in tensors]}]}}
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     run("opgrip", "trace", "convert", "script.jsonl", "dataset", "--to", "flashinfer")
-    for name in ("aiter", "tritonparse", "graphnet", "flashinfer"):
+    (path / "graph").mkdir()
+    (path / "graph" / "model.py").write_text(GRAPH)
+    (path / "graph" / "weight_meta.py").write_text(
+        'class Program_weight_tensor_meta_L_x_:\n    name = "L_x_"\n    shape = [2, 3]\n'
+        '    dtype = "torch.float32"\n    device = "cpu"\n    mean = 0.0\n    std = 1.0\n    data = None\n'
+    )
+    for name in ("aiter", "tritonparse", "flashinfer"):
         BUILDERS[name](path)
     for name in ("results.json", "again.json"):
         run("opreplay", "script.jsonl", "--iterations", "3", "--top", "3", "-o", name)

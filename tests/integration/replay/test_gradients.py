@@ -11,7 +11,6 @@ import pytest
 import torch
 from foreign_data import write_as
 from optional import optional
-from torch import nn
 
 from opgrip.capture import Capture
 from opgrip.replay.results.results import Result
@@ -82,19 +81,13 @@ def onnx(folder: Path) -> str:
     return str(folder / "relu.onnx")
 
 
-def exported(folder: Path) -> str:
-    program = torch.export.export(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), (torch.randn(2, 4),))
-    torch.export.save(program, folder / "model.pt2")
-    return str(folder / "model.pt2")
-
-
 @pytest.mark.parametrize(
     "make",
     [
         *map(written, ("tritonbench", "execution_trace", "chakra", "backendbench")),
-        *(flashinfer, table, profile, onnx, exported),
+        *(flashinfer, table, profile, onnx),
     ],
-    ids=["tritonbench", "execution_trace", "chakra", "backendbench", "flashinfer", "dlop", "chrome", "onnx", "pt2"],
+    ids=["tritonbench", "execution_trace", "chakra", "backendbench", "flashinfer", "dlop", "chrome", "onnx"],
 )
 def test_files_without_requires_grad_have_backward_rows(make: Callable[[Path], str], tmp_path: Path) -> None:
     if make is not flashinfer:

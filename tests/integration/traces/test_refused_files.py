@@ -23,6 +23,12 @@ def pickled() -> bytes:
     return buffer.getvalue()
 
 
+def exported() -> bytes:
+    buffer = io.BytesIO()
+    torch.export.save(torch.export.export(torch.nn.Linear(4, 4), (torch.ones(2, 4),)), buffer)
+    return buffer.getvalue()
+
+
 def zipped() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
@@ -57,7 +63,8 @@ KINDS = {
     ),
     "object": (b'{"cases": [{"arg_type": "a", "M": [1]}]}', "JSON with the member cases", "--formats"),
     "list": (b'[{"m": 1, "n": 2}, {"m": 2}]', "a JSON list of objects with the members m, n", "--formats"),
-    "pickle": (pickled(), "a pickle of torch.save, which is never read", "torch.export.save"),
+    "pickle": (pickled(), "a pickle of torch.save, which is never read", "opcapture"),
+    "program of torch.export": (exported(), "a program of torch.export", "opcapture --model FILE.pt2"),
     "zip": (zipped(), "a zip archive", ".zip"),
     "tar": (tarred(), "a tar archive", ".tar"),
     "7-zip": (b"7z\xbc\xaf\x27\x1c\0\4" + b"\0" * 40, "an archive of 7-Zip", "unpack"),
@@ -95,3 +102,12 @@ def test_file_of_an_unknown_kind_is_reported_as_not_a_trace(content: bytes, tmp_
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"is not a trace \("):
         load(path)
+
+
+@pytest.mark.parametrize("command", [("opreplay",), ("opgrip", "trace", "info")])
+def test_sample_of_graphnet_is_refused_with_the_command_that_records_it(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    for name in ("model.py", "weight_meta.py"):
+        (tmp_path / name).write_text("")
+    assert f"opcapture --model {tmp_path}" in refusal(*command, tmp_path, in_one_line=True)

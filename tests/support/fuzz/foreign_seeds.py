@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -145,14 +144,6 @@ def _chrome(folder: Path) -> list[Path]:
     return [path]
 
 
-def _pt2(folder: Path) -> list[Path]:
-    path = folder / "program.pt2"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.export.save(torch.export.export(_net(), (torch.randn(2, 3, 8, 8),)), path)
-    return [path]
-
-
 def _execution_trace(folder: Path) -> list[Path]:
     path = folder / "observed.json"
     observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
@@ -212,29 +203,6 @@ def _tritonparse(folder: Path) -> list[Path]:
     return [path]
 
 
-def _graphnet(folder: Path) -> list[Path]:
-    path = folder / "graph"
-    path.mkdir()
-    (path / "model.py").write_text(
-        "import torch\n\n\nclass GraphModule(torch.nn.Module):\n"
-        "    def forward(self, L_x_: torch.Tensor, L_w_: torch.nn.parameter.Parameter):\n"
-        "        l_x_ = L_x_\n"
-        "        y = torch._C._nn.linear(l_x_, L_w_, None);  l_x_ = None\n"
-        "        y += 1;  z = y;  y = None\n"
-        "        part = z[(slice(None, None, None), 0)]\n"
-        "        return (torch.nn.functional.relu(part, inplace=True),)\n"
-    )
-    tensors = {"L_x_": ([2, 3, 4], 0.0, 1.0), "L_w_": ([5, 4], 0.01, 0.2)}
-    (path / "weight_meta.py").write_text(
-        "".join(
-            f'class Program_weight_tensor_meta_{name}:\n\tname = "{name}"\n\tshape = {shape}\n'
-            f'\tdtype = "torch.float32"\n\tdevice = "cuda:0"\n\tmean = {mean}\n\tstd = {std}\n\tdata = None\n\n'
-            for name, (shape, mean, std) in tensors.items()
-        )
-    )
-    return [path]
-
-
 def _problem(folder: Path) -> list[Path]:
     """Write a kernel of SOL-ExecBench, with two workloads, below `folder`; return its own folder."""
     path = folder / "problem"
@@ -253,9 +221,7 @@ def _problem(folder: Path) -> list[Path]:
             "scales": {"shape": ["count"], "dtype": "float32"},
         },
         "outputs": {"y": {"shape": ["rows", "columns"], "dtype": "bfloat16"}},
-        "reference": "import torch\n\n\n@torch.no_grad()\ndef run(x, scales):\n    rows, columns = x.shape\n"
-        "    scaled = x.to(torch.float32) * scales.view(rows, columns)\n"
-        "    return torch.softmax(scaled, dim=-1).to(x.dtype)\n",
+        "reference": "import torch\n\n\ndef run(x, scales):\n    return torch.ops.aten.softmax.int(x, -1)\n",
     }
     (path / "definition.json").write_text(json.dumps(definition, indent=2))
     inputs = {"x": {"type": "custom"}, "scales": {"type": "custom"}}
@@ -290,13 +256,11 @@ BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
     "tritonbench": _tritonbench,
     "dlop": _dlop,
     "chrome": _chrome,
-    "pt2": _pt2,
     "execution_trace": _execution_trace,
     "chakra_json": _chakra_json,
     "onnx": _onnx,
     "ring": _ring,
     "aiter": _aiter,
     "tritonparse": _tritonparse,
-    "graphnet": _graphnet,
     "flashinfer": _problem,
 }

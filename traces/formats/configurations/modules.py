@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -135,7 +135,6 @@ class MetaRecording:
         self._device = device
         self._unbounded = unbounded
         self._calls = 0
-        self._watch: _Watch | None = None
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
         """Build a module and yield the operators of one forward pass; raise `ValueError` if the module does not exist.
@@ -160,33 +159,6 @@ class MetaRecording:
             watch.record = True
             function_names()[name](*args, **kwargs)
         yield from watch.calls
-
-    def tensors(self, tree: Any) -> Any:
-        """Return nested arguments with each `TensorSpec` replaced by a meta tensor.
-
-        Raise `ValueError` if torch cannot create one of them.
-        """
-        with self._running():
-            return on_meta(tree)
-
-    @contextmanager
-    def running(self) -> Iterator[list[Recorded]]:
-        """Record the operators that the `with` block calls on meta tensors; yield the list to which they are added."""
-        with self._running() as self._watch:
-            self._watch.record = True
-            yield self._watch.calls
-
-    def whole(self, op: str, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run a function inside the block of `running`, and return its result.
-
-        The function is recorded as a single operator `op`, and the operators that it calls are not recorded.
-        """
-        assert self._watch is not None, "it is called in a block of `running`"
-        count = len(self._watch.calls)
-        result = function(*args, **kwargs)
-        del self._watch.calls[count:]
-        self._watch.keep(op, (args, kwargs))
-        return result
 
     @contextmanager
     def _running(self) -> Iterator[_Watch]:
