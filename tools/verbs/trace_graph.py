@@ -28,13 +28,12 @@ GRAPH_EXAMPLES = """\
 examples:
   opgrip trace graph trace:faster_rcnn                  critical path and live memory
   opgrip trace graph trace:faster_rcnn -o graph.json    every call with its dependencies
-  opgrip trace graph trace:faster_rcnn -o graph.dot && dot -Tsvg -O graph.dot
 """
 
 
 def prepare_graph(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("trace", type=Path, metavar="TRACE", help="a trace, or a file of another tool")
-    add_output(parser, "write the graph to this file: .json, or .dot for Graphviz")
+    add_output(parser, "write every call with its dependencies to this .json file")
     add_reading(parser)
 
 
@@ -46,8 +45,7 @@ def run_graph(args: argparse.Namespace) -> int:
     from opgrip.traces.analysis.dataflow import Dataflow
     from opgrip.traces.analysis.graph import graph_facts
 
-    writers = {".json": as_json, ".dot": as_dot}
-    check_output(args.output, args.force, tuple(writers))
+    check_output(args.output, args.force, (".json",))
     with Reporter(args.prog).reading(args.trace):
         trace = load(args.trace, args.partial, args.unbounded)
         flow = Dataflow(trace)
@@ -56,7 +54,7 @@ def run_graph(args: argparse.Namespace) -> int:
         raise UserError(f"{args.trace} contains no dataflow", "capture it again with this version")
     if args.output is not None:
         with whole_file(args.output, args.force) as file:
-            file.writelines(f"{line}\n".encode() for line in writers[args.output.suffix](flow, facts))
+            file.writelines(f"{line}\n".encode() for line in as_json(flow, facts))
         print(f"opgrip trace graph: wrote {counted(facts.calls, 'call')} to {args.output}", file=sys.stderr)
     for line in _lines(facts):
         print(line, file=sys.stdout)
@@ -105,24 +103,6 @@ def _separated(items: Iterable[str]) -> Iterator[str]:
         before = item
     if before:
         yield before
-
-
-def as_dot(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
-    """Yield the lines of a file that contains the graph for Graphviz, with the critical path in red.
-
-    flow : calls and storages of the trace, and which call uses which
-    facts : critical path of the graph
-    """
-    critical = set(facts.critical_path)
-    yield "digraph trace {"
-    yield "node [shape=box, fontname=sans]"
-    for step, _ in flow:
-        label = json.dumps(f"{printable(step.op)}\n{printable(step.module)}\n{step.time_ns / 1e3:.1f} us")
-        yield f"{step.number} [label={label}{', color=red' if step.number in critical else ''}]"
-        for before in step.after:
-            on_path = step.number in critical and before in critical
-            yield f"{before} -> {step.number}{' [color=red]' if on_path else ''}"
-    yield "}"
 
 
 def _lines(facts: GraphFacts) -> Iterator[str]:

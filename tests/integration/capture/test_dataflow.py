@@ -173,15 +173,13 @@ def test_graph_accepts_any_operator_name(tmp_path: Path, op: str) -> None:
 
 
 @pytest.mark.slow
-def test_graph_verb_writes_json_and_dot(tmp_path: Path) -> None:
+def test_graph_verb_writes_json(tmp_path: Path) -> None:
     train_tiny_net(tmp_path / "t.jsonl")
     done = succeed("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.json")
     assert "critical path" in done.stdout
     graph = json.loads((tmp_path / "g.json").read_text(encoding="utf-8"))
     assert len(graph["calls"]) == len(load(tmp_path / "t.jsonl").own_calls)
-    assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.dot").returncode == 0
-    assert (tmp_path / "g.dot").read_text(encoding="utf-8").startswith("digraph")
-    assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.svg").returncode == 2
+    assert run_command("opgrip", "trace", "graph", tmp_path / "t.jsonl", "-o", tmp_path / "g.dot").returncode == 2
 
 
 def test_freed_large_tensors_do_not_accumulate(tmp_path: Path) -> None:

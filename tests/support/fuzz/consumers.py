@@ -154,7 +154,6 @@ CONSUMERS: Sequence[Callable[[Path], None]] = (
     _verb("trace", "info", "TRACE", "--partial", "--by=op", "--by=module", "-f", "-o", "OUT.json"),
     _verb("trace", "info", "TRACE", "--partial", "--by=kernel", "-f", "-o", "OUT.csv"),
     _verb("trace", "graph", "TRACE", "--partial", "-f", "-o", "OUT.json"),
-    _verb("trace", "graph", "TRACE", "--partial", "-f", "-o", "OUT.dot"),
     _verb("trace", "timeline", "TRACE", "--partial"),
     _verb("trace", "timeline", "TRACE", "--partial", "-f", "-o", "OUT.json.gz"),
     _verb("trace", "validate", "TRACE", "-f", "-o", "OUT.json"),
