@@ -69,12 +69,8 @@ def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
-    """Return True if Python itself called the function of `frame` between two instructions of the frame
-    `interrupted`.
-
-    Such functions are signal handlers, trace functions and callbacks of `sys.monitoring`. The first two receive the
-    interrupted frame as an argument, the last its code object.
-    """
+    # Python itself calls signal handlers, trace functions and callbacks of `sys.monitoring`; the first two receive the
+    # interrupted frame as an argument, the last its code object
     for value in list(frame.f_locals.values()):
         if value is interrupted or value is interrupted.f_code:
             return True
@@ -86,7 +82,6 @@ def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
 
 
 def _handler_codes() -> set[CodeType | None]:
-    """Return the code objects of the signal handlers that the program has installed."""
     return {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
 
 
@@ -99,10 +94,7 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
-    """Return True if another thread made this thread raise an exception, by `PyThreadState_SetAsyncExc`.
-
-    Python creates such an exception from its class without arguments, at one of a few bytecode instructions.
-    """
+    # `PyThreadState_SetAsyncExc` creates the exception from its class without arguments, at one of a few instructions
     instruction = _instruction(raised_at)
     if instruction in _CHECKS:
         return True
@@ -116,7 +108,6 @@ def _is_set_by_thread(error: Exception, raised_at: TracebackType) -> bool:
 
 
 def _instruction(entry: TracebackType) -> str:
-    """Return the name of the bytecode instruction that the frame of a traceback entry was executing, such as `CALL`."""
     # a frame that has not started is at its first check
     return dis.opname[entry.tb_frame.f_code.co_code[entry.tb_lasti]] if entry.tb_lasti >= 0 else "RESUME"
 

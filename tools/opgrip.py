@@ -39,10 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _VerbParser(OneLineParser):
-    """A parser that suggests the full name of a subcommand whose group is missing, and prints its help if no subcommand
-    is given.
-    """
-
     def error(self, message: str) -> NoReturn:
         if message.endswith("are required: VERB"):
             self.print_help(sys.stderr)
@@ -58,8 +54,6 @@ class _VerbParser(OneLineParser):
 
 
 class _OpgripParser(_VerbParser):
-    """A parser for subcommands of two words, such as `corpus distill`, whose first word is itself a subcommand."""
-
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
@@ -69,7 +63,6 @@ class _OpgripParser(_VerbParser):
 
 
 def _is_beside(name: str) -> bool:
-    """Return True if a subcommand consists of two words of which the first is itself a subcommand."""
     group, _, last = name.partition(" ")
     return bool(last) and group in verbs.names() and name in verbs.names()
 
@@ -82,7 +75,6 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list_verbs() -> str:
-    """Return the list of subcommands for the help text, with one line per group, short enough for one terminal page."""
     names = verbs.names()
     groups: dict[str, list[str]] = {name.partition(" ")[0]: [] for name in names if " " in name}
     for name in names:

@@ -98,7 +98,6 @@ class _Maker:
         self._shared: dict[int, Any] = {}
 
     def make(self, value: Any, shared: int | None = None) -> Any:
-        """Return the argument that a spec describes."""
         match value:
             case torch.Size() | None | bool() | int() | float() | complex() | str():
                 return value
@@ -142,10 +141,6 @@ class _Maker:
         return value
 
     def _find(self, name: str) -> Any:
-        """Return the class or function with the name `module:qualname`.
-
-        Raise `CannotMake` if the caller does not provide it and it is not one of `SAFE_OBJECTS`.
-        """
         module, _, qualname = name.partition(":")
         places = ((name, self._classes), (name, SAFE_OBJECTS), (qualname, self._classes))
         definition = next((objects[key] for key, objects in places if key in objects), None)
@@ -222,10 +217,7 @@ class _Maker:
 
 
 def _blank(cls: type, content: Any, make: Callable[[Any], Any]) -> tuple[Any, Callable[[], None]]:
-    """Return an object, and a function that fills in its content.
-
-    Objects of types such as tuples and tensors must be created with their content; the function does nothing then.
-    """
+    # objects of types such as tuples and tensors must be created with their content; the function does nothing then
     nothing = lambda: None  # noqa: E731
     match content:
         case None:
@@ -263,7 +255,7 @@ def _fill_dict(kind: type[dict[Any, Any]], mapping: dict[Any, Any], items: Mappi
 
 
 def _set_field(instance: Any, name: str, value: Any) -> None:
-    """Set an attribute of an object directly, bypassing properties and `__setattr__`."""
+    # bypasses properties and `__setattr__`
     for cls in type(instance).__mro__:
         slot = vars(cls).get(name)
         if isinstance(slot, MemberDescriptorType):

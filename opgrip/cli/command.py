@@ -193,10 +193,7 @@ def run_command(
 
 
 def _leave_stdout() -> None:
-    """Redirect stdout to the null device.
-
-    Otherwise, when Python flushes stdout at exit, it reports the write error a second time.
-    """
+    # when Python flushes stdout at exit, it would report the write error a second time
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -282,9 +279,6 @@ def nearest(pattern: str, names: Iterable[str], most: int = MOST) -> list[str]:
 
 
 def _likeness(word: str, name: str) -> float:
-    """Return the highest similarity, from 0 to 1, between a word and the first letters of a name or of a part of
-    the name after `.`, `:` or `/`.
-    """
     starts = [0, *(place + 1 for place, character in enumerate(name) if character in ".:/")]
     return max(SequenceMatcher(None, word, name[start : start + len(word)]).ratio() for start in starts)
 

@@ -102,9 +102,6 @@ class Journal(Generic[T]):
         self._file = file
 
     def _read(self, file: IO[bytes], path: Path, identity: Mapping[str, Any]) -> int:
-        """Append the items in the file to `items`, and return the number of bytes up to the end of the last complete
-        line.
-        """
         whole = 0
         for place, line in enumerate(file):
             if not line.endswith(b"\n"):

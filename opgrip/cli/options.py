@@ -244,9 +244,6 @@ def _text(value: Any) -> str:
 
 
 def _named(value: Any) -> str:
-    """Return the name of a dtype, device, layout or memory format, without `torch.`; raise `UserError` for other
-    values.
-    """
     import torch
 
     if isinstance(value, torch.dtype | torch.device | torch.layout | torch.memory_format):

@@ -348,8 +348,6 @@ def _unzstd(raw: IO[bytes]) -> Iterator[bytes]:
 
 
 class _GzipSink(gzip.GzipFile):
-    """A gzip stream whose `flush` and `close` also flush and close the file below it."""
-
     def __init__(self, raw: IO[bytes]) -> None:
         super().__init__(fileobj=raw, mode="wb", filename="", compresslevel=6, mtime=0)
         self.raw = raw

@@ -117,18 +117,12 @@ class Registry(Generic[T]):
 
 @lru_cache(maxsize=1)
 def _entry_points(search_path: tuple[str, ...]) -> Any:
-    """Return the entry points of all packages installed on a module search path.
-
-    They are cached by search path, because reading them takes milliseconds.
-    """
+    # cached by search path, because reading them takes milliseconds
     return entry_points()
 
 
 class _NamedLikeItsFunction(ModuleType):
-    """Class of a package that contains a function of the same name, such as `opgrip.replay`.
-
-    A program that calls the package gets an error that says how to import the function.
-    """
+    """Class of a package that has the name of its function; a call of the package raises an error that says so."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self.__name__.rpartition(".")[2]

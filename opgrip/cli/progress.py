@@ -78,9 +78,6 @@ class Reporter:
 
     @property
     def _can_redraw(self) -> bool:
-        """Return True if a progress line can be updated in place: on a terminal, or in Jupyter if ipywidgets is
-        installed.
-        """
         return self.console.is_terminal or (self.console.is_jupyter and has_widgets())
 
     def say(self, text: str) -> None:
@@ -154,11 +151,7 @@ class Reporter:
     def _fitting(
         self, text: str, total: int | None, elapsed: ProgressColumn | None, shows_remaining: bool = True
     ) -> tuple[list[ProgressColumn], str]:
-        """Return the columns of a progress display and the beginning of the text that fit into the width of the
-        terminal.
-
-        Columns are left out rather than cut, so that no number is shown incompletely.
-        """
+        # columns are left out rather than cut, so that no number is shown incompletely
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
         numbers: list[tuple[int, list[ProgressColumn]]] = []

@@ -61,7 +61,6 @@ def fold(text: str, width: int) -> list[str]:
 
 
 def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    """Yield the pieces of a text between which a line may be broken; each fits into `width` terminal columns."""
     if cell_len(text.rstrip()) <= width:
         yield text
     elif breaks:

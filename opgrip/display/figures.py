@@ -178,7 +178,6 @@ def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure
 
 
 def _number(value: float) -> str:
-    """Return a number as text with four significant digits and without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 

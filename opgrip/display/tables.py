@@ -139,9 +139,6 @@ def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[T
 
 
 def _narrowed(cells: Mapping[TableColumn, list[str]], width: int) -> dict[TableColumn, list[str]]:
-    """Return the columns that remain if those with the highest `rank` are left out until the table fits the
-    terminal.
-    """
     fitting = dict(cells)
     while _width(fitting, TIGHT, LONGEST) > width and (highest := max(column.rank for column in fitting)):
         fitting = {column: texts for column, texts in fitting.items() if column.rank != highest}
@@ -157,9 +154,6 @@ def _width(cells: Mapping[TableColumn, list[str]], gap: int, folded: int | None 
 
 
 def _shared_out(cells: Mapping[TableColumn, list[str]], width: int, gap: int, most: int) -> list[int]:
-    """Return the width of each column in characters: its smallest width, plus space that is left in the terminal, given
-    to the columns from left to right.
-    """
     rest = width - _width(cells, gap, most)
     widths = []
     for column, texts in cells.items():

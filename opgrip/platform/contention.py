@@ -177,7 +177,6 @@ class Contention:
         return (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0))
 
     def _list_threads(self) -> None:
-        """Open the wait counters of threads that were started since the last call."""
         for process in ["self"] if self._workers is None else self._workers():
             folder = self._proc / str(process) / "task"
             with suppress(OSError):
@@ -189,9 +188,6 @@ class Contention:
                             self._last[thread] = _waits_in(file)
 
     def _look_at_others(self) -> None:
-        """Update the shares of the processors that other programs and the hypervisor use, if the last update is
-        long enough ago.
-        """
         before = self._usage
         if before is None or perf_counter_ns() - before.at_ns < OTHERS_NS:
             return
@@ -222,9 +218,7 @@ class Contention:
 
 
 def _waits_in(file: int) -> tuple[int, int, int]:
-    """Return from a thread's open `schedstat` how long it ran and waited for processors, in ns, and how often it
-    waited.
-    """
+    # returns ns on a processor, ns waiting for one, and number of waits
     work_ns, time_ns, count = os.pread(file, 64, 0).split()
     return int(work_ns), int(time_ns), int(count)
 
@@ -269,9 +263,7 @@ def usual_fault_ns() -> float | None:
 
 
 def _touch(memory: mmap.mmap) -> float | None:
-    """Write to all pages of a memory area, free them, and return the time per page fault in ns; None without
-    page faults.
-    """
+    # returns ns per page fault
     pages = np.frombuffer(memory, dtype=np.uint8)[:: resource.getpagesize()]
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, perf_counter_ns()
     pages[:] = 1

@@ -90,7 +90,6 @@ def free_memory(device: str) -> int | None:
 
 
 def _module_of(device: str) -> Any:
-    """Return the torch module of an accelerator, such as `torch.cuda`; None for the CPU and the meta device."""
     import torch
 
     kind = torch.device(device).type
@@ -105,10 +104,7 @@ def _meminfo() -> int | None:
 
 
 def _cgroup() -> int | None:
-    """Return how many bytes this process's container may still allocate, or None if it has no limit.
-
-    Cached file pages that are not in use do not count, because the kernel frees them when memory is short.
-    """
+    # cached file pages do not count, because the kernel frees them when memory is short
     most, used, stat = (lines(str(CGROUP / f"memory.{name}")) for name in ("max", "current", "stat"))
     if not most or not used or not most[0].isdigit():
         return None
@@ -320,10 +316,7 @@ def find_gpu(device: str) -> Gpu | None:
 
 
 def _handle(nvml: Any, device: str) -> Any:
-    """Return NVML's handle of a torch device, found by its UUID.
-
-    The index does not identify it: CUDA counts only the devices that the process sees, NVML all.
-    """
+    # found by UUID: CUDA counts only the devices that the process sees, NVML all
     import torch
 
     uuid = torch.cuda.get_device_properties(device).uuid
@@ -346,5 +339,4 @@ def _scaled(value: Any, factor: float) -> float | None:
 
 
 def _is_on(modes: Any) -> bool | None:
-    """Return whether a mode of the GPU, such as ECC, is on now; None if unknown."""
     return None if modes is None else bool(modes[0])

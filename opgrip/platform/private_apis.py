@@ -68,7 +68,6 @@ class PrivatePlaces:
 
 
 def _import_around(name: str) -> None:
-    """Import the module that contains the object with a dotted name, and its parent packages, if they exist."""
     parts = name.split(".")
     with suppress(ImportError):
         for length in range(1, len(parts)):

@@ -95,9 +95,6 @@ class Child:
             self.send({**(request or {}), "heartbeat": self._heartbeat.file, "parent": os.getpid()})
 
     def _settle(self) -> None:
-        """In a forked child: leave the parent's terminal, and redirect stdout and stderr to the file for the
-        child's errors.
-        """
         os.close(self._to)
         os.close(self._from)
         # Ctrl-C is for the parent only

@@ -208,9 +208,6 @@ def run_distill(args: argparse.Namespace) -> int:
 
 
 def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[str, Times]:
-    """Return the name of the machine, and the times of cases from several results files; later files replace times of
-    earlier ones.
-    """
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
     from opgrip.zoo.scoring.baselines import read_baselines

@@ -156,9 +156,6 @@ def _add(name: str, args: argparse.Namespace, runs: dict[str, Results], traces: 
 
 
 def _newest_runs(folder: Path) -> list[tuple[str, Results]]:
-    """Return (name, results) of the newest `MOST_RUNS` runs of a results store, oldest first; an empty list if the
-    folder is not a store.
-    """
     from opgrip.replay.comparison.results_store import Store
 
     newest: list[tuple[str, Results]] = []

@@ -241,8 +241,6 @@ def _outline(sample: Sample, configuration: str) -> str:
 
 
 class _Plain(str):
-    """A string whose `repr` has no quotation marks."""
-
     __slots__ = ()
 
     __repr__ = str.__str__

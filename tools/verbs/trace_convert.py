@@ -80,7 +80,6 @@ def run_convert(args: argparse.Namespace) -> int:
 
 
 def _write_own(reader: TraceReader, args: argparse.Namespace) -> Losses:
-    """Write the records of the input as an opgrip trace, one by one; return what could not be converted."""
     from opgrip.traces.io.writer import TraceWriter
     from opgrip.traces.schema.records import Header
 
@@ -130,9 +129,6 @@ def _written() -> list[str]:
 
 
 def _format_named(word: str) -> str:
-    """Return the name of a format from another spelling of it, such as `PARAM` or `execution-trace`; an unknown word is
-    returned unchanged.
-    """
     from opgrip.traces.io.foreign_files import formats
 
     name = word.lower().replace("-", "_")
@@ -166,8 +162,6 @@ def _format_of_name(path: Path) -> str:
 
 
 class _ListFormats(argparse.Action):
-    """The action of `--formats`, which prints the formats and exits."""
-
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from opgrip.display.tables import TableColumn, print_table
         from opgrip.traces.io.foreign_files import formats
@@ -183,7 +177,6 @@ class _ListFormats(argparse.Action):
 
 
 def _print_losses(args: argparse.Namespace, losses: Losses) -> None:
-    """Print which file was written, and which content could not be converted (`losses`)."""
     print(f"{args.prog}: wrote {args.output}", file=sys.stderr)
     for default in (*losses.doubts, *losses.defaults):
         print(f"{args.prog}: {default}", file=sys.stderr)

@@ -95,7 +95,6 @@ def _as_line(item: DataflowStep | Storage) -> str:
 
 
 def _separated(items: Iterable[str]) -> Iterator[str]:
-    """Yield the items with a comma added to each but the last."""
     before = ""
     for item in items:
         if before:

@@ -92,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> None:
-    """Write all rows of the tables (`summaries`) to a file: several as one JSON object, or one table as CSV."""
     plain = {by: _without_surrogates(table, by) for by, table in summaries.items()}
     if path.suffix == ".csv":
         (table,) = plain.values()
@@ -103,7 +102,6 @@ def _write(summaries: Mapping[str, pd.DataFrame], path: Path, force: bool) -> No
 
 
 def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Return a table whose names can be encoded as UTF-8."""
     names = [name for name in TABLES[by].columns if name not in NUMBERED]
     return table.assign(
         **{
@@ -220,7 +218,6 @@ def facts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
-    """Yield (name, text) of the facts about numbers of calls: in total, of functions, and inside operators."""
     from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER
     from opgrip.traces.table.call_table import COUNT
     from opgrip.traces.table.profiler_labels import operator_calls
@@ -250,9 +247,6 @@ def _counts(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _graphs(trace: Trace) -> Iterable[tuple[str, str]]:
-    """Yield (name, text) of the facts about CUDA graphs with known calls: how often they were launched, and how their
-    device time is divided among the calls.
-    """
     graphs = trace.graphs[trace.graphs["captured"]]
     if len(graphs):
         launches, calls = int(graphs["launches"].sum()), int((graphs["launches"] * graphs["calls"]).sum())
@@ -274,7 +268,6 @@ def _distilled(header: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _redacted(form: Mapping[str, Any]) -> str:
-    """Return a text that says what a redaction replaced and kept, from `form`, its entry in the trace's header."""
     exceptions = form.get("kept")
     names = f", except {', '.join(map(str, exceptions))}" if isinstance(exceptions, list) and exceptions else ""
     hidden = "; custom operators are renamed and cannot be replayed" if form.get("operators_hidden") else ""
@@ -282,9 +275,6 @@ def _redacted(form: Mapping[str, Any]) -> str:
 
 
 def _perturbed(calls: pd.DataFrame, contended: float) -> str:
-    """Return a text that says how many calls the capture perturbed, why, and for how many of them times of other calls
-    are used.
-    """
     from opgrip.traces.table.call_table import COUNT
 
     perturbed = calls[calls["perturbed"]]
@@ -299,7 +289,6 @@ def _perturbed(calls: pd.DataFrame, contended: float) -> str:
 
 
 def _run(name: object, steps: object, warmup: object) -> str:
-    """Return the kind of run and, if the header contains plausible numbers, its steps and warm-up steps (`warmup`)."""
     if not _is_count(steps):
         return str(name)
     return f"{name}, {counted(steps, 'step')}{f' after {warmup:,} to warm up' if _is_count(warmup) else ''}"
@@ -342,9 +331,6 @@ def _losses(trace: Trace) -> Iterable[tuple[str, str]]:
 
 
 def _describe_entered(entered: Entered, signature: Signature | None, scope: Scope | None) -> str:
-    """Return a call that began but did not end (`entered`) as text, with its arguments and the source line of its
-    scope.
-    """
     from opgrip.traces.schema.arguments import leaves
 
     where = f" at {scope.file}:{scope.line} in {scope.function}" if scope is not None and scope.function else ""

@@ -197,7 +197,6 @@ def run_redact(args: argparse.Namespace) -> int:
 
 
 def _check_apart(paths: Mapping[str, Path | None]) -> None:
-    """Raise `UserError` if two arguments name the same file, because trace and salt must not be overwritten."""
     roles: dict[Path, str] = {}
     for role, path in paths.items():
         other = role if path is None else roles.setdefault(path.resolve(), role)

@@ -187,7 +187,6 @@ def run_make(args: argparse.Namespace) -> int:
 
 
 def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Record a trace of the zoo and print its numbers of calls and signatures; return True if it could be recorded."""
     from opgrip.zoo.making import make_trace
 
     start = monotonic()
@@ -211,10 +210,7 @@ def _is_made(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
 
 
 def _write_down(new_trace: ZooTrace) -> None:
-    """Write the facts about a new recording (`new_trace`) to the manifest.
-
-    The manifest is read again, because recording takes hours in which it may be edited.
-    """
+    # the manifest is read again, because recording takes hours in which it may be edited
     traces: Sequence[ZooTrace] = read_manifest()
     write_manifest(
         replace(trace, recording=new_trace.recording)
@@ -225,7 +221,6 @@ def _write_down(new_trace: ZooTrace) -> None:
 
 
 def _differs(trace: ZooTrace, timeout_s: float, reporter: Reporter) -> bool:
-    """Return True if a new recording of a trace differs from the shipped one, or cannot be made."""
     from opgrip.zoo.making import differences_of_new_recording
 
     try:

@@ -173,7 +173,6 @@ class Dataflow:
                     writers.pop(number, None)
 
     def _note(self, own: pd.DataFrame, memory: Integers) -> None:
-        """Update the size and the last use of each storage that the calls `own` use."""
         counts = own["tensors"].to_numpy(dtype=np.int64)
         before = np.cumsum(counts) - counts
         place = np.arange(counts.sum()) - np.repeat(before, counts)
@@ -210,25 +209,17 @@ class Dataflow:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Sizes of the tensors of a signature, and the arguments that its calls write into.
-
-    argument_count : number of tensors among the arguments
-    extents : extent number of each tensor (see `_Shapes`); `UNKNOWN` for one that the signature does not describe
-    written : indices of the arguments that its calls write into
-    """
-
     argument_count: int
     extents: list[int]
     written: list[int]
 
 
 class _Shapes:
-    """Extents of the tensors of all signatures of a trace.
+    """Extents of the tensors of all signatures of a trace: bytes from the start of a storage to the tensor's end.
 
-    The extent of a tensor is the number of bytes from the start of its storage to the tensor's end. It is kept as an
-    extent number: a larger extent has a larger number, but every argument has a larger number than every result. So
-    the tensor with the largest number in a storage is an argument, if the storage holds one. Arguments have the same
-    extents in all calls of a signature, whereas the extents of results are known for its first call only.
+    An extent is kept as a number that is larger for a larger extent, and larger for every argument than for every
+    result. So the tensor with the largest number in a storage is an argument, if the storage holds one. Arguments have
+    the same extents in all calls of a signature, whereas the extents of results are known for its first call only.
     """
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
@@ -244,7 +235,6 @@ class _Shapes:
         self._written: dict[int, list[int]] = {}
 
     def of(self, signature: int, count: int) -> _Shape:
-        """Return the tensor sizes for those calls of a signature whose arguments and results have `count` tensors."""
         shape = self._shapes.get((signature, count))
         if shape is None:
             shape = self._shapes[signature, count] = self._make(signature, count)
@@ -261,7 +251,6 @@ class _Shapes:
         return _Shape(number, extents + [UNKNOWN] * (count - len(extents)), places)
 
     def _written_in(self, record: Signature) -> list[int]:
-        """Return the indices of arguments that calls of a signature may write."""
         places = self._written.get(record.number)
         if places is None:
             places = [place for place, is_written in enumerate(written(record)) if is_written]
@@ -269,7 +258,6 @@ class _Shapes:
         return places
 
     def extents(self, signatures: Integers, counts: Integers, place: Integers) -> Integers:
-        """Return the extent numbers (see the class) of all tensors of N calls, as one array."""
         pairs, of_call = np.unique(np.column_stack([signatures, counts]), axis=0, return_inverse=True)
         pieces = [self.of(signature, count).extents for signature, count in pairs.tolist()]
         table = np.array([number for piece in pieces for number in piece], dtype=np.int64)
@@ -278,7 +266,6 @@ class _Shapes:
         return numbers
 
     def extent(self, number: int) -> int:
-        """Return the extent in bytes for which an extent number stands (see the class); 0 for `UNKNOWN`."""
         return 0 if number == UNKNOWN else self._sizes[number % len(self._sizes)]
 
 

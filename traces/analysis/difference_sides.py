@@ -139,7 +139,6 @@ def unit_of(before: Side, after: Side) -> str:
 
 
 def _steps(trace: Trace) -> int:
-    """Return the number of steps that a trace records, 0 if unknown."""
     steps = trace.header.get("steps")
     if type(steps) is int:
         return max(steps, 0)
@@ -154,11 +153,7 @@ def _steps(trace: Trace) -> int:
 
 
 def _as_in_profile(signature: Signature) -> Signature:
-    """Return a signature in a form that is equal for a capture and a profile of the same call.
-
-    It has no devices. A number that the operator takes as a tensor is replaced by a placeholder, because profilers
-    record it as a tensor without dimensions.
-    """
+    # profiles have no devices, and record a number that the operator takes as a tensor as a tensor without dimensions
     takes_tensors = signature.op.rpartition(".")[2].startswith(("Tensor", "self"))
     args = tuple(
         Opaque("number")
@@ -171,7 +166,6 @@ def _as_in_profile(signature: Signature) -> Signature:
 
 
 def _contexts(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """Return the torch settings under which each signature was first called, by signature number."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     first = trace.own_distinct_calls.drop_duplicates("signature")
     pairs = zip(first["signature"].tolist(), first["scope"].tolist(), strict=True)

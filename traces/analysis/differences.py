@@ -231,7 +231,6 @@ def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tupl
 
 
 def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[OperatorRow]:
-    """Yield the operators whose share of the time or of the calls changed by more than `tolerances.shares`."""
     by_op: dict[str, list[Row]] = {}
     for row in rows:
         by_op.setdefault(row.op, []).append(row)
@@ -344,6 +343,5 @@ def _as_markdown(difference: TraceDifference) -> Iterator[str]:
 
 
 def _cell(value: Any) -> str:
-    """Return a value from a trace as text that is escaped for a cell of a Markdown table."""
     text = printable(value if isinstance(value, str) else json.dumps(value, default=str))
     return text.replace("|", "\\|").replace("`", "'").replace("<", "&lt;")

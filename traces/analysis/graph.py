@@ -76,15 +76,12 @@ def graph_facts(flow: Dataflow) -> GraphFacts:
 
 
 class _Watch:
-    """Computes the `GraphFacts` of a dataflow graph from its calls, which are added one by one."""
-
     def __init__(self) -> None:
         self._path, self._memory = _CriticalPath(), _LiveMemory()
         self._calls = self._dependencies = self._storages = self._time_ns = self._host_ns = 0
         self._has_device = False
 
     def add(self, step: DataflowStep, new: Iterable[Storage], writers: dict[int, int]) -> None:
-        """Add the next call."""
         self._path.add(step, writers)
         self._calls += 1
         self._dependencies += len(step.after)
@@ -113,8 +110,6 @@ class _Watch:
 
 
 class _CriticalPath:
-    """Finds the slowest chain of calls in which each call depends on the previous one."""
-
     def __init__(self) -> None:
         self.time_ns = self.host_ns = 0
         self._last: int | None = None
@@ -136,7 +131,6 @@ class _CriticalPath:
             self._chains = {number: chains[number] for number in {*writers.values()}}
 
     def calls(self) -> array[int]:
-        """Return the indices of the calls in the slowest chain, in order."""
         path, last = array("i"), -1 if self._last is None else self._last
         while last >= 0:
             path.append(last)
@@ -146,8 +140,6 @@ class _CriticalPath:
 
 
 class _LiveMemory:
-    """Sums the memory in use at each call; a storage is in use from the first to the last call that uses it."""
-
     def __init__(self) -> None:
         self.peak_bytes = self.outside_bytes = 0
         self.peak_at: int | None = None
@@ -157,7 +149,6 @@ class _LiveMemory:
         self._ends: dict[int, int] = {}
 
     def add(self, step: DataflowStep, new: Iterable[Storage]) -> int:
-        """Add the next call with the storages that no earlier call used; return the number of these storages."""
         count = 0
         for storage in new:
             count += 1

@@ -172,7 +172,6 @@ def find_implausible_rate(ceilings: Ceilings) -> str | None:
 
 
 def _between(measured: dict[int, float], threads: int) -> float:
-    """Return the rate for a number of threads, interpolated linearly between measured numbers of threads."""
     points = sorted(measured.items())
     below = [point for point in points if point[0] <= threads] or points[:1]
     above = [point for point in points if point[0] >= threads] or points[-1:]
@@ -241,7 +240,7 @@ def no_less(rates: dict[int, float]) -> dict[int, float]:
 
 
 def _copy_rate(size: int, threads: int) -> float:
-    """Return the total rate in GB/s of `threads` threads, each of which copies half of `size` bytes to the rest."""
+    # in GB/s; each thread copies half of `size` bytes to the rest
     half = max(size // 2, 64) // 64 * 64
     count = max(1, BYTES_A_RUN // (2 * half))
     sets = [_repeating_arrays(half, count) for _ in range(threads)]
@@ -258,11 +257,8 @@ def _copy_rate(size: int, threads: int) -> float:
 
 
 def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
-    """Return two arrays of `count` elements of `size` bytes each, in which all elements are the same memory.
-
-    Copying one array to the other makes `count` copies in one call, because Python code between single copies would
-    take longer than a copy within the nearest cache.
-    """
+    # all elements of an array are the same memory, so that one call makes `count` copies: Python code between single
+    # copies would take longer than a copy within the nearest cache
     buffers = (np.zeros(size, np.uint8).view(f"V{size}") for _ in range(2))
     target, source = (np.lib.stride_tricks.as_strided(buffer, (count,), (0,)) for buffer in buffers)
     return target, source
@@ -279,7 +275,6 @@ def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
 
 
 def _on_device(device: str, name: str, size: int | None, both: int) -> Level:
-    """Measure a memory level of a device by copies between two buffers of `both` bytes in total."""
     elements = max(both // 2 // BYTES_OF_FLOAT, 1)
     target, source = (torch.zeros(elements, device=device) for _ in range(2))
     once_s = _on_device_s(lambda: _copy(source, target), device, repeats=2)
@@ -299,10 +294,7 @@ def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None]:
-    """Return a function that runs `run` as a CUDA graph if the device has them, else `run` itself.
-
-    Without a graph, a launch can take longer than a copy within a cache.
-    """
+    # without a graph, a launch can take longer than a copy within a cache
     if torch.device(device).type != "cuda":
         return run
     with torch.cuda.device(device):
@@ -314,7 +306,6 @@ def _launched_at_once(run: Callable[[], None], device: str) -> Callable[[], None
 
 
 def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -> float:
-    """Return the time of the fastest of several runs in seconds, measured by the device's clock."""
     module = getattr(torch, torch.device(device).type)
 
     def timed() -> float:
@@ -349,7 +340,6 @@ def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
 
 
 def _count(listed: str) -> int:
-    """Return the number of processors in a text such as `0-3,8`."""
     ends = (part.split("-") for part in listed.split(",") if part)
     return max(1, sum(int(end[-1]) - int(end[0]) + 1 for end in ends))
 

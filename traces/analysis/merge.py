@@ -108,13 +108,11 @@ def merge(
 
 
 def _started(header: Mapping[str, Any]) -> int | None:
-    """Return the time at which a capture began, in ns since 1970, or None if unknown."""
     start = header.get("started_unix_ns")
     return start if type(start) is int and 0 <= start < LATEST_NS else None
 
 
 def _check_once(paths: Sequence[Path]) -> None:
-    """Raise `UserError` if two of the paths are the same file."""
     path_of_file: dict[Path, Path] = {}
     for path in paths:
         file = trace_file(path).resolve()
@@ -125,7 +123,6 @@ def _check_once(paths: Sequence[Path]) -> None:
 
 
 def _check_recorded_once(paths: Sequence[Path], headers: Sequence[Mapping[str, Any]]) -> None:
-    """Raise `UserError` if two files are recordings of the same process with the same start time."""
     path_of_recording: dict[tuple[int, int], Path] = {}
     for path, header in zip(paths, headers, strict=True):
         start, process = _started(header), header.get("pid")
@@ -144,11 +141,6 @@ _OWN = ("format", "version", "rank", "distilled", HEADER_FIELD)
 
 @dataclass(slots=True)
 class _Numbers:
-    """For each record number in one of the merged files, the number of the same record in the merged trace.
-
-    Each field maps the numbers of one type of record.
-    """
-
     signatures: dict[int, int] = field(default_factory=dict)
     scopes: dict[int, int] = field(default_factory=dict)
     contexts: dict[int, int] = field(default_factory=dict)
@@ -168,7 +160,6 @@ class _Join:
         self.operator_calls = 0
 
     def add(self, reader: TraceReader, process: int, shift_ns: int, partial: bool) -> None:
-        """Write the records of one file to the merged trace."""
         numbers, first_storage = _Numbers(), max(self._newest, self._newest_of_graphs) + 1
         for record in reader.columns():
             match record:
@@ -222,12 +213,10 @@ class _Join:
             raise UserError(reader.missing, "merge it with --partial")
 
     def end(self) -> End:
-        """Write the unfinished calls and return the closing record."""
         self._write_running()
         return replace(self._end, calls=self._counts["calls"], signatures=self._counts["signature"])
 
     def _once(self, kind: str, record: Any, again: bool = False) -> int:
-        """Write a record, unless an equal record was written before; return the number of the written record."""
         text = json.dumps([kind, to_json(replace(record, number=0))], sort_keys=True)
         # the texts themselves would take half a gigabyte for some tens of ranks
         digest = blake2b(text.encode("utf-8", "backslashreplace"), digest_size=16).digest()
@@ -239,7 +228,6 @@ class _Join:
         return number
 
     def _thread(self, number: int, numbers: _Numbers, process: int, name: str = "") -> int:
-        """Return the number that a thread of one file has in the merged trace; write its record first if it is new."""
         if number not in numbers.threads:
             numbers.threads[number] = self._counts["thread"]
             self.writer.write(Thread(self._counts["thread"], name, process))
@@ -252,8 +240,6 @@ class _Join:
         return replace(record, **dict(zip(("args", "kwargs", "outputs"), moved, strict=True)))
 
     def _mover(self, numbers: _Numbers) -> Callable[[Any], Any]:
-        """Return a function that replaces the value-model numbers in an argument by numbers of the merged trace."""
-
         def move(leaf: Any) -> Any:
             if not isinstance(leaf, TensorSpec):
                 return leaf
@@ -321,10 +307,7 @@ class _Join:
         self._newest_of_graphs = max([self._newest_of_graphs, *storages])
 
     def _entered(self, record: Entered, numbers: _Numbers, process: int, shift_ns: int) -> None:
-        """Keep the record of an unfinished call until the signatures of all files have numbers.
-
-        The signature of such a call is written only when one of its calls ends, which may be later or never.
-        """
+        # the signature of such a call is written only when one of its calls ends, which may be later or never
         moved = replace(
             record,
             thread=self._thread(record.thread, numbers, process),
@@ -335,7 +318,6 @@ class _Join:
         self._running.append((moved, numbers))
 
     def _write_running(self) -> None:
-        """Write the unfinished calls; signatures without a finished call get numbers after all others."""
         unused = count(self._counts["signature"])
         for record, numbers in self._running:
             if record.signature not in numbers.signatures:

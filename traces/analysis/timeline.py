@@ -148,7 +148,6 @@ def timeline(trace: Trace) -> Iterator[Event]:
 
 
 def _threads(calls: pd.DataFrame) -> dict[tuple[str, str], bool]:
-    """Return, by (process, thread) in order of first calls, True if some of the thread's calls ran on a device."""
     names = _names_of_threads(calls)
     has_device = calls["device_ns"].notna().groupby([names["process"], names["thread"]], sort=False).any()
     keys = [(str(process), str(thread)) for process, thread in has_device.index.tolist()]
@@ -161,7 +160,6 @@ def _names_of_threads(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
-    """Yield the calls of one thread in start order, in batches."""
     for part, _ in trace.call_parts():
         for first in range(0, len(part), BATCH):
             calls = part.iloc[first : first + BATCH]
@@ -172,7 +170,6 @@ def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
 
 
 def _host_track(calls: pd.DataFrame, nesting: _Nesting, shapes: dict[int, str]) -> Iterator[Event]:
-    """Yield the events for calls on the host, and for the modules and phases that end before them."""
     pid, tid = nesting.pid, nesting.tid
     for row in _rows(calls):
         if pd.isna(row["inside"]):
@@ -197,12 +194,9 @@ def timeline_lines(trace: Trace) -> Iterator[str]:
 def _device_track(
     parts: Iterable[pd.DataFrame], pid: int, tid: int, thread: str, shapes: dict[int, str]
 ) -> Iterator[Event]:
-    """Yield events for the work that a thread submitted to a device.
-
-    The start of the work on the device is unknown; it is assumed at the start of the call, or at the end of earlier
-    work if that is later. Calls inside an extension function are part of it; a function recorded with `--grip`
-    consists of its calls.
-    """
+    # The start of the work on the device is unknown: it is assumed at the start of the call, or at the end of earlier
+    # work if that is later. Calls inside an extension function are part of it; a function recorded with `--grip`
+    # consists of its calls.
     end_ns: float | None = None
     for calls in parts:
         on_device = calls[calls["device_ns"].notna() & (calls["kind"] != FUNCTION)]
@@ -217,15 +211,12 @@ def _device_track(
 
 
 class _Nesting:
-    """The phase and modules that a thread is in, from outer to inner, each with its start in ns."""
-
     def __init__(self, pid: int, tid: int) -> None:
         self.pid, self.tid = pid, tid
         self._stack: list[tuple[str, int]] = []
         self._end_ns = 0
 
     def move_to(self, path: tuple[str, ...], start_ns: int, end_ns: int) -> Iterator[Event]:
-        """Move to the phase and modules in `path`; yield an event for each phase or module that ends."""
         shared = 0
         while shared < min(len(path), len(self._stack)) and self._stack[shared][0] == path[shared]:
             shared += 1
@@ -268,6 +259,5 @@ def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _program(header: Mapping[str, Any]) -> str:
-    """Return the name of the captured model in a trace's header, `capture` if there is none."""
     model = header.get("model")
     return str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

@@ -241,10 +241,6 @@ def _matching(
 
 
 def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
-    """Return a mask of the calls in a range of steps.
-
-    The starts of steps are recorded in the trace, or derived from a scope in which each step makes one call.
-    """
     begins = outline.step_starts_ns.tolist()
     count = outline.header.get("steps", len(begins))
     if type(count) is not int or not 0 < count <= len(outline.start_ns):
@@ -259,7 +255,6 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
 
 
 def _beginnings(outline: Outline, count: int) -> list[int]:
-    """Return the start times of `count` steps in ns, derived from a scope in which each step makes one call."""
     begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
     if None not in begins:
         raise UserError(
@@ -316,9 +311,6 @@ class KeptFlow:
 
 
 def _own_calls(outline: Outline) -> list[int]:
-    """Return the indices of the calls in start order, without labels of `record_function`, functions recorded with
-    `--grip`, and calls inside extension functions.
-    """
     passed = [n for n, item in outline.signatures.items() if item.kind == FUNCTION or is_mark(item.op)]
     inside = [n for n, scope in outline.scopes.items() if scope.inside is not None and not scope.gripped]
     own: NDArray[np.bool_] = ~np.isin(outline.signature, passed) & ~np.isin(outline.scope, inside)

@@ -124,7 +124,6 @@ def trim(
 
 
 def _counted_signatures(numbers: Iterable[int], outline: Outline) -> list[int]:
-    """Return the signatures that `opgrip trace info` counts: no labels or functions recorded with `--grip`."""
     items = ((number, outline.signatures[number]) for number in numbers)
     return [number for number, item in items if is_operator(item.op, item.kind)]
 
@@ -143,8 +142,6 @@ def _header(outline: Outline, part: TracePart, trimmed: Trimmed, same_folder: bo
 
 
 class _Writing:
-    """Decides which records belong to a part of a trace, and reduces records about several calls to selected calls."""
-
     def __init__(self, outline: Outline, flags: Flags) -> None:
         self._outline, self._flags = outline, flags
         self.signatures = set(outline.signature[flags].tolist()) & outline.signatures.keys()
@@ -173,7 +170,6 @@ class _Writing:
 
     @property
     def end(self) -> End:
-        """Return the closing record, with the totals of the part and the losses of the whole trace."""
         duration = self._end.duration_ns or self._last_ns
         return replace(
             self._end,
@@ -184,7 +180,6 @@ class _Writing:
         )
 
     def _step_starts_ns(self) -> list[int]:
-        """Return the start times of the steps to which selected calls belong."""
         starts = self._outline.step_starts_ns
         if not len(starts):
             return []
@@ -193,7 +188,6 @@ class _Writing:
         return step_starts
 
     def of(self, record: Record | CallBlock) -> Record | CallBlock | None:
-        """Return a record as it is written to the part of the trace, or None if it is left out."""
         match record:
             case Signature() | Scope() | Context() | Thread() | Values():
                 return record if record.number in self._numbers[type(record)] else None
@@ -246,7 +240,6 @@ class _Writing:
         return DeviceTimes(thread, first, times) if times else None
 
     def _kernels(self, record: Kernels) -> Kernels | None:
-        """Return the kernels of a signature, with launches and times scaled to the selected share of its calls."""
         selected, total = self._selected[record.signature], self._all[record.signature]
         if record.signature not in self.signatures:
             return None
@@ -260,7 +253,6 @@ class _Writing:
 
 
 def _scopes(outline: Outline, used: set[int]) -> set[int]:
-    """Return the scopes of selected calls, and for scopes of backward passes also those of the forward calls."""
     level = used & outline.scopes.keys()
     scopes = set(level)
     while level:
@@ -271,10 +263,7 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
 
 
 def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
-    """Return the indices of the `Observed` records (values of later calls) that belong to the part of the trace.
-
-    A record that describes one call is kept if that call is selected; any other, if its signature is.
-    """
+    # a record that describes one call is kept if that call is selected; any other, if its signature is
     memory = _first_memory(outline)
     places = set()
     for place, record in enumerate(outline.observed):

@@ -317,7 +317,6 @@ def validate(path: str | Path, unbounded: bool = False) -> Validation:
 
 
 def _records(reader: TraceReader, validation: Validation) -> Iterator[tuple[int, Record]]:
-    """Yield the readable records of an opgrip trace, numbered from 1; report the others as findings."""
     schema = SchemaCheck()
     if not schema.is_available:
         validation.notes.append(NOT_INSTALLED)
@@ -357,8 +356,6 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 class _Totals:
-    """Checks for a second header, for records after the closing record, and for wrong totals in that record."""
-
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
         self._counts: Counter[str] = Counter()

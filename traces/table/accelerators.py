@@ -214,7 +214,6 @@ def _properties(device: str) -> Facts:
 
 
 def _libraries(kinds: Collection[str]) -> dict[str, str]:
-    """Return the versions of the driver and libraries that matter for these kinds of devices, such as cuDNN."""
     readers: dict[str, Callable[[], Any]] = {
         "driver": _driver,
         "cuda": lambda: torch.version.cuda,
@@ -244,7 +243,6 @@ def _cudnn_version() -> str | None:
 
 
 def _settings(kinds: Collection[str]) -> Facts:
-    """Return the process-wide settings that change how operators run; `kinds` are the types of the devices in use."""
     matmul = torch.backends.cuda.matmul
     products = {name: _result_or_none(partial(getattr, matmul, name)) for name in PRODUCTS}
     facts: Facts = {
@@ -262,14 +260,13 @@ def _settings(kinds: Collection[str]) -> Facts:
 
 
 def _precisions() -> Iterator[tuple[str, str]]:
-    """Yield the name and float32 precision of each backend; before torch 2.9, `tf32` if it is allowed, else `ieee`."""
+    # before torch 2.9, `tf32` if it is allowed, else `ieee`
     for place in PLACES:
         if not place.startswith("mkldnn"):
             yield place, read_precision(place) or ("tf32" if allows_tf32(place) else "ieee")
 
 
 def _result_or_none(read: Callable[[], Any] | None) -> Any:
-    """Return the result of `read()`, or None if `read` is None or raises an error."""
     with suppress(Exception):
         return None if read is None else read()
     return None

@@ -98,12 +98,10 @@ class CallSource:
             self.graphs.weigh(signatures, self._usual_ns)
 
     def _usual_ns(self) -> dict[int, float]:
-        """Return the mean device time in ns of each signature's calls outside of CUDA graphs."""
         totals, counts = self._outside_graphs()
         return {number: totals[number] / count for number, count in counts.items()}
 
     def _outside_graphs(self) -> tuple[Counter[int], Counter[int]]:
-        """Return the total device time in ns and the number of each signature's timed calls outside of CUDA graphs."""
         totals, counts = Counter[int](), Counter[int]()
         for block in self._recorded():
             timed = block.device_ns >= 0
@@ -175,7 +173,6 @@ class CallSource:
             yield from self._selected_again()
 
     def _selected_again(self) -> Iterator[CallBlock]:
-        """Yield the selected part of each block, with later device times and the calls of launched CUDA graphs."""
         for recorded in self._recorded():
             block = self.graphs.expand(recorded) if self.graphs.graphs else recorded
             block = block if self._select is None else self._select(block)
@@ -183,7 +180,6 @@ class CallSource:
                 yield block
 
     def _recorded(self) -> Iterator[CallBlock]:
-        """Yield the blocks as the file has them, but with later device times."""
         if self._kept is not None and self._select is None:
             yield from self._with_later_times(self._kept)
             return

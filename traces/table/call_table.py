@@ -275,7 +275,7 @@ def all_storages(source: Iterable[CallBlock]) -> Integers:
 
 
 def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) -> pd.Categorical:
-    """Return a categorical column with the name of each number, because a million calls share a few names."""
+    # categorical, because a million calls share a few names
     categories = list(dict.fromkeys(name for name in names.values() if name is not None))
     place = {name: index for index, name in enumerate(categories)}
     code_of = {number: place.get(name, -1) for number, name in names.items()}
@@ -284,7 +284,6 @@ def _names(numbers: np.ndarray[Any, np.dtype[np.int64]], names: dict[int, Any]) 
 
 
 def _translated(numbers: Integers, code_of: Mapping[int, int]) -> Integers:
-    """Return the category code of each number in an array; -1 for a number without a code."""
     if min(code_of, default=0) < 0 or max(code_of, default=0) >= DENSE:
         unique, inverse = np.unique(numbers, return_inverse=True)
         own = np.array([code_of.get(int(number), -1) for number in unique], dtype=np.int64)

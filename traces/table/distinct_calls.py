@@ -132,7 +132,6 @@ def _distinct_rows(table: pd.DataFrame, bits: int | None) -> pd.DataFrame:
 def _distinct(
     keys: Sequence[Integers], starts: Integers, places: Integers, counts: Integers, bits: int | None
 ) -> pd.DataFrame:
-    """Return one row per group of equal calls, with the sum of counts, and start and position of the earliest call."""
     order = np.argsort(starts, kind="stable")
     distinguishing_keys = [_rounded(key, bits) if name in TIMES else key for name, key in zip(KEYS, keys, strict=True)]
     codes, _ = pd.factorize(_packed(distinguishing_keys)[order])
@@ -150,10 +149,7 @@ def _distinct(
 
 
 def _rounded(times: Integers, bits: int | None) -> Integers:
-    """Return times (-1 or more) truncated to their `bits` leading bits, or unchanged if `bits` is None.
-
-    The mean of times with the same truncated value has this truncated value, too.
-    """
+    # the mean of times with the same truncated value has this truncated value, too
     if bits is None:
         return times
     _, exponents = np.frexp(times)
@@ -163,7 +159,6 @@ def _rounded(times: Integers, bits: int | None) -> Integers:
 
 
 def _packed(keys: Sequence[Integers]) -> Integers:
-    """Return one integer for each row, such that two rows have equal integers if all their keys are equal."""
     if not len(keys[0]):
         return keys[0]
     packed, width = np.zeros(len(keys[0]), dtype=np.int64), 1
@@ -245,10 +240,7 @@ def ordered_rows(source: CallSource) -> Iterator[Rows]:
 
 
 class _Lateness:
-    """Detects calls that are far out of start order in the file.
-
-    A call is late if it started before the latest start time of all calls up to `NEAR` blocks earlier in the file.
-    """
+    """Detects calls that started before the latest start time of all calls up to `NEAR` blocks earlier in the file."""
 
     def __init__(self) -> None:
         self._newest_ns = np.iinfo(np.int64).min
@@ -256,11 +248,9 @@ class _Lateness:
 
     @property
     def bound_ns(self) -> int:
-        """Return a time before which no call of later blocks started, except late calls."""
         return int(self._bounds[0])
 
     def flags(self, block: CallBlock) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Return a mask of the late calls in the next block."""
         flags = block.start_ns < self.bound_ns
         self._newest_ns = max(self._newest_ns, int(block.start_ns.max()))
         self._bounds.append(self._newest_ns)
@@ -278,11 +268,7 @@ def _late_rows(source: Iterable[CallBlock]) -> Iterator[Rows]:
 
 
 def _near_rows(source: Iterable[CallBlock]) -> Iterator[tuple[Rows, int | None]]:
-    """Yield the calls of a file in parts, without calls that come much later in the file than their start time
-    requires.
-
-    Each part comes with a time in ns before which no call of a later part starts; None for the last part.
-    """
+    # each part comes with a time in ns before which no call of a later part starts; None for the last part
     lateness, number = _Lateness(), 0
     blocks: list[CallBlock] = []
     numbers: list[Integers] = []
@@ -318,10 +304,6 @@ def _joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _in_order(rows: Rows, bound_ns: int | None) -> tuple[Rows, Rows]:
-    """Return the rows that start at or before `bound_ns`, sorted by start, and the other rows.
-
-    None for `bound_ns` selects all rows.
-    """
     starts = rows.columns[START]
     order = np.lexsort((rows.columns[NUMBER], starts))
     end = len(order) if bound_ns is None else int(np.searchsorted(starts[order], bound_ns, side="right"))

@@ -171,21 +171,16 @@ class GraphLaunches:
 
 
 def _bytes_of(signature: Signature | None) -> int:
-    """Return the number of bytes that the tensors of a signature span in memory; 0 without a signature."""
     return 0 if signature is None else sum(spec.extent for spec in tensors([signature.args, signature.outputs]))
 
 
 def _are_views(graph: GraphCalls, signatures: Mapping[int, Signature]) -> NDArray[np.bool_]:
-    """Return a mask of the graph's calls that only return views of their arguments and launch no kernel."""
     flows = np.split(graph.storages, np.cumsum(graph.tensors)[:-1])
     calls = zip(graph.signature.tolist(), flows, strict=True)
     return np.array([_is_view(signatures.get(number), storages) for number, storages in calls])
 
 
 def _is_view(signature: Signature | None, storages: Integers) -> bool:
-    """Return True if a call only returns memory of its arguments and does not write to them, judged by its operator's
-    name.
-    """
     if signature is None or "out" in signature.kwargs or signature.op.partition(".")[2].split(".")[0].endswith("_"):
         return False
     inputs = sum(1 for _ in tensors([signature.args, signature.kwargs]))

@@ -71,7 +71,6 @@ def _number(spec: TensorSpec) -> int:
 
 
 def _device(recorded: str) -> str:
-    """Return the recorded device if this machine has it, else `cpu`."""
     try:
         torch.empty(0, device=recorded)
     except (RuntimeError, AssertionError, ImportError):

@@ -79,7 +79,6 @@ def labeled(
 
 
 def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return a mask of the times that lie within one of the spans, end points included."""
     bounds = np.sort(np.array(spans, dtype=np.int64).reshape(-1, 2), axis=0)
     # a time is inside if more spans have begun than have ended before it
     return np.searchsorted(bounds[:, 0], times, side="right") > np.searchsorted(bounds[:, 1], times, side="left")
@@ -88,7 +87,6 @@ def _are_in_spans(times: Integers, spans: list[tuple[int, int]]) -> np.ndarray[t
 def _within(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> tuple[list[bool], list[tuple[int, int]]]:
-    """Return, for each call of one thread, True if a selected label is open; and the spans in which one is open."""
     open_labels: list[bool] = []
     flags: list[bool] = []
     spans: list[tuple[int, int]] = []

@@ -22,8 +22,6 @@ NEVER = np.iinfo(np.int64).max
 
 
 class _Thread:
-    """Finds the calls of one thread that were entered and never ended."""
-
     def __init__(self, records: list[Entered]) -> None:
         self.records = records
         self._entered_ns: Integers = np.unique(np.array([record.start_ns for record in records], dtype=np.int64))
@@ -133,8 +131,6 @@ def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | Non
 
 
 class _Places:
-    """Number of calls of each scope and signature in a process, and the start of the first of these calls."""
-
     def __init__(self) -> None:
         self._counts: Counter[Place] = Counter()
         self._first_ns: dict[Place, int] = {}
@@ -154,7 +150,6 @@ class _Places:
             self._first_ns[place] = min(self._first_ns.get(place, first_ns), first_ns)
 
     def first_of(self, count: int) -> Place | None:
-        """Return the first scope and signature with exactly `count` calls in the process, or None."""
         once_a_step = (place for place, number in self._counts.items() if number == count)
         return min(once_a_step, key=self._first_ns.__getitem__, default=None)
 
@@ -286,7 +281,6 @@ def call_filter(
 
 
 def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
-    """Return the start times of a trace's steps; check that the selected steps exist."""
     if steps.step != 1 or not steps or steps.start < 0:
         raise UserError(f"{steps} is not a range of consecutive steps", "count them from 0, as in range(3, 5)")
     starts = find_step_starts(lambda: reader.again().columns())

@@ -71,17 +71,13 @@ def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
 
 
 def _texts(values: pd.Series[Any], column: str) -> pd.Series[str]:
-    """Return the values of a column as text, with `(outside)` or `-` for empty and missing values."""
     absent = "(outside)" if column in ("module", "function") else "-"
     texts = [absent if pd.isna(value) or value == "" else str(value) for value in values]
     return pd.Series(texts, values.index)
 
 
 def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
-    """Return the values of a column as names of the parts into which bars are divided.
-
-    Module paths are cut to the smallest depth at which there are more than two different names.
-    """
+    # module paths are cut to the smallest depth at which there are more than two different names
     texts = _texts(values, column)
     if column != "module":
         return texts
@@ -93,7 +89,6 @@ def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
 
 
 def _largest_parts(sums: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with only the first `MOST_PARTS` columns, and one column with the sum of the others."""
     if sums.shape[1] <= MOST_PARTS + 1:
         return sums
     few = sums.iloc[:, :MOST_PARTS].copy()

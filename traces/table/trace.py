@@ -191,7 +191,7 @@ class Trace:
 
     @property
     def _has_function_times(self) -> bool:
-        """Return True if functions recorded with `--grip` have device times, which are sums over their inner calls."""
+        # their device times are sums over their inner calls
         calls = self.distinct_calls
         return bool((calls["kind"] == FUNCTION).any() and calls["device_ns"].notna().any())
 

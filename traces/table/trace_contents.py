@@ -102,10 +102,7 @@ class TraceContents:
 
 
 def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
-    """Return a trace's header with the facts about accelerators from its closing record added.
-
-    The closing record knows accelerators that the program first used after the header was written.
-    """
+    # the closing record knows accelerators that the program first used after the header was written
     later = {"devices": end.devices, "accelerator": end.accelerator}
     present = {name: facts for name, facts in later.items() if facts}
     before = {name: header[name] for name in present if isinstance(header.get(name), dict)}

@@ -120,12 +120,7 @@ def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCal
 
 
 class _Gaps:
-    """Gaps between consecutive calls within a function, grouped by what the capture recorded during the gap.
-
-    clean : lengths in ns of the clean gaps, by pair of consecutive calls; in a clean gap, the capture recorded nothing
-        new, because the program had made the same two calls in this order before
-    """
-
+    # the capture recorded nothing new in a clean gap, because the program had made the same two calls before
     def __init__(self, looked_at: Container[int]) -> None:
         # gaps of seconds exceed any low quantile, so clipping them to four bytes does no harm
         self.clean: dict[Step, array[int]] = {}
@@ -153,18 +148,12 @@ class _Gaps:
                 self._quiet.append(gap_ns)
 
     def typical(self) -> Gaps:
-        """Return the gaps in ns whose `LOW` quantile is used for pairs of calls without clean gaps.
-
-        These are all clean gaps. If there are fewer than `FEWEST`, they are the gaps before unperturbed calls, or all
-        gaps if every call was perturbed.
-        """
         if self._clean_count < FEWEST:
             return np.array(self._quiet or self._all)
         return np.concatenate([np.asarray(items) for items in self.clean.values()])
 
 
 def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], float]:
-    """Return a low quantile (`LOW`) of a column of times, by signature and scope."""
     own = calls[["signature", "scope", column, COUNT]].sort_values(["signature", "scope", column])
     groups = own.groupby(["signature", "scope"])[COUNT]
     is_there = groups.cumsum() > (LOW * groups.transform("sum")).astype("int64")
@@ -183,7 +172,6 @@ def step_of(before: MadeCall, after: MadeCall) -> Step:
 
 
 def _low(times: Gaps) -> float:
-    """Return the `LOW` quantile of times, or 0 if there are none; the array `times` is reordered."""
     if not len(times):
         return 0
     place = int(LOW * len(times))

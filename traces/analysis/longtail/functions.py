@@ -105,15 +105,6 @@ class LongTail:
 
 @dataclass(slots=True)
 class _Sum:
-    """Sums over all calls of one function.
-
-    The other fields have the same meaning as in `LongTailFunction`.
-
-    dense_ns : part of `operator_ns` in dense operators (see `is_dense`)
-    wall_by_command : time of the function, by (`pattern`, `command`) as in `LongTailFunction`
-    omitted : reason to leave the function out of the list, or None
-    """
-
     calls: int = 0
     launches: int = 0
     backward_launches: int = 0
@@ -166,15 +157,6 @@ def find_longtail(
 
 @dataclass(slots=True)
 class _Run:
-    """Sums over a run of consecutive operators that one thread called in the same Python function.
-
-    is_backward : True if the function's backward pass called them
-    launches, operator_ns, between_ns, host_ns : as in `LongTailFunction`
-    dense_ns : part of `operator_ns` in dense operators (see `is_dense`)
-    gaps_ns : host time from the end of each operator to the start of the next
-    borders : bytes that the run reads and writes outside the function's memory
-    """
-
     function: Function
     is_backward: bool
     launches: int = 0
@@ -197,10 +179,6 @@ class _Run:
 
 
 def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: CaptureCost) -> Counter[str]:
-    """Add a trace's calls to the sums of each function.
-
-    Return the number of all calls and of the calls on a device, under the keys `calls` and `device`.
-    """
     operations = {signature.number: operation_of(signature) for signature in trace.signatures}
     calls = MadeCalls(trace, operations)
     traffic = Traffic()
@@ -233,7 +211,6 @@ def _add(trace: Trace, sums: dict[Function, _Sum], bandwidth: float, cost: Captu
 def _counted(
     calls: Iterable[MadeCall], counts: Counter[str], invocations: Invocations, spans: Spans
 ) -> Iterator[MadeCall]:
-    """Yield the calls of a thread, and add each to `counts`, `invocations` and `spans`."""
     for call in calls:
         counts["calls"] += 1
         counts["device"] += call.device_ns is not None
@@ -243,10 +220,7 @@ def _counted(
 
 
 def _runs(calls: Iterable[MadeCall], traffic: Traffic, times: FunctionTimes) -> Iterator[_Run]:
-    """Yield sums over each run of consecutive operators that a thread called in the same function.
-
-    The calls themselves are not kept, because there can be millions.
-    """
+    # the calls themselves are not kept, because there can be millions
     run: _Run | None = None
     before: MadeCall | None = None
     for place, call, begins in in_runs(calls):

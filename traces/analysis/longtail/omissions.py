@@ -26,12 +26,6 @@ WHOLE, OWN = 0.8, 0.5
 
 @dataclass(slots=True)
 class _Span:
-    """Period from a function's first operator to its last, and the number of operators that it called.
-
-    first_ns, last_ns : start of the first operator and end of the last one
-    last_forward_ns : start of its last operator outside a backward pass, or -1
-    """
-
     first_ns: int
     last_ns: int
     calls: int = 0
@@ -146,7 +140,6 @@ def grip_command(header: Mapping[str, Any], pattern: str) -> str:
 
 
 def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return the options of `opcapture` in a trace's recorded command, and the script with its arguments."""
     command = header.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []
     if not words or words[0] != "opcapture":
@@ -168,7 +161,6 @@ def is_script(file: str, header: Mapping[str, Any]) -> bool:
 
 
 def _run_options(options: Sequence[str]) -> list[str]:
-    """Return the options of `opcapture` that determine which program runs, without options that change the capture."""
     run_options: list[str] = []
     pending = iter(options)
     for word in pending:

@@ -93,7 +93,6 @@ def bytes_of(spec: TensorSpec) -> int:
 
 
 def _is_view(signature: Signature) -> bool:
-    """Return True if a call returns its argument or a view of it, and writes nothing."""
     schema = schema_of(signature)
     if schema is None or any(written(signature)):
         return False
@@ -235,20 +234,13 @@ def _own_calls(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _places(trace: Trace) -> dict[int, TimelinePlace]:
-    """Return, for each scope, the Python function that it belongs to.
-
-    In a backward pass, this is the function that made the forward calls.
-    """
     origin = origins(trace)
     place_by_scope = {scope.number: _function(origin[scope.number], scope.phase) for scope in trace.scopes}
     return {number: place for number, place in place_by_scope.items() if place is not None}
 
 
 def _function(scope: Scope, phase: str) -> TimelinePlace | None:
-    """Return the Python function of a scope, for calls of phase `phase`; None if the line is outside functions.
-
-    A comprehension or lambda belongs to the function around it.
-    """
+    # a comprehension or lambda belongs to the function around it
     file, name = scope.file, scope.function
     within = 0
     while name.endswith(">") and LOCALS in name:
@@ -265,13 +257,6 @@ def function_of(call: MadeCall) -> Function:
 
 @dataclass(slots=True)
 class _Open:
-    """The latest call of a Python function, which may still be running.
-
-    line, op : source line and name of its first operator
-    moved : True if its latest operator is on another line
-    last : index of its latest operator among all calls of the thread
-    """
-
     line: int
     op: str
     moved: bool

@@ -79,8 +79,6 @@ def align(meetings: Meetings, processes: int) -> list[Clock]:
 
 
 class _Pairs:
-    """Compares the clocks of two processes by the collectives that both took part in."""
-
     def __init__(self, meetings: Meetings) -> None:
         symmetric = [kind not in (*FROM_ROOT, *TO_ROOT) for kind in meetings.kinds]
         number = meetings.number
@@ -94,7 +92,6 @@ class _Pairs:
         self._members: Mapping[int, set[int]] = self._together(meetings, chosen)
 
     def _together(self, meetings: Meetings, chosen: NDArray[np.bool_]) -> dict[int, set[int]]:
-        """Return, for each process, the other members of its process groups."""
         members: dict[int, set[int]] = {process: set() for process in self._rows}
         pairs = np.unique(np.column_stack([meetings.group[chosen], meetings.process[chosen]]), axis=0)
         for group in np.split(pairs[:, 1], np.flatnonzero(np.diff(pairs[:, 0])) + 1):
@@ -107,7 +104,6 @@ class _Pairs:
         return set(self._members.get(process, ()))
 
     def compare(self, process: int, other: int) -> Clock | None:
-        """Return the clock of process `other` relative to `process`; None if both took part in too few collectives."""
         number, start, end, at_once = self._rows[process]
         number_2, start_2, end_2, at_once_2 = self._rows[other]
         common, place, place_2 = np.intersect1d(number, number_2, assume_unique=True, return_indices=True)
@@ -289,10 +285,7 @@ def match(
 
 
 def _agreeing(rows: Integers) -> NDArray[np.bool_]:
-    """Return a mask of the calls of collectives that match a call of another process.
-
-    Within a group, these are the calls before the first collective whose members called different kinds.
-    """
+    # of a group, the calls before the first collective whose members called different kinds
     if not len(rows):
         return np.empty(0, dtype=np.bool_)
     kind, group, ordinal = rows[:, 1], rows[:, 2], rows[:, 4]

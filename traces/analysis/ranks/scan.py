@@ -157,7 +157,6 @@ class Scan:
             self._columns[name].append(value)
 
     def _settle(self, block: CallBlock, before: int, stop: int, firsts: Integers | None, thread: _Thread) -> None:
-        """Set the end times of collectives whose results are used by some calls of a block."""
         if not self._pending or firsts is None or before >= stop:
             return
         first = int(firsts[before])
@@ -180,7 +179,6 @@ class Scan:
             self._forget(event)
 
     def _hits(self, storages: Integers) -> Integers:
-        """Return the positions in `storages` of results of collectives that no call has used yet."""
         if len(storages) < len(self._pending):
             return np.array([place for place, item in enumerate(storages.tolist()) if item in self._pending], np.int64)
         return np.flatnonzero(np.isin(storages, list(self._pending)))
@@ -188,17 +186,13 @@ class Scan:
     def _takers(
         self, block: CallBlock, before: int, stop: int, firsts: Integers, first: int, hits: Integers
     ) -> Iterator[tuple[int, int]]:
-        """Yield the index and the storage of each call that uses the result of a collective, except views."""
         calls = np.searchsorted(firsts[before:stop], hits + first, side="right") - 1 + before
         for place, hit in zip(calls.tolist(), hits.tolist(), strict=True):
             if int(block.signature[place]) not in self._kinds.views:
                 yield place, int(block.storages[first + hit])
 
     def _idle_since(self, block: CallBlock, place: int, thread: _Thread, start_ns: int) -> int:
-        """Return the time at which the thread's last call before call `place` ended, not counting views.
-
-        Views do not count, because DDP waits, then makes views of the results and copies these.
-        """
+        # views do not count, because DDP waits, then makes views of the results and copies these
         for before in range(place - 1, -1, -1):
             if int(block.signature[before]) not in self._kinds.views:
                 return int(block.start_ns[before] + block.duration_ns[before])
@@ -212,9 +206,6 @@ class Scan:
 
 
 def _resumed_ns(block: CallBlock, place: int, launched_ns: int) -> int:
-    """Return the time at which a thread continued after it launched a collective: the start of call `place`.
-
-    If that call began before the launch ended, the result is the end of the call or of the launch, whichever is later.
-    """
+    # the start of call `place`; if that began before the launch ended, the end of the call or of the launch
     start, duration = int(block.start_ns[place]), int(block.duration_ns[place])
     return start if start >= launched_ns else max(start + duration, launched_ns)

@@ -77,14 +77,6 @@ def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> Ra
 
 @dataclass(slots=True)
 class _Process:
-    """Results of the scan of a merged trace for one process.
-
-    scan : scan for collectives
-    compute_ns : time in calls that are not collectives
-    first_ns, last_ns : start of the first call and end of the last one
-    scopes : scope of the first call of each signature of a collective
-    """
-
     scan: Scan
     calls: int = 0
     compute_ns: int = 0
@@ -105,12 +97,10 @@ class _Ranks:
     scopes: dict[int, Scope] = field(default_factory=dict)
 
     def names(self) -> list[int]:
-        """Return the rank of each process, or the process number if no launcher set ranks."""
         ranks = [rank_of(header) for header in self.headers]
         return [process if rank is None else rank for process, rank in enumerate(ranks)]
 
     def drop_others(self) -> None:
-        """Remove processes without a rank, such as workers of a DataLoader; keep all processes if none has a rank."""
         ranks = [rank_of(header) for header in self.headers]
         if is_ambiguous(ranks):
             raise UserError("two processes of the trace have the same rank", "merge only traces of one program")
@@ -118,7 +108,6 @@ class _Ranks:
             self.processes = {number: item for number, item in self.processes.items() if ranks[number] is not None}
 
     def match(self) -> Meetings:
-        """Return the collectives in which several processes took part."""
         events = {process: item.scan.events() for process, item in sorted(self.processes.items())}
         return match(events, dict.fromkeys(events, self.kinds.collectives), self.names())
 
@@ -171,15 +160,6 @@ def _read(reader: TraceReader) -> _Ranks:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """For each call of a collective in `Meetings`, the time that the rank waited; arrays are (N,).
-
-    rank : rank that made the call
-    waiting_ns : time from the rank's arrival to the arrival of the last rank
-    inside_ns : time that the rank spent in the collective, launching it and waiting for its end
-    is_last : True if the rank arrived last
-    last_rank : rank that arrived last
-    """
-
     rank: Integers
     waiting_ns: Integers
     inside_ns: Integers
@@ -270,10 +250,6 @@ PLACE = ["kind", "group", "ranks", "size_bytes", "function", "file", "line"]
 
 
 def _by_place(ranks: _Ranks, meetings: Meetings, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the waiting times by operation, group, size and source line.
-
-    The source line is that of the first rank's call. `frame` has one row for each call, as in `meetings`.
-    """
     whole = frame.groupby("number").agg(waiting_ns=("waiting_ns", "sum"), longest_ns=("waiting_ns", "max"))
     last = frame[frame["is_last"]].drop_duplicates("number").set_index("number")["rank"]
     facts = [_facts(ranks, int(meetings.process[row]), int(meetings.signature[row])) for row in meetings.first.tolist()]

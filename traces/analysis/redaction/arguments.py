@@ -244,7 +244,6 @@ class Redactor:
         return self._number(at, image)
 
     def _number(self, at: Position, image: Number) -> Number:
-        """Add `image`, the number that replaces the argument at position `at`, to the report, and return it."""
         if self._report is not None and at.field in ("signature.args", "signature.kwargs"):
             why = "a size, dimension, index or flag" if type(image) is int else "the default of a float"
             self._report.add_number(at.field, self._names.operator(at.op), image, ASKED if self._keeps_scalars else why)
@@ -298,9 +297,7 @@ def default_number(value: int | float) -> int | float:
 
 
 def _extent(tree: Any) -> int:
-    """Return the number of elements of the largest tensor, or from the start of a storage to a tensor's end if that is
-    more.
-    """
+    # elements of the largest tensor, or from the start of a storage to a tensor's end
     parts = (part for spec in tensors(tree) for part in (spec, *spec.parts))
     return max((max(prod(part.shape), part.extent // max(1, part.dtype.itemsize)) for part in parts), default=0)
 

@@ -113,7 +113,6 @@ def _texts(image: Any) -> list[str]:
 
 
 def _is_setting(value: object) -> bool:
-    """Return True for numbers, for words of torch such as `cpu:bfloat16,cuda:float16`, and for containers of them."""
     if isinstance(value, list):
         return all(map(_is_setting, value))
     if isinstance(value, dict):

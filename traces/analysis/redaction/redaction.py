@@ -194,7 +194,6 @@ def redact(
 
 
 def _whole_values(header: Header) -> tuple[str, ...]:
-    """Return the names of the files with full tensor values that a trace's header refers to."""
     processes = header.fields.get("processes")
     headers = [header.fields, *(item for item in processes or () if isinstance(item, dict))]
     return tuple(str(fields[HEADER_FIELD]) for fields in headers if fields.get(HEADER_FIELD) is not None)
