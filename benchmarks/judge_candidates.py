@@ -4,7 +4,7 @@ python benchmarks/judge_candidates.py table      # is each candidate right, fast
 python benchmarks/judge_candidates.py same       # share of verdicts that call an operator faster or slower than itself
 python benchmarks/judge_candidates.py confirm    # savings estimated from single calls and measured in whole steps
 
-`--quick` uses few signatures and runs; `--into docs/modes.md` also replaces the table of the same columns in a page.
+`--quick` uses few signatures and runs; `--into PAGE` also replaces the table of the same columns in a page.
 """
 
 from __future__ import annotations
