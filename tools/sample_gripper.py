@@ -42,7 +42,7 @@ DLOP_ENTRY = "class_entry"  # name of `entry` in DLOP-Bench's grip
 
 
 class Gripping:
-    """Functions that are gripped (their calls are recorded) until `close` is called, or the block or the program ends.
+    """Functions whose calls are recorded until `close` is called, or the block or the program ends.
 
     written : folders of the written samples
     refused : reason why a function could not be gripped, by function name
@@ -189,7 +189,6 @@ def _decorate(value: Any, entry: str | None, keep: Keep, to: Path) -> Any:
 
 
 def _with_method(owner: type, entry: str, grips: Grips) -> type:
-    """Grip one method of a class and return the class; an inherited method is gripped for this class only."""
     holder = next((cls for cls in owner.__mro__ if entry in vars(cls)), None)
     if holder is None:
         raise UserError(f"{owner.__qualname__} has no method {entry}", "name one with entry=")

@@ -1,3 +1,1 @@
-"""Gripping of functions: recording their calls, and extracting their source as a sample that runs without the
-program.
-"""
+"""Gripping of functions: recording their calls, and writing their source and calls as a sample."""

@@ -43,9 +43,7 @@ class Arrays:
         return ArraySpec(memory.as_strided(array.shape, [step // size for step in steps], offset // size))
 
     def _over(self, root: Array) -> torch.Tensor:
-        """Return the memory of `root`, an array that is not a view, as a tensor of bytes, which is the same at each
-        call.
-        """
+        # one tensor for each array, so that its views share a storage
         if id(root) not in self._memory:
             self._memory[id(root)] = root, torch.from_numpy(root.reshape(-1).view(np.uint8))
         return self._memory[id(root)][1]
@@ -74,9 +72,7 @@ def isolate_from_program() -> Iterator[None]:
 
 
 def copy_tensors(tree: Any) -> Any:
-    """Return nested values with copies of their tensors; the copies keep strides, and share memory as the
-    originals do.
-    """
+    """Return nested values with copies of their tensors, which keep strides and share memory as the originals do."""
     with isolate_from_program():
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         copies = iter(_copies([tensor.resolve_conj().resolve_neg() for tensor in tensors]))
@@ -136,7 +132,6 @@ def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _over(tensor: torch.Tensor, first: int, memory: torch.UntypedStorage) -> torch.Tensor:
-    """Return a tensor with the shape and strides of `tensor` over `memory`."""
     offset = tensor.storage_offset() - first // ALIGNMENT * ALIGNMENT // tensor.dtype.itemsize
     empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     copy = empty.set_(memory, offset if tensor.numel() else 0, tensor.shape, tensor.stride())
@@ -149,7 +144,6 @@ def _part(tensor: torch.Tensor, first: int, end: int) -> torch.UntypedStorage:
 
 
 def _spans(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[int, int]]:
-    """Return the range of bytes of each storage that some tensors use, by the storage's address."""
     spans: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
         address, (first, end) = storage_address(tensor), _span(tensor)
@@ -159,7 +153,6 @@ def _spans(tensors: Iterable[torch.Tensor]) -> dict[int, tuple[int, int]]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the range of bytes of its storage that a tensor uses: the first byte, and one past the last."""
     if tensor.numel() == 0:
         return 0, 0
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))

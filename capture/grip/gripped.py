@@ -33,11 +33,9 @@ class GrippedCall:
     """A recorded call of a gripped function, with live arguments and results.
 
     args, kwargs : copies made before the call, with the tensors' strides and requires_grad
-    results : copy of the returned value
     after : copy of the arguments after the call if the call wrote into them, else None
     random_state : state of torch's CPU generator before the call, if the call drew random numbers, else None
     operators, operator_ns : number and total time of the operators that the function ran
-    duration_ns : time of the call
     settings : torch settings by name, such as `grad` and `default_dtype`, and autocast in the form `cpu:bfloat16`
     """
 
@@ -59,9 +57,7 @@ class Gripped:
     function : the original function, without the wrapper
     owner : class of a method, None for a function
     entry : qualified name, such as `delta2bbox` or `Coder.decode`
-    name : name of the sample
     tags : kinds of operators that the function runs, such as `Reduce`, from `opgrip.samples.tags.Tag`
-    calls : recorded calls
     by_reference : True if the sample imports the function instead of containing its code
     """
 
@@ -84,7 +80,7 @@ class Keep:
 
     calls : maximum number of recorded calls, all with different signatures
     name : name of the sample; None for the function's own name
-    tags : tags of the sample from the user, such as `Reduce`, in addition to detected ones
+    tags : tags of the sample from the user, in addition to detected ones
     by_reference : True if the sample imports the function instead of containing its code
     """
 
@@ -98,12 +94,9 @@ class Keep:
 class Keeper:
     """Records the first calls of one gripped function, each with another signature.
 
-    function : the original function
     owner : class of a method, None for a function
     entry : qualified name of the function
-    keep : settings, such as the maximum number of calls
     filled : called with this object when enough calls are recorded
-    calls : recorded calls
     lost : number of calls that could not be recorded, by reason
     """
 
@@ -136,12 +129,11 @@ class Keeper:
         return Gripped(self.function, owner, self.entry, self.name, tags, calls, self.keep.by_reference)
 
     def run(self, arguments: SpecTree, args: tuple[Any, ...], kwargs: dict[str, Any], call: Callable[[], Any]) -> Any:
-        """Run a call and return its result; record the call if its signature is new. Errors of recording are only
-        counted.
+        """Run a call and return its result; record the call if its signature is new.
 
-        arguments : the arguments as nested specs, from `take` in `objects.py`
-        args, kwargs : the live arguments
-        call : function that runs the call
+        Errors of recording do not reach the program; `lost` counts them.
+
+        arguments : the live arguments `args` and `kwargs` as nested specs
         """
         try:
             before = self._begin(arguments)
@@ -175,7 +167,6 @@ class Keeper:
         return result
 
     def _begin(self, arguments: SpecTree) -> _Before | None:
-        """Return the state before a call, with a copy of its arguments, or None if the call need not be recorded."""
         if not self.has_room() or os.getpid() != self._pid:
             return None
         key = call_key(self.entry, *arguments.tree)
@@ -187,9 +178,8 @@ class Keeper:
         try:
             settings = _settings()
             with own_work(), isolate_from_program():
-                if _is_on_nothing(arguments.tree):
-                    # skip calls on empty tensors, for example of a detector without detections: later calls may have
-                    # data
+                if _has_only_empty_tensors(arguments.tree):
+                    # as of a detector without detections; later calls may have data
                     raise CannotHold("its calls have only empty tensors")
                 return _Before(arguments.names, _copy_within_limit(arguments), _random_states(), settings)
         except BaseException as error:
@@ -241,7 +231,6 @@ class Keeper:
 
 
 def _bound_name(function: FunctionType) -> str:
-    """Return the name of the global variable that holds a lambda, or `unnamed`."""
     for name, value in list(function.__globals__.items()):
         if value is function or (type(value) is FunctionType and getattr(value, "__wrapped__", None) is function):
             return name
@@ -260,12 +249,6 @@ def owner_of(function: FunctionType, entry: str) -> type | None:
 
 @dataclass(frozen=True, slots=True)
 class _RandomStates:
-    """States of random number generators before a call.
-
-    cpu, device : states of torch's generators for the CPU and for the current accelerator, if there is one
-    others : states of Python's and numpy's generators
-    """
-
     cpu: Tensor
     device: Tensor | None
     others: tuple[Any, ...]
@@ -273,14 +256,6 @@ class _RandomStates:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """State before a call of a gripped function runs.
-
-    names : classes, functions and enum members to which `tree` refers by name
-    tree : the arguments as specs, with copied tensors
-    random_states : states of random number generators
-    settings : torch settings
-    """
-
     names: Mapping[str, Any]
     tree: Any
     random_states: _RandomStates
@@ -296,10 +271,8 @@ def _copy_within_limit(spec_tree: SpecTree) -> Any:
     return copy_tensors(spec_tree.tree)
 
 
-def _is_on_nothing(tree: Any) -> bool:
-    """Return True if the arguments contain tensors and all of these are empty; tensors inside objects, such as a
-    module's parameters, are ignored.
-    """
+def _has_only_empty_tensors(tree: Any) -> bool:
+    # tensors inside objects, such as a module's parameters, do not count
     tensors: list[Tensor] = []
     waiting = [tree]
     while waiting:
@@ -326,7 +299,6 @@ def _random_states() -> _RandomStates:
 
 
 def _has_drawn(before: _RandomStates) -> bool:
-    """Return True if torch's CPU generator has drawn numbers since the states `before` were taken."""
     now = _random_states()
     if now.others != before.others:
         raise CannotHold("it draws random numbers with a generator other than torch's")

@@ -1,6 +1,4 @@
-"""Gripping: replacement of functions by wrappers in all modules that refer to them, to record their calls and
-write samples.
-"""
+"""Replacement of functions by wrappers that record their calls, in all modules that refer to them."""
 
 from __future__ import annotations
 
@@ -45,11 +43,9 @@ KEEP = Keep()
 
 
 class Grips:
-    """Context manager that grips functions that match patterns, also in modules loaded later, and functions passed
-    to `grip`.
+    """Context manager that grips functions that match patterns, also in modules loaded later, and functions passed to
+    `grip`.
 
-    patterns : patterns for the names of functions
-    keep : settings for recording calls
     to : folder for samples, or None for no samples; a sample is written when it has enough calls, at the latest by
         `finish`
     recorder : recorder of a trace that also gets the calls, or None
@@ -129,8 +125,8 @@ class Grips:
         return type(value)(wrapper) if isinstance(value, staticmethod | classmethod) else wrapper
 
     def finish(self) -> None:
-        """Write the samples that have calls and were not written yet, and add each pattern that matched no called
-        function to `refused`.
+        """Write the samples that have calls and are not written yet, and add each pattern without a called function to
+        `refused`.
         """
         for thread in self._writing:
             thread.join()
@@ -145,9 +141,8 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script so that its matching functions are gripped.
-
-        The result is None if no pattern can match functions of a script.
+        """Return a function that compiles a script with its matching functions gripped; None if no pattern can match
+        one.
         """
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
@@ -188,9 +183,7 @@ class Grips:
         rebind(replacements, modules if len(modules) == 1 else None)
 
     def _lend(self, target: GripTarget) -> None:
-        """Add a wrapper of an inherited method to the class that inherits the method; the base class keeps the
-        original.
-        """
+        # the class that inherits the method gets a wrapper, and the base class keeps the original
         name = target.qualname.rpartition(".")[2]
         if (target.owner, name) not in self._lent:
             assert target.owner is not None
@@ -216,7 +209,6 @@ class Grips:
             self.refused[target.qualname] = str(error)
 
     def _watch(self, target: GripTarget) -> WatchedFunction:
-        """Return the wrapper of a function; it is the same wrapper each time."""
         function = target.function
         # an inner function is a new object whenever the outer one runs, but counts as one function
         is_local = LOCALS in target.qualname
@@ -232,7 +224,6 @@ class Grips:
         return watched
 
     def _write_beside(self, keeper: Keeper) -> None:
-        """Write a function's sample in another thread while the program continues."""
         thread = threading.Thread(target=self._write, args=(keeper,), name="opgrip-gripper", daemon=True)
         self._writing.append(thread)
         with own_work() if self._recorder is None else self._recorder.own_calls.lock:
@@ -263,9 +254,7 @@ class Grips:
 class WatchedFunction:
     """Wrapper that records the calls of a function, for a sample, in a trace, or both.
 
-    function : the original function
     entry : qualified name of the function
-    recorder : recorder of the trace, or None
     keeper : recorder of calls for a sample, or None
 
     active : True while calls are recorded
@@ -327,12 +316,10 @@ def _wrapper(function: FunctionType, watched: WatchedFunction) -> FunctionType:
 
 
 def _is_traced() -> bool:
-    """Return True if torch is tracing or compiling the running code, so that calls are not executed."""
     tracing: bool = torch._C._get_tracing_state() is not None
     return tracing or is_transforming()
 
 
 def _describe_result(result: Any) -> Any:
-    """Return the result of a call in the form in which a trace holds it."""
     with own_work(), isolate_from_program():
         return take(result).tree

@@ -66,7 +66,7 @@ class SpecTree:
 
     tree : nested specs, live tensors and plain values; `Opaque` for values that a sample cannot hold
     names : classes, functions and enum members to which `tree` refers by name
-    refused : reason why a sample cannot hold an argument, ignoring fields of objects; None if it can hold all
+    refused : first reason why a sample cannot hold an argument, None if it can; fields of objects do not count
     """
 
     tree: Any
@@ -83,13 +83,6 @@ def take(value: Any) -> SpecTree:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of an object.
-
-    cls : class of the object
-    fields : attributes by name
-    content : if the class derives from a builtin type, the value as this type, else None
-    """
-
     cls: type
     fields: Mapping[str, Any]
     content: Any = None
@@ -108,7 +101,6 @@ class _Taker:
     _in_field: bool = False
 
     def count(self, value: Any) -> None:
-        """Count how often each object occurs in a nested value; raise `CannotHold` if it has too many objects."""
         stack = [value]
         while stack:
             item = stack.pop()
@@ -227,7 +219,6 @@ class _Taker:
 
 
 def _inner(value: Any) -> list[Any] | None:
-    """Return the values inside a container or object, or None for a value that cannot contain others."""
     kind = type(value)
     if kind in _PLAIN or issubclass(kind, torch.Tensor | np.ndarray | np.generic):
         return None
@@ -252,7 +243,6 @@ def _inner(value: Any) -> list[Any] | None:
 
 
 def _parts(value: Any) -> _Parts:
-    """Return the class, fields and builtin content of an object whose class is defined in Python."""
     cls = type(value)
     _check_class(cls)
     fields = dict(_fields_of(value))
@@ -283,7 +273,6 @@ _CONTENTS: dict[type, Callable[[Any], Any]] = {
 
 
 def _module_parts(module: nn.Module) -> _Parts:
-    """Return the class of a torch module, and its attributes other than parameters, buffers and submodules."""
     if issubclass(type(module), torch.jit.ScriptModule):
         raise CannotHold("a module that torch.jit made")
     _check_class(type(module))
@@ -315,7 +304,6 @@ def _fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_class(cls: type) -> None:
-    """Raise `CannotHold` if objects of a class consist of more than attributes and the content of a builtin type."""
     if cls not in _checked:
         _checked[cls] = _refusal(cls)
     if (reason := _checked[cls]) is not None:
@@ -342,7 +330,6 @@ def _refusal(cls: type) -> str | None:
 
 
 def _name(value: Any) -> str | None:
-    """Return the name by which specs refer to a class, function or enum member, or None for other values."""
     if (listed_name := _NAMES_BY_ID.get(id(value))) is not None:
         return listed_name
     kind = type(value)

@@ -67,8 +67,7 @@ class GripTarget:
 
     function : the function; for an inner function, the function that contains it
     owner : class in which the function was found, or None
-    qualname : qualified name that the pattern matches
-    inside : for an inner function, the function that contains it and creates it at each call; else None
+    inside : for an inner function, the function that creates it at each call; else None
     inherited : True if `owner` inherits the method
     """
 
@@ -104,7 +103,6 @@ def _in_namespace(
 
 
 def _find_inherited(cls: type, prefix: str, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
-    """Yield the methods that a class inherits and that a pattern names for this class."""
     for pattern in patterns:
         # without wildcards, which match the class that defines the method as well, or should not match at all
         name = pattern.qualname.rpartition(".")[2]
@@ -126,10 +124,7 @@ def _find_nested(
 
 
 def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
-    """Yield the qualified names of the functions that a function creates when it runs.
-
-    code, qualname : code and qualified name of the function
-    """
+    """Yield the qualified names of the functions that a function creates when it runs."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType) and not constant.co_name.startswith("<"):
             inner = f"{qualname}.{LOCALS}.{constant.co_name}"
@@ -138,10 +133,7 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return the Python function behind an attribute of a module or class, also behind a static or class method.
-
-    The result is None for any other attribute.
-    """
+    """Return the function itself, or that of a static or class method; None for any other value."""
     # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
@@ -149,7 +141,6 @@ def plain_function(value: Any) -> FunctionType | None:
 
 
 def _belongs(value: Any, module: str) -> bool:
-    """Return True if a module defines a function, or is a parent package of the module that defines it."""
     home = getattr(value, "__module__", None)
     return isinstance(home, str) and (home == module or home.startswith(f"{module}."))
 
@@ -174,7 +165,7 @@ def loaded_modules() -> list[ModuleType]:
 
 
 def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
-    """Replace functions, including methods, by others wherever modules and classes refer to them.
+    """Replace functions, including methods, wherever modules and classes refer to them.
 
     replacements : new function by old function
     modules : modules to search; None for all loaded modules
@@ -205,7 +196,6 @@ def _replace_value(value: Any, by_id: Mapping[int, FunctionType]) -> Any:
 
 
 def _classes(namespaces: Sequence[dict[str, Any]]) -> Iterator[type]:
-    """Yield the classes in the namespaces of modules, and classes nested in these, each once."""
     visited_ids: set[int] = set()
     stack: list[Mapping[str, Any]] = list(namespaces)
     while stack:
@@ -233,11 +223,7 @@ class CannotDecorate(Exception):
 
 
 def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:
-    """Return the code of a module in which functions are decorated when they are created.
-
-    is_gripped : returns True if the function with this qualified name is decorated
-    decorate : the decorator
-    """
+    """Return the code of a module that decorates the functions for which `is_gripped(qualname)` is true."""
     tree = ast.parse(source, file)
     mark = _Marks(is_gripped)
     mark.visit(tree)
@@ -247,11 +233,7 @@ def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str],
 def decorated_inside(
     function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
-    """Return the code of a function whose inner functions are decorated when they are created.
-
-    qualname : qualified name of the function
-    is_gripped : returns True if the inner function with this qualified name is decorated
-    decorate : the decorator
+    """Return the code of a function that decorates its inner functions for which `is_gripped(qualname)` is true.
 
     Raises CannotDecorate: the source is missing, or differs from the loaded code.
     """
@@ -277,7 +259,6 @@ def decorated_inside(
 
 
 def _compile_function(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType, qualname: str) -> CodeType:
-    """Return the code of a function, compiled with the same enclosing variables as the loaded `code`."""
     body: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef = node
     owner = qualname.split(".")[-2] if qualname.count(".") else LOCALS
     if owner != LOCALS:
@@ -315,7 +296,6 @@ def _find(code: CodeType, name: str, line: int) -> CodeType:
 
 
 def _rename_code(code: CodeType, qualname: str) -> CodeType:
-    """Return code in which each function has the qualified name that it has in its module."""
     before = f"{_AROUND}.{LOCALS}.{qualname.rpartition(f'{LOCALS}.')[2]}"
 
     def name(text: str) -> str:
@@ -334,8 +314,6 @@ def _rename_code(code: CodeType, qualname: str) -> CodeType:
 
 
 def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
-    """Return code, including that of inner functions, with `value` in place of the placeholder constant `sentinel`."""
-
     def changed(item: Any) -> Any:
         if isinstance(item, CodeType):
             return _with_constant(item, sentinel, value)
@@ -345,12 +323,6 @@ def _with_constant(code: CodeType, sentinel: str, value: Any) -> CodeType:
 
 
 class _Marks(ast.NodeVisitor):
-    """Inserts a placeholder as first decorator of each function to be decorated in a syntax tree.
-
-    is_gripped : returns True if the function with this qualified name is to be decorated
-    inside : qualified name of the function that contains the tree; empty for the tree of a module
-    """
-
     sentinel = "opgrip: placeholder of a decorator"
 
     def __init__(self, is_gripped: Callable[[str], bool], inside: str = "") -> None:

@@ -55,8 +55,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 class _Spent(threading.local):
-    """Time in ns that observation took in this thread; it is subtracted from observed times."""
-
+    # time in ns that observation took in this thread; subtracted from observed times
     ns = 0
 
 
@@ -90,7 +89,6 @@ class Running(OrderlyMode):
     """Dispatch mode that counts and times the operators of a block, below autograd and autocast.
 
     operators, operator_ns : number and total time of the operators
-    tags : tags of a sample, such as `Reduce`, that follow from the operators so far
     """
 
     supports_higher_order_operators = True
@@ -107,9 +105,7 @@ class Running(OrderlyMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True, which tells torch to run compiled code unchanged; otherwise it would compute other results under
-        the mode.
-        """
+        # otherwise torch would compute other results of compiled code under the mode
         return True
 
     @classmethod
@@ -150,9 +146,8 @@ leave_compiled(Running)
 
 
 def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:
-    """Yield the tags, such as `Reduce`, that a function's sample gets because the function called an operator.
+    """Yield the tags, such as `Reduce`, of a function that called an operator.
 
-    func : overload of the operator
     shapes : for each tensor in the arguments, its shape, and True if its dtype is that of a mask
     """
     name = func._schema.name.partition("::")[2]

@@ -1,7 +1,4 @@
-"""Recorded calls of a sample: functions that write, read, repeat and compare them.
-
-A sample's folder holds the calls as a trace, and full tensor values in a second file.
-"""
+"""Recorded calls of a sample: functions that write, read, repeat and compare them."""
 
 from __future__ import annotations
 
@@ -68,7 +65,6 @@ def difference(expected: Any, got: Any) -> str | None:
     of objects are ignored if a sample cannot hold their values.
 
     expected : live values, or a `Sketch`; with a sketch, only types of numbers, shapes and dtypes are compared
-    got : live values
     """
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
@@ -104,9 +100,6 @@ _NUMBERS = (bool, int, float, complex, ScalarSpec)
 
 
 def _inner(value: Any) -> dict[str, Any] | None:
-    """Return the values inside a container or spec by access path, such as `[0]` or `.name`; None for any other
-    value.
-    """
     match value:
         case dict():
             return {f"[{key!r}]": item for key, item in value.items()}
@@ -190,12 +183,6 @@ def write_calls(folder: Path, gripped: Gripped) -> None:
 
 
 class _Writing:
-    """Converts recorded calls to records of a trace; the start times are made up, one call after the other.
-
-    pend : function that writes a record of a value model
-    full : store of the full values
-    """
-
     def __init__(self, pend: Callable[[Record], None], full: FullValues) -> None:
         self.fitter = Fitter(pend, count().__next__)
         self.fitter.full = full
@@ -203,7 +190,6 @@ class _Writing:
         self._contexts: list[dict[str, Any]] = []
 
     def records(self, number: int, name: str, call: GrippedCall) -> Iterator[Record]:
-        """Yield the records of a call; records of its tensor values are written before them."""
         # the random state comes first, because the values of the rest may exhaust the limit
         state = None if call.random_state is None else self._describe(call.random_state)
         args, kwargs = self._describe((call.args, call.kwargs))
@@ -220,7 +206,6 @@ class _Writing:
         self.start_ns += call.duration_ns
 
     def _describe(self, value: Any) -> Any:
-        """Return a live value in the form in which a trace describes it, with its values."""
         tree = take(value).tree
         (described,), _ = describe_call((tree,), {}, lambda place: self._fit)
         return described
@@ -237,8 +222,6 @@ def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall
     value models, its `results` are a `Sketch`, and its `after` is None.
 
     classes : classes and functions of the arguments by name, such as the namespace of the sample's module
-
-    Raises UserError: files are missing, or a class is unknown.
     """
     trace = load(folder / CALLS, partial=False, unbounded=True)
     reading = _Reading(trace, classes)
@@ -278,7 +261,10 @@ class _Reading:
 
 @contextmanager
 def as_it_ran(call: GrippedCall) -> Iterator[None]:
-    """Run the block with the torch settings and the random state of a recorded call."""
+    """Run the block with the random state, default dtype, autocast and gradient mode of a recorded call.
+
+    Other recorded settings, such as the number of threads, stay as they are.
+    """
     settings = call.settings
     with ExitStack() as stack:
         if call.random_state is not None:
@@ -297,19 +283,13 @@ def as_it_ran(call: GrippedCall) -> Iterator[None]:
 
 
 class RecordedSample:
-    """A sample written by `grip`. The constructor loads and runs the sample's code, so use it only for trusted folders.
-
-    folder : folder of the sample
-
-    Raises UserError: the folder contains no sample, or its code cannot be loaded.
-    """
+    """A sample written by `grip`. The constructor runs the sample's code, so use it only for trusted folders."""
 
     def __init__(self, folder: str | Path) -> None:
         self._opened = open_sample(Path(folder))
 
     @cached_property
     def calls(self) -> list[GrippedCall]:
-        """Recorded calls with live arguments and results; raises `UserError` if files are missing."""
         return recorded_calls(self._opened.folder, self._opened.classes)
 
     def difference(self, call: GrippedCall) -> str | None:

@@ -1,8 +1,8 @@
 """Search for the parts of classes that a sample needs: methods and attributes that its code may read.
 
-Enums, dataclasses and named tuples are included completely. Of other classes, only parts are included. A part is needed
-if code may read an attribute of this name from an object of the class, or if Python or an imported base class may call
-it. The code of a part can need further parts, so `expand` repeats the search until nothing is added.
+Enums, dataclasses and named tuples are included completely. Of other classes, a part is included if code may read an
+attribute of this name from an object of the class, or if Python or an imported base class may call it. The code of a
+part can need further parts, so `expand` repeats the search until nothing is added.
 """
 
 from __future__ import annotations
@@ -54,9 +54,8 @@ def is_whole(cls: type) -> bool:
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the first class in a method resolution order that defines an attribute, or None.
-
-    The result is also None for attributes that every class has.
+    """Return the first class in a method resolution order that defines an attribute which not every class has, or
+    None.
     """
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
@@ -70,16 +69,14 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return True if an imported base class of `cls` may call the method `name`.
-
-    For subclasses of `nn.Module` the result is False, because modules have too many such methods.
-    """
+    """Return True if an imported base class of `cls` may call the method `name`."""
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
+    # modules have too many such methods
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
 
 
 def functions_of(attribute: Any) -> list[Any]:
-    """Return the functions behind a class's attribute, such as getter and setter of a property, or an empty list."""
+    """Return the functions behind a class's attribute, such as getter and setter of a property."""
     if isinstance(attribute, property):
         return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
     for name in ("__func__", "func"):
@@ -90,10 +87,8 @@ def functions_of(attribute: Any) -> list[Any]:
 
 
 def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    """Return True if a decorator turns a method into a property, a static method or another descriptor.
-
-    piece : source of the method with its decorators
-    value : the decorated attribute of the class
+    """Return True if a decorator makes the attribute `value` of a method a property, a static method or another
+    descriptor.
     """
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
         return True
@@ -114,16 +109,13 @@ def defines(node: ast.stmt, name: str, cls: type) -> bool:
 
 
 def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal, but `value`, the current value of the attribute, differs
-    from it.
-    """
+    """Return True if a statement assigns a literal, and the current value of the attribute differs from it."""
     return node.value is not None and is_plain(node.value) and not is_literal(node, value)
 
 
 class ClassParts:
     """Search for the needed parts of all classes that a sample contains.
 
-    collector : collector of the sample's items
     own : classes of the object whose method is the sample; their `forward` is only included if code calls it
     """
 
@@ -176,9 +168,6 @@ class ClassParts:
     def _pieces(
         self, statements: list[ast.stmt], value: Any, part: PartItem, cls: type, item: ClassItem
     ) -> Iterator[Piece]:
-        """Yield the statements in a class's body that define an attribute; none if the attribute was assigned after the
-        class was created.
-        """
         namespace = namespace_of_class(cls)
         functions = {
             (inner.__code__.co_filename, inner.__code__.co_firstlineno): function
@@ -242,7 +231,6 @@ class ClassParts:
                 item.mark_made()
 
     def _take_bases(self, item: ClassItem) -> None:
-        """Add the base classes that a class has in its source, and its metaclass."""
         meta = type(item.cls)
         if not is_imported(meta.__module__):
             self.meet(meta, item)
@@ -267,7 +255,6 @@ class ClassParts:
         self._take_decorators(item)
 
     def _base_expressions(self, cls: type) -> dict[type, Piece]:
-        """Return the expression in a class's source for each of its base classes."""
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem):
             return {}
@@ -288,10 +275,7 @@ class ClassParts:
 
     @staticmethod
     def _stays(decorator: ast.expr, cls: type) -> bool:
-        """Return True if a class decorator comes from an imported package.
-
-        Decorators of the program itself are dropped, because they usually register classes.
-        """
+        # decorators of the program usually register classes, and are dropped
         decorator_object = evaluate(
             decorator.func if isinstance(decorator, ast.Call) else decorator, namespace_of_class(cls)
         )
@@ -306,7 +290,6 @@ class ClassParts:
         self._collector.scan(item.whole, item)
 
     def _take_live(self, item: ClassItem, mentioned: Mentioned) -> None:
-        """Add the parts of a class that code may read from an object without naming the class."""
         cls = item.cls
         for name in {name for base in filter(is_taken, cls.__mro__) for name in vars(base)}:
             provider = provider_of(cls.__mro__, name)
@@ -323,7 +306,6 @@ class ClassParts:
                     item.may_need.append(part)
 
     def _take_own(self) -> None:
-        """Add the parts of classes that methods read from `self`, from their own class, and from `super()`."""
         for mention, piece, user in tuple(self._collector.mentions):
             if piece.cls is None or mention.owner is AttributeOwner.ANY:
                 continue
@@ -340,9 +322,6 @@ class ClassParts:
                     self._take_calls(piece, item, part)
 
     def _take_calls(self, piece: Piece, item: ClassItem, part: PartItem) -> None:
-        """Add the parts that a method needs because it creates objects of the class of `self`, or calls `self` like a
-        function.
-        """
         is_class_method = isinstance(vars(item.cls).get(part.name), classmethod)
         for cls in self._own_classes(item.cls):
             own_item = self._collector.class_item(cls)
@@ -353,7 +332,7 @@ class ClassParts:
                 self._needs_from(cls.__mro__, "forward", part)
 
     def _own_classes(self, cls: type) -> list[type]:
-        """Return the classes of the objects that can be `self` in a method of `cls`."""
+        # classes of the objects that can be `self` in a method of `cls`
         live = [item.cls for item in self._collector.classes if item.is_live and cls in item.cls.__mro__]
         return live or [cls]
 

@@ -1,10 +1,9 @@
 """Search for everything that a function needs: from its free names to live objects, from these to their source, and so
 on.
 
-Each needed object becomes an item (see `items.py`), which holds pieces of source to include; `Collector.scan` adds the
-items to which these pieces refer. An item that cannot be included, for example a value that cannot be written as
-source, is refused with a reason, and so is everything that needs it. Classes are added without their parts;
-`classes.py` adds these.
+Each needed object becomes an item (see `items.py`), which holds pieces of source to include. An item that cannot be
+included, for example a value that cannot be written as source, is refused with a reason, and so is everything that
+needs it. Classes are added without their parts; `classes.py` adds these.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ class Collector(ItemTable):
 
     words : strings in arguments that code may use to find functions by name
 
-    mentions : attributes read from objects of unknown class, each with the piece that reads it and the item of the
-        piece
+    mentions : attributes read from objects of unknown class, each with the piece and the item that read it
     class_reads : attributes read from a class, each with the item that reads it, and True if the item's definition
         reads it
     """
@@ -73,9 +71,8 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add items for everything that a piece of source needs.
-
-        If something cannot be included, `item`, to which the piece belongs, is marked as impossible to extract.
+        """Add items for everything that a piece of source needs; refuse `item`, to which the piece belongs, if that
+        fails.
         """
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
@@ -115,9 +112,6 @@ class Collector(ItemTable):
             needed.mark_made()
 
     def _link_words(self, piece: Piece, item: SampleItem) -> None:
-        """Add to `item`'s dependencies the functions and classes whose names are strings in a piece of source or in
-        recorded arguments, because the code may look them up by these names.
-        """
         for word in sorted(piece.names.words | self.words):
             use = Use(word, (), (), Role.TEXT)
             meaning = resolve(use, piece.namespace)
@@ -130,9 +124,6 @@ class Collector(ItemTable):
                     needed.mark_made()
 
     def _add_local_import(self, statement: ast.Import | ast.ImportFrom, piece: Piece, item: SampleItem) -> None:
-        """Add to `item` the objects whose names an import statement inside a function binds, unless samples import that
-        module too.
-        """
         if isinstance(statement, ast.Import):
             names = [alias.name for alias in statement.names if live_import(alias.name, None) is not None]
             if not all(map(is_imported, names)):
@@ -158,7 +149,6 @@ class Collector(ItemTable):
     # from live objects to items
 
     def _item_of(self, meaning: Meaning, use: Use, piece: Piece) -> SampleItem | None:
-        """Return the item to which a name in a piece of source refers, or None if the name is not bound."""
         thing, name = meaning.thing, (use.name, *use.attributes)[meaning.attribute_count]
         if meaning.treatment is Treatment.ABSENT:
             path = ".".join((use.name, *use.attributes))
@@ -183,7 +173,6 @@ class Collector(ItemTable):
         """Return the item for a Python function, with or without decorators; a new item is added with all that it
         needs.
 
-        thing : the function
         name : name by which the using code refers to the function; a new item gets this name
         attributes : attributes that are read from the function
         """
@@ -252,7 +241,6 @@ class Collector(ItemTable):
     # values
 
     def _value(self, thing: Any, name: str, piece: Piece, attribute_count: int) -> SampleItem:
-        """Return the item for a constant, which is written as a value or as the statement that created it."""
         key = ("value", name, id(thing))
         if key in self._items:
             return self._items[key]
@@ -274,9 +262,7 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add items for the objects to which a value refers.
-
-        If the value cannot be written as source, `item`, which needs it, is marked as impossible to extract.
+        """Add items for the objects to which a value refers; refuse `item` if the value cannot be written as source.
 
         what : noun for the value in the reason
         """
@@ -286,9 +272,8 @@ class Collector(ItemTable):
             item.refuse(f"{what} of {item.name} is {error}, which cannot be written as source")
 
     def referring(self, user: SampleItem) -> Refer:
-        """Return a function that returns the name of a class, function or module in the sample.
-
-        The function also notes that the item `user` needs that object.
+        """Return a function that returns the name of an object in the sample, and notes that the item `user` needs
+        it.
         """
 
         def refer(thing: Any) -> str:
@@ -316,9 +301,6 @@ class Collector(ItemTable):
 
 
 def _mangled(mention: Mention, piece: Piece) -> Mention:
-    """Return an attribute that a piece reads, under the name that Python looks up: `_Coder__scale` for `__scale` inside
-    a class `Coder`.
-    """
     name = mention.attribute
     if piece.cls is None or not name.startswith("__") or name.endswith("__"):
         return mention

@@ -1,6 +1,4 @@
-"""Writer of a sample's folder: its module, which is checked to run without the program, its recorded calls, and
-its tags.
-"""
+"""Writer of a sample's folder: its module, which is checked to run without the program, its calls, and its tags."""
 
 from __future__ import annotations
 
@@ -90,11 +88,9 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
 
 
 def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
-    """Raise `UserError` if a new Python process that lacks the program's packages cannot import a sample's module.
+    """Raise `UserError` if a new Python process without the packages `blocked` cannot import a sample's module.
 
-    path : file of the module
     entry : name that the module must define, such as `Coder.decode`
-    blocked : top-level packages that cannot be imported in that process
     """
     names = sorted(set(blocked) - {"__main__"})
     command = [sys.executable, "-c", _PROGRAM, str(path), entry, *names]
@@ -112,9 +108,9 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
     """Return the text of a sample's module that imports the function, and the classes and functions among its
-    arguments; raise `UserError` if one of them cannot be imported by name.
+    arguments.
 
-    origin : line about the origin of the function
+    origin : description of the function's origin, for the docstring
     """
     owner = owner_of(gripped)
     target = owner if owner is not None else gripped.function
@@ -174,14 +170,11 @@ def test_{name}_gives_what_was_recorded(call):
 def write_folder(gripped: Gripped, to: Path, write_calls: Callable[[Path], None]) -> Path:
     """Write a sample into a new folder and return the folder.
 
-    Nothing is overwritten: an existing folder with the same content is kept, otherwise the sample gets a new name such
-    as `delta2bbox_2`.
+    An existing folder with the same content is kept; if its content differs, the sample gets a new name such as
+    `delta2bbox_2`.
 
-    gripped : the function with its recorded calls
     to : folder in which the sample's folder is created
     write_calls : function that writes the recorded calls into a folder
-
-    Raises UserError: the function cannot be extracted, or the folder cannot be written.
     """
     source, dropped = _source(gripped)
     module_text, tags = _module(gripped, _origin(source))
@@ -223,18 +216,12 @@ def _module(gripped: Gripped, origin: str) -> tuple[ModuleText, frozenset[str]]:
 
 
 def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
-    """Return the packages without which the sample must work: all packages whose source it includes.
-
-    If the sample imports a compiled module of one of these packages, only the package `own` is returned.
-    """
+    # a compiled module of one of the packages needs the package
     compiled = module_text.imports - IMPORTED
     return {own} - compiled if compiled else set(module_text.projects)
 
 
 def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:
-    """Rename the folder `part` to the first free name in the folder `to`; keep an existing folder with the same
-    content.
-    """
     for number in count(1):
         name = sample_name if number == 1 else f"{sample_name}_{number}"
         folder = to / name
@@ -263,7 +250,6 @@ def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about:
 
 
 def _holds(folder: Path, text: str, part: Path) -> bool:
-    """Return True if a folder contains a sample with this text of its module and with the same calls as `part`."""
     try:
         about = json.loads((folder / SAMPLE).read_text(encoding="utf-8"))
         if (folder / about["file"]).read_text(encoding="utf-8") != text:
@@ -274,7 +260,6 @@ def _holds(folder: Path, text: str, part: Path) -> bool:
 
 
 def _calls(folder: Path) -> list[Any]:
-    """Return the records of the calls in a sample's folder, without times."""
     records = []
     for path in sorted(folder.glob("calls.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -285,7 +270,6 @@ def _calls(folder: Path) -> list[Any]:
 
 
 def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:
-    """Return the project, version, module, file, line and hash of a function's source, and its top-level package."""
     definition = find_definition(gripped.function.func if isinstance(gripped.function, partial) else gripped.function)
     module = definition.function.__module__ or "__main__"
     project = distribution_of(module)
@@ -319,8 +303,7 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
     """Return the tags of a sample, such as `ForLoop`, that follow from the source of a function and its helpers.
 
-    If the source of a helper is missing, only the function's own source counts; if that is missing too, the result is
-    empty.
+    If the source of a helper is missing, only the function's own source counts; without that, the result is empty.
     """
     name = getattr(function, "__qualname__", "function")
     try:
@@ -359,7 +342,6 @@ def _tags_of_node(node: ast.AST) -> Iterator[str]:
 
 
 def _code_in(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a syntax tree that run, without annotations and decorators."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
@@ -370,7 +352,6 @@ def _code_in(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _is_container(node: ast.AST) -> bool:
-    """Return True if an expression creates or fills a container with values other than literals."""
     if isinstance(node, ast.Call):
         called = node.func
         return getattr(called, "id", getattr(called, "attr", "")) in _MAKERS and bool(node.args)

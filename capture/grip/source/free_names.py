@@ -1,6 +1,4 @@
-"""Search for the free names in a piece of source: names that it uses but does not bind, by Python's rules for
-scopes.
-"""
+"""Search for the free names in a piece of source: names that it uses but does not bind."""
 
 from __future__ import annotations
 
@@ -33,8 +31,6 @@ class Use:
 
 
 class AttributeOwner(Enum):
-    """Kind of object from which an attribute is read."""
-
     SELF = "the method's object or class"
     SUPER = "super()"
     ANY = "something else"
@@ -42,8 +38,9 @@ class AttributeOwner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """An attribute read from an object of unknown class; `attribute` is a regular expression for its name, because an
-    f-string in a call of `getattr` may compute it.
+    """An attribute read from an object of unknown class.
+
+    attribute : regular expression for its name, because an f-string in a call of `getattr` may compute it
     """
 
     attribute: str
@@ -52,7 +49,7 @@ class Mention:
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """Type annotation (`expression`) of a parameter, a return value or a variable, and the free names that it uses."""
+    """A type annotation of a parameter, a return value or a variable, and the free names that it uses."""
 
     holder: ast.arg | FunctionNode | ast.AnnAssign
     expression: ast.expr
@@ -98,9 +95,7 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass(slots=True)
 class NameScope:
-    """Scope of a function, class or comprehension: the names that it binds, including its `nonlocals`, and the names in
-    its `global` and `nonlocal` statements.
-    """
+    """Names bound in a function, class or comprehension, including its `nonlocals`."""
 
     is_class: bool
     bound: set[str]
@@ -162,7 +157,7 @@ def bind(node: ast.AST, scope: NameScope) -> None:
 
 
 def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
-    """Return the free names of a definition, statement or expression; `is_method` is True for a method's definition."""
+    """Return the free names of a definition, statement or expression."""
     walker = _Walker()
     if is_method and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         first = [*node.args.posonlyargs, *node.args.args][:1]
@@ -172,8 +167,6 @@ def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
 
 
 class _Walker(ast.NodeVisitor):
-    """Visitor of a syntax tree that collects the free names in `names`, and tracks the current scopes."""
-
     def __init__(self) -> None:
         self.names = FreeNames()
         self.self_name: str | None = None
@@ -185,7 +178,6 @@ class _Walker(ast.NodeVisitor):
     # names
 
     def _scope_of(self, name: str) -> int | None:
-        """Return the index of the scope that binds a name, or None if the name is free."""
         for index in reversed(range(len(self._scopes))):
             scope = self._scopes[index]
             if scope.is_class and index != len(self._scopes) - 1:
@@ -355,7 +347,6 @@ class _Walker(ast.NodeVisitor):
         self._annotation = before
 
     def _visit_quoted(self, text: str) -> None:
-        """Visit a type that is quoted in an annotation; its nodes have no positions in the file."""
         assert self._annotation is not None
         try:
             expression = ast.parse(text.strip(), mode="eval").body
@@ -388,7 +379,6 @@ def _is_class_of_something(called: ast.expr) -> bool:
 
 
 def _quoted_types(expression: ast.AST) -> Iterator[str]:
-    """Yield the types that are quoted in an annotation, but not the strings in `Literal`."""
     if isinstance(expression, ast.Constant) and isinstance(expression.value, str):
         yield expression.value
     elif not (isinstance(expression, ast.Subscript) and ast.unparse(expression.value).endswith("Literal")):

@@ -1,8 +1,7 @@
 """Import statements of a sample, and the choice of packages that it imports.
 
 A sample imports the standard library, compiled modules, and the widely used packages listed here. Everything else is
-included as source: the function's project, the user's modules and scripts, and the frameworks below them (mmdet, mmcv,
-mmengine, detectron2, timm, ...), which may not be installed where the sample runs.
+included as source: the user's modules, and frameworks such as mmdet, which may not be installed where the sample runs.
 """
 
 from __future__ import annotations
@@ -67,18 +66,13 @@ def module_of(thing: Any) -> str | None:
 
 @cache
 def distribution_of(module: str) -> tuple[str, str] | None:
-    """Return name and version of the distribution that contains a module, such as `mmsegmentation`, `1.2.2`;
-    None if unknown.
-    """
+    """Return name and version of the distribution that contains a module, such as `mmsegmentation`, `1.2.2`."""
     names = packages_distributions().get(top_level(module), ())
     return next(((name, version(name)) for name in names), None)
 
 
 def file_within(module: str, file: str) -> str:
-    """Return a source file's path within its project, such as `mmdet/ops/nms.py`, without folders of this machine.
-
-    module : full name of the module, such as `mmdet.ops.nms`; `__main__` for a script or notebook
-    """
+    """Return a source file's path within its project, such as `mmdet/ops/nms.py`."""
     path, depth = Path(file), module.count(".")
     if path.name == "__init__.py":
         depth += 1
@@ -107,15 +101,11 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for a live object, in the same form as in the file that uses the object if that is
-    known.
-
-    The result is None if no statement can import the object.
+    """Return an import statement for a live object, if possible as in the file that uses it; None if none can import
+    it.
 
     name : name by which the code refers to the object
     attributes : attributes read from the name, which determine the submodules to import
-    thing : the object
-    file : file that uses the name, or None
     package : package to which relative imports in the file refer
     """
     plain: Import | None = None
@@ -132,7 +122,6 @@ def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile
 
 @lru_cache(maxsize=512)
 def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
-    """Return the import statements of a file outside of functions, by the name that they bind."""
     statements_by_name: dict[str, list[ast.Import | ast.ImportFrom]] = {}
     for node in ast.walk(file.tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and not file.is_inside_function(node):
@@ -142,7 +131,6 @@ def _bindings(file: SourceFile) -> dict[str, list[ast.Import | ast.ImportFrom]]:
 
 
 def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> list[Import]:
-    """Return the imports in a statement that bind `name`; `package` is the package to which relative imports refer."""
     imports = []
     for alias in statement.names:
         if isinstance(statement, ast.ImportFrom):
@@ -156,9 +144,7 @@ def _read(statement: ast.Import | ast.ImportFrom, name: str, package: str) -> li
 
 
 def source_module(statement: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module that a `from` statement imports from; `package` is the package to which
-    relative imports refer.
-    """
+    """Return the full name of the module that a `from` statement in a module of `package` imports from."""
     if not statement.level:
         return statement.module or ""
     parents = package.split(".")
@@ -180,7 +166,6 @@ def _gives(candidate: Import, thing: Any) -> bool:
 
 
 def _import_by_object(name: str, thing: Any) -> Import | None:
-    """Return an import of a module, class or function by its own `__name__` and `__module__`, or None."""
     module = module_of(thing)
     if module is None or not is_imported(module):
         return None
@@ -203,7 +188,7 @@ def _import_by_object(name: str, thing: Any) -> Import | None:
 
 
 def render(imports: Iterable[Import]) -> str:
-    """Return import statements in sections, standard library first; within a section, `from` statements last."""
+    """Return import statements as text in two sections, standard library first."""
     unique_imports = set(imports)
     sections = [{one for one in unique_imports if is_of_python(one.module)}]
     sections.append(unique_imports - sections[0])
@@ -235,5 +220,4 @@ def _from_statement(module: str, members: list[Import]) -> str:
 
 
 def _member_order(name: str) -> tuple[int, str]:
-    """Return a key for sorting imported names: constants first, then classes, then other names."""
     return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2), name.lower()

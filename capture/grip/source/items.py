@@ -37,7 +37,6 @@ class SampleItem:
             self.early.append(item)
 
     def refuse(self, reason: str) -> None:
-        """Note the reason why the item cannot be extracted; only the first reason is kept."""
         self.refusal = self.refusal or reason
 
 
@@ -45,8 +44,6 @@ class SampleItem:
 class Link:
     """A name in a piece of source that refers to an item.
 
-    use : the name, and the attributes read from it
-    item : item to which it refers
     attribute_count : number of attributes that the item's name replaces, such as 1 if `boxes.area` becomes `area`
     """
 
@@ -59,13 +56,10 @@ class Link:
 class Piece:
     """A definition or statement of the original source that the sample includes.
 
-    file, node : source file, and syntax node in it
     namespace : namespaces in which its free names are looked up
-    names : its free names
     cls : class whose body contains it, or None
     dropped : decorators that are left out
     defaults : default arguments that are written as values, because they refer to names which no longer exist
-    links : references to other items
     absent : free names that are bound nowhere
     local_imports : import statements of the program inside functions, with the names that they bind
     hints : type annotations, with the objects to which their names refer
@@ -100,7 +94,6 @@ class ImportItem(SampleItem):
 class ValueItem(SampleItem):
     """A constant: a module-level variable with its value.
 
-    value : the value
     piece : statement to include; None to write the value as source
     is_class : True if the value is a class created by `namedtuple` or `Enum`
     """
@@ -114,7 +107,6 @@ class ValueItem(SampleItem):
 class FunctionItem(SampleItem):
     """A function whose source the sample contains.
 
-    piece : source of the function
     attributes : attributes that code reads from the function, with their values
     """
 
@@ -126,10 +118,7 @@ class FunctionItem(SampleItem):
 class ClassItem(SampleItem):
     """A class, of which the sample may contain only some methods and attributes.
 
-    cls : the class
-    file, node : source file, and syntax node of the class in it
     whole : complete source of the class; None if only parts are included
-    decorators : decorators that are included
     bases : imported base classes of the class and of its base classes in the program, each with its expression in the
         source, or None if no expression names it
     parts : included methods and attributes, by name
@@ -150,7 +139,6 @@ class ClassItem(SampleItem):
     has_bases: bool = False
 
     def mark_made(self) -> None:
-        """Note that code may create objects of the class."""
         self.is_live = self.is_made = self.has_bases = True
 
 
@@ -158,7 +146,6 @@ class ClassItem(SampleItem):
 class PartItem(SampleItem):
     """A method or attribute of a class.
 
-    owner : item of the class
     pieces : statements that define it
     value : value of the attribute, which the sample contains if `pieces` is empty
     """
@@ -169,12 +156,12 @@ class PartItem(SampleItem):
 
 
 def unit(item: SampleItem) -> SampleItem:
-    """Return the top-level item that contains an item: the class for a part of a class, else the item itself."""
+    """Return the class for a part of a class, and any other item itself."""
     return item.owner if isinstance(item, PartItem) and item.owner is not None else item
 
 
 def pieces_of(item: SampleItem) -> list[Piece]:
-    """Return the pieces of source that belong to an item; a class does not include the pieces of its parts."""
+    """Return the pieces of source of an item; those of a class do not include the pieces of its parts."""
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):
@@ -204,10 +191,7 @@ def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
 
 
 def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the root item, everything that it needs, and everything that it may need and that can be extracted.
-
-    refused : items that cannot be extracted
-    """
+    """Return the root item, everything that it needs, and everything that it may need and that is not refused."""
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
@@ -218,9 +202,7 @@ def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleIte
 
 
 def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the top-level items that contain the included ones, sorted so that a definition follows everything that it
-    needs.
-    """
+    """Return the top-level items that contain the included ones, each after the items that its definition needs."""
     included = list(included)
     units = list(dict.fromkeys(map(unit, included)))
     early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
@@ -232,8 +214,6 @@ def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleIte
 
 
 class _Order:
-    """Depth-first ordering in which no item comes before the items that its definition needs."""
-
     def __init__(self, early: dict[SampleItem, list[SampleItem]], needs: dict[SampleItem, list[SampleItem]]) -> None:
         self._early = early
         self._needs = needs
@@ -294,12 +274,10 @@ class ItemTable:
         return self._items[key]
 
     def remember(self, key: object, item: SampleItem, thing: Any = None) -> None:
-        """Add an item under a key, and keep its object `thing` alive, because the key contains the object's id."""
         self._items[key] = item
         self._live_objects.append(thing)
 
     def add_refused(self, reason: str) -> SampleItem:
-        """Add an item that cannot be extracted, with the reason, and return it."""
         item = SampleItem("", "", reason)
         self.remember(item, item)
         return item
@@ -313,7 +291,6 @@ class ItemTable:
     def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:
         """Return the item for an imported object, or None if no import statement can import it.
 
-        thing : the object
         name : name in the code that uses the object
         attributes : attributes read from the object
         piece : source that uses the object; None if it is part of a value

@@ -39,7 +39,6 @@ class Edits:
         self._changes: dict[tuple[int, int], str] = {}
 
     def replace(self, begin: int, end: int, text: str) -> None:
-        """Replace the text between two offsets when the changes are applied."""
         self._changes[begin, end] = text
 
     def replace_node(self, node: ast.AST, text: str) -> None:
@@ -113,7 +112,6 @@ def _rename(edits: Edits, links: Iterable[Link], names: Mapping[SampleItem, str]
 
 
 def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
-    """Return the outermost f-string that contains a syntax node, or None."""
     outermost, around = None, file.parents.get(node)
     while around is not None and not isinstance(around, ast.stmt):
         outermost = around if isinstance(around, ast.JoinedStr) else outermost
@@ -122,7 +120,7 @@ def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
 
 
 def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]) -> str:
-    """Return the source of an f-string with changed names; before Python 3.12 its inner nodes have no positions."""
+    # before Python 3.12 the nodes inside an f-string have no positions
     changed = copy.deepcopy(string)
     copies = {id(old): new for old, new in zip(ast.walk(string), ast.walk(changed), strict=True)}
     for node, name in renamed:
@@ -134,7 +132,6 @@ def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]
 
 
 def _replace_statement(edits: Edits, statement: ast.stmt, text: str) -> None:
-    """Replace a statement by `text`; if that is empty, remove it, or write `pass` if its block has no other."""
     begin, end = edits.file.span(statement)
     around = edits.file.parents[statement]
     bodies = [getattr(around, name, []) for name in ("body", "orelse", "finalbody")]
@@ -213,7 +210,7 @@ _FUTURE = "from __future__ import annotations"
 class Layout:
     """Writes the items of one sample as source; `root` is the sample's function or method.
 
-    names, annotations : name of each item in the sample, and type annotations that are kept
+    annotations : type annotations that are kept
     """
 
     def __init__(
@@ -232,7 +229,10 @@ class Layout:
         self._annotations = annotations
 
     def module(self, docstring: str, ordered: Iterable[SampleItem]) -> str:
-        """Return the text of the module; `ordered` are its top-level items in the order of their definitions."""
+        """Return the text of the module.
+
+        ordered : its top-level items in the order of their definitions
+        """
         imports = {self._statement(item) for item in self._items if isinstance(item, ImportItem)}
         head = [f'"""{docstring}"""', _FUTURE, *([render(imports)] if imports else [])]
         definitions = [item for item in ordered if isinstance(item, ValueItem | FunctionItem | ClassItem)]
@@ -262,7 +262,6 @@ class Layout:
         return statement_text(item.piece.file, node, edits, 0)
 
     def _is_constant(self, item: SampleItem) -> bool:
-        """Return True if the definition of an item only needs imports, so that it belongs at the top of the module."""
         early = [one for one in item.early if not isinstance(one, BuiltinItem | ImportItem)]
         return isinstance(item, ValueItem) and not early
 
@@ -331,7 +330,6 @@ class Layout:
         return "\n".join([head, *self._body(item)])
 
     def _bases(self, item: ClassItem) -> list[str]:
-        """Return the base classes and the metaclass that a class has in the sample, as source text."""
         texts_by_base: dict[type, str] = {}
         queue = list(item.cls.__bases__)
         for base in queue:
@@ -372,8 +370,8 @@ class Layout:
         return lines or ["    pass"]
 
     def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
-        """Return a class's docstring, shortened to its first paragraph unless a method of the class is the sample."""
         edits = Edits(item.file)
+        # only the first paragraph, unless a method of the class is the sample
         summary, paragraph, rest = item.file.segment(node).partition("\n\n")
         quotes = summary.lstrip("rRbBuU")[:3]
         if paragraph and item is not self._owner and quotes == rest[-3:]:
@@ -381,7 +379,6 @@ class Layout:
         return statement_text(item.file, node, edits, 4)
 
     def _members(self, part: PartItem) -> list[tuple[int, bool, str]]:
-        """Return the statements that define a part of a class, each as (line number, True for a block, text)."""
         if not part.pieces:
             return [(10**9, False, f"    {part.name} = {self._value(part.value, len(part.name) + 7)}")]
         members = []

@@ -1,6 +1,4 @@
-"""Search in the running program for the objects to which free names refer, and for classes of the program among the
-objects that code can reach.
-"""
+"""Search in the running program for the objects to which free names refer, and for its classes among objects."""
 
 from __future__ import annotations
 
@@ -47,7 +45,7 @@ class Treatment(Enum):
 class Namespace:
     """The namespaces in which the free names of a piece of source are looked up.
 
-    module, variables : name and global variables of the module
+    variables : global variables of the module
     closure : variables of enclosing functions
     """
 
@@ -67,8 +65,6 @@ class Namespace:
 class Meaning:
     """The live object to which a free name with its attributes refers.
 
-    treatment : how a sample includes the object
-    thing : the object
     attribute_count : number of attributes that lead from a module of the program to `thing`
     rest : the remaining attributes, which are read from `thing`
     """
@@ -95,7 +91,6 @@ def resolve(use: Use, namespace: Namespace) -> Meaning:
 
 
 def treatment_of(thing: Any) -> Treatment:
-    """Return how a sample includes a live object."""
     if thing is ABSENT:
         return Treatment.ABSENT
     name = getattr(thing, "__name__", None)
@@ -155,8 +150,8 @@ def wrapped(thing: Any) -> Any:
 
 
 def plain(thing: Any) -> Any:
-    """Return the function inside wrappers that script, compile or record it, because a sample also runs without them;
-    `thing` itself if it is no such wrapper.
+    """Return the function inside wrappers that script, compile or record it; `thing` itself if it is no such
+    wrapper.
     """
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):
@@ -175,7 +170,6 @@ def plain(thing: Any) -> Any:
 
 
 def namespace_of(function: FunctionType) -> Namespace:
-    """Return the namespaces in which the free names of a function are looked up."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     closure = {name: _content(cell) for name, cell in cells if name != "__class__"}
     variables = function.__globals__
@@ -239,15 +233,13 @@ class Mentioned:
 
 
 class Everything(Mentioned):
-    """A replacement for `Mentioned` that contains every attribute."""
+    """Stands for code that reads every attribute."""
 
     def __init__(self) -> None:
         super().__init__([Mention(".*", AttributeOwner.ANY)])
 
 
 class _Words:
-    """A set of names, and of regular expressions for names."""
-
     def __init__(self, words: Iterable[str]) -> None:
         self._names = set(words)
         self._patterns = [re.compile(word) for word in self._names if ".*" in word]
@@ -257,10 +249,7 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return the classes and functions of the program among objects, and among attributes that code reads from them.
-
-    mentioned : attributes that code reads
-    """
+    """Return the classes and functions of the program among objects, and among attributes that code reads from them."""
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -294,7 +283,6 @@ def words_in(objects: Iterable[Any]) -> set[str]:
 
 
 def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
-    """Yield the contents of a container, or the attributes of an object that code may read."""
     if isinstance(thing, enum.Enum):
         return
     if isinstance(thing, Mapping):

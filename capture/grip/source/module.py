@@ -38,10 +38,7 @@ from opgrip.errors import UserError
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return a name for each item: its own if no earlier item has it, else its own with its module's name added.
-
-    items : items in order of precedence
-    """
+    """Return a name for each item: its own if no earlier item has it, else its own with its module's name added."""
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
     shadowed = _bound_by_users(items)
@@ -74,7 +71,6 @@ def _candidates(item: SampleItem) -> Iterator[str]:
 
 
 def _same_package(one: SampleItem, other: SampleItem) -> bool:
-    """Return True for two imports that bind the same package, such as `import scipy` and `import scipy.optimize`."""
     return all(
         isinstance(item, ImportItem) and item.statement.attribute is None and item.statement.alias in ("", item.name)
         for item in (one, other)
@@ -86,7 +82,6 @@ def _package(item: SampleItem) -> str:
 
 
 def _bound_by_users(items: Iterable[SampleItem]) -> Mapping[SampleItem, set[str]]:
-    """Return, for each item, the local names in the code that uses the item; the item must not get one of them."""
     bound: dict[SampleItem, set[str]] = {}
     for item in items:
         for piece in pieces_of(item):
@@ -104,8 +99,6 @@ def hints_of(
     """Return the type annotations whose names the sample defines or can import, and the items to add for them.
 
     Links from the names in these annotations to items are added to the pieces of source.
-
-    included : items of the sample
     """
     included = list(included)
     has = set(included)
@@ -134,7 +127,6 @@ def hints_of(
 def _find_item(
     collector: Collector, use: Use, meaning: Meaning, piece: Piece, has: set[SampleItem]
 ) -> SampleItem | None:
-    """Return the item for a name in an annotation, or None if the sample lacks it."""
     if meaning.treatment is Treatment.IMPORT:
         return collector.add_import(
             meaning.thing, (use.name, *use.attributes)[meaning.attribute_count], meaning.rest, piece
@@ -149,7 +141,6 @@ def _find_item(
 class Requirements:
     """Everything that a sample's function needs.
 
-    collector : collector with all items
     root : item of the function, or of the method in its class
     items : all items of the sample, the root first
     left_out : reason why a part of a class that may be needed is left out, by `Class.part`
@@ -165,7 +156,6 @@ class Requirements:
 class ModuleText:
     """The text of a sample's self-contained module, with what it defines and imports.
 
-    text : the text
     entry : name of its function, such as `delta2bbox` or `Coder.decode`
     classes : names of classes and functions among the arguments, by their original `module:qualname`
     projects : top-level packages and modules whose source is included
@@ -184,9 +174,7 @@ class ModuleText:
 
 
 def take(gripped: Gripped) -> Requirements:
-    """Return everything that a gripped function needs; raise `UserError` with the reason if a part cannot be
-    extracted.
-    """
+    """Return everything that a gripped function needs; raise `UserError` if a part of it cannot be extracted."""
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)
     classes.expand(objects_of(gripped), root)
@@ -196,7 +184,7 @@ def take(gripped: Gripped) -> Requirements:
     items = reachable(root, refused)
     for item in items:
         if isinstance(item, ClassItem):
-            # a class comes after the classes it inherits from, including those it inherits indirectly
+            # a class comes after all classes that it inherits from
             item.early += [one for one in map(collector.find_item, item.cls.__mro__[1:]) if one in items]
     left_out = {_label(part): _reason(refused[part]) for item in items for part in item.may_need if part in refused}
     return Requirements(collector, root, tuple(items), left_out)
@@ -290,7 +278,6 @@ def objects_of(gripped: Gripped) -> Iterator[Any]:
 
 
 def _reason(way: Sequence[SampleItem]) -> str:
-    """Return a text with the reason why an item cannot be extracted."""
     through = " -> ".join(dict.fromkeys(_label(item) for item in way if item.name))
     return f"{way[-1].refusal} (by way of {through})"
 
@@ -300,9 +287,6 @@ def _label(item: SampleItem) -> str:
 
 
 def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered: list[SampleItem]) -> list[SampleItem]:
-    """Return the items in the order in which they choose names; of two items with the same name, only the first keeps
-    it.
-    """
     root = requirements.root.owner if isinstance(requirements.root, PartItem) else requirements.root
     first: list[SampleItem] = [] if root is None else [root]
     live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
@@ -318,7 +302,6 @@ def _entry(gripped: Gripped, requirements: Requirements, names: dict[SampleItem,
 
 
 def _check_texts(items: Iterable[SampleItem], names: dict[SampleItem, str]) -> None:
-    """Raise `UserError` if an object that code looks up by its name has another name in the sample."""
     for link in (link for item in items for piece in pieces_of(item) for link in piece.links):
         if link.use.role is Role.TEXT and names[link.item] != link.use.name:
             raise UserError(

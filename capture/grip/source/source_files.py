@@ -43,7 +43,6 @@ class SourceFile:
 
     @cached_property
     def lines(self) -> list[str]:
-        """Lines of the file, with their line ends."""
         return self.text.splitlines(keepends=True)
 
     @cached_property
@@ -95,7 +94,6 @@ class SourceFile:
         return self._starts[line - 1] + column
 
     def line_start(self, line: int) -> int:
-        """Return the offset in the text at which a line begins; the line after the last begins at the end."""
         return self._starts[line - 1]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
@@ -119,7 +117,6 @@ class SourceFile:
         return any(isinstance(around, FUNCTIONS) for around in self.enclosing(node))
 
     def qualified_name(self, node: ast.ClassDef) -> str:
-        """Return the `__qualname__` of the class that a node defines."""
         names = [node.name]
         for around in self.enclosing(node):
             if isinstance(around, ast.ClassDef):
@@ -130,7 +127,6 @@ class SourceFile:
 
 
 def docstring_of(node: ast.AST) -> ast.Constant | None:
-    """Return the docstring node of a function, class or module, or None."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module) or not node.body:
         return None
     first = node.body[0]
@@ -140,9 +136,7 @@ def docstring_of(node: ast.AST) -> ast.Constant | None:
 
 
 def first_line(node: Definition) -> int:
-    """Return the line at which a definition begins: the line of its first decorator, or of the definition itself
-    without one.
-    """
+    """Return the line at which a definition begins, which is that of its first decorator."""
     decorators = getattr(node, "decorator_list", None)
     line: int = decorators[0].lineno if decorators else node.lineno
     return line
@@ -154,12 +148,10 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return the source file or notebook cell with this name in code objects.
+    """Return the source file or notebook cell with this name in code objects; raise `UserError` if it is not found.
 
     module_globals : global variables of the module, from whose loader the source may come; None if unknown
     what : noun for the object whose source is searched, for the message
-
-    Raises UserError: the source was not found, or cannot be parsed.
     """
     lines = linecache.getlines(name, module_globals)
     if not lines:
@@ -195,7 +187,6 @@ def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef |
 
 
 def _is_compiled_from(code: CodeType, file: SourceFile) -> bool:
-    """Return True if compiling the file yields code that uses the same names, or if pytest rewrote the code."""
     if any(name.startswith("@py") for name in (*code.co_names, *code.co_varnames)):
         return True
     compiled = file.codes.get((code.co_name, code.co_firstlineno), [])
@@ -213,7 +204,6 @@ def _takes(code: CodeType, parameters: list[str]) -> bool:
 
 
 def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
-    """Return True if code was compiled from this lambda and not from another one on the same line."""
     body = node.body
     if hasattr(code, "co_positions"):
         return (body.lineno, body.end_lineno, body.col_offset, body.end_col_offset) in set(code.co_positions())
@@ -255,7 +245,6 @@ def _files_of(cls: type, methods: list[FunctionType]) -> Iterator[SourceFile]:
 
 
 def _plain_function(attribute: Any) -> FunctionType | None:
-    """Return the Python function behind an attribute of a class, inside all wrappers, or None."""
     if isinstance(attribute, staticmethod | classmethod):
         attribute = attribute.__func__
     elif isinstance(attribute, property):
@@ -272,7 +261,6 @@ class FunctionDefinition:
     """The definition of a live function in its source file.
 
     function : the function inside all decorators
-    file, node : source file, and syntax node of the definition in it
     dropped : decorators that return the function unchanged, or that a sample leaves out
     """
 
@@ -286,8 +274,6 @@ def find_definition(thing: Any) -> FunctionDefinition:
     """Return the definition of a callable, with the decorators that created the callable from its function.
 
     A wrapper that was not applied as a decorator, as in `fast = cached(slow)`, is replaced by the wrapped function.
-
-    Raises UserError: the source was not found.
     """
     layers = _layers(plain(thing))
     for index in range(len(layers) - 1, -1, -1):
@@ -308,7 +294,6 @@ def find_definition(thing: Any) -> FunctionDefinition:
 
 
 def _layers(thing: Any) -> list[Any]:
-    """Return a callable and everything that it wraps, outermost first."""
     layers = [thing]
     while len(layers) < 100:
         inner = wrapped(layers[-1])
@@ -321,9 +306,7 @@ def _layers(thing: Any) -> list[Any]:
 
 
 def _wrapped_silently(layer: Any) -> FunctionType | None:
-    """Return the function inside a wrapper that does not set `__wrapped__`, found among the objects it holds, or
-    None.
-    """
+    # a wrapper without `__wrapped__` holds the function
     if isinstance(layer, FunctionType):
         held = list(namespace_of(layer).closure.values())
     elif is_imported(type(layer).__module__):
@@ -346,10 +329,6 @@ def _wrapped_silently(layer: Any) -> FunctionType | None:
 def _find_wrapping_decorators(
     layers: list[Any], decorators: list[ast.expr], namespace: Namespace
 ) -> list[ast.expr] | None:
-    """Return the decorators that created the wrappers around a function.
-
-    The result is None if a wrapper did not come from a decorator.
-    """
     wrapping_decorators: list[ast.expr] = []
     for layer in layers:
         reasons = [decorator for decorator in decorators if _explains(decorator, layer, namespace)]
@@ -360,7 +339,6 @@ def _find_wrapping_decorators(
 
 
 def _explains(decorator: ast.expr, layer: Any, namespace: Namespace) -> bool:
-    """Return True if a decorator in the source created the wrapper `layer`."""
     live = evaluate(decorator.func if isinstance(decorator, ast.Call) else decorator, namespace)
     if live is ABSENT:
         return False
@@ -386,5 +364,4 @@ _MODES = ("torch.jit._script.script", "torch.jit._script.script_if_tracing", "to
 
 
 def plain_name(thing: Any) -> str:
-    """Return the module and qualified name of a function or class as `module.qualname`."""
     return f"{module_of(thing)}.{getattr(thing, '__qualname__', '')}"

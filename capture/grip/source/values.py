@@ -57,7 +57,6 @@ class Inexpressible(Exception):
 def express(value: Any, refer: Refer, column: int = 0) -> str:
     """Return the source of an expression that creates a value; raise `Inexpressible` if that is not possible.
 
-    refer : returns the name of a class, function or module in the sample
     column : column at which the expression begins, for line breaks
     """
     return _Writer(refer).write(value, column)
@@ -65,22 +64,16 @@ def express(value: Any, refer: Refer, column: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A part of an expression whose text is written unchanged."""
-
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The key of an entry in a dictionary; its source is written like that of a value."""
-
     value: Any
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call that recreates a value: the class or function `called`, and its arguments, which are values too."""
-
     called: Any
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
@@ -88,12 +81,6 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A container or call with brackets, which can be broken into lines.
-
-    entries : for each value, what is written before it (a text such as a keyword, or a dictionary's key), and the value
-    is_single : True for a tuple with one item, which needs a comma
-    """
-
     opening: str
     closing: str
     entries: list[tuple[str | _Key, Any]]
@@ -101,14 +88,11 @@ class _Group:
 
 
 class _Writer:
-    """Writes values as source, up to a maximum depth of nesting."""
-
     def __init__(self, refer: Refer) -> None:
         self.refer = refer
         self._depth = 0
 
     def write(self, value: Any, column: int = 0, indent: int = 0) -> str:
-        """Return the source of a value that begins at `column` of a line indented by `indent`."""
         if self._depth > _DEEPEST:
             raise Inexpressible(f"a value nested more than {_DEEPEST} levels deep")
         self._depth += 1
@@ -262,7 +246,6 @@ class _Writer:
         return self._call(pathlib.Path if isinstance(value, pathlib.Path) else pathlib.PurePath, str(value))
 
     def _alias(self, value: Any) -> str:
-        """Return the source of a parametrized type such as `list[int]`, or of a union of types."""
         origin, parameters = get_origin(value), [None if one is NoneType else one for one in get_args(value)]
         if origin in (Union, UnionType):
             return " | ".join(map(self.write, parameters))
@@ -289,7 +272,6 @@ _FORMS: tuple[tuple[Any, Callable[[_Writer, Any], str | _Group]], ...] = (
 
 
 def _as_floats(values: Any) -> Any:
-    """Return the shortest floats that equal single-precision numbers, from their text in numpy."""
     if isinstance(values, list):
         return [_as_floats(one) for one in values]
     return float(values) if isinstance(values, str) else values
@@ -301,9 +283,7 @@ def _is_function(value: Any) -> bool:
 
 
 def express_class(cls: type, refer: Refer) -> str:
-    """Return the source of the call of `namedtuple` or `Enum` that creates a class; raise `Inexpressible` for
-    other classes.
-    """
+    """Return the call of `namedtuple` or `Enum` that creates a class; raise `Inexpressible` for other classes."""
     writer = _Writer(refer)
     if cls.__bases__ == (enum.Enum,):
         members = {name: member.value for name, member in cls.__members__.items()}  # type: ignore[attr-defined]
@@ -316,10 +296,7 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """Return the statement that assigns the global variable `name`, which the source `piece` uses.
-
-    The result is None if there are several such statements, or if the variable is also bound in another way.
-    """
+    """Return the only statement that binds the global variable `name`, which `piece` uses, if it assigns only that."""
     if name in piece.namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []
@@ -344,11 +321,7 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Return True if a statement calls an imported function on literals, and another such call would create an equal
-    value.
-
-    Examples are `nn.MSELoss(reduction="none")` and `TypeVar("T")`, but not objects whose state has changed since.
-    """
+    """Return True if a statement calls an imported class on literals, and the object still equals a new one."""
     call = statement.value
     if not isinstance(call, ast.Call) or not is_imported(type(value).__module__):
         return False
@@ -361,9 +334,7 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal container, which the program may have filled since, such as a
-    cache.
-    """
+    """Return True for a literal container that the program may have filled since, such as a cache."""
     return type(value) in (dict, list, set) and statement.value is not None and is_plain(statement.value)
 
 
@@ -377,10 +348,7 @@ def is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield the default arguments whose expressions no longer evaluate to their values, each with its value.
-
-    definition, piece : definition of the function, and its source in the sample
-    """
+    """Yield the default arguments whose expressions no longer evaluate to their values, each with its value."""
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [
