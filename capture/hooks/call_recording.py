@@ -1,7 +1,5 @@
-"""Recording of the calls of a thread that `dispatch.py` does not record itself.
-
-These are calls that differ from the predicted one (see `capture/signatures/predictions.py`), functions that the
-dispatcher does not see, and results other than a single plain tensor.
+"""Recording of the calls of a thread that `dispatch.py` does not record itself: calls that differ from the predicted
+one, functions that the dispatcher does not see, and results other than a single plain tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from opgrip.capture.hooks.wrapped_operators import higher_order_node, measured, 
 from opgrip.capture.program.environment import read_settings
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
-from opgrip.capture.signatures.predictions import CallPoint, CallPredictor, Recognizer, sharing
+from opgrip.capture.signatures.predictions import CallNode, CallPredictor, Recognizer, sharing
 from opgrip.capture.signatures.signatures import argument_tensors, names_meta, tensors_in
 from opgrip.capture.timing.device_time import DeviceTimer
 from opgrip.capture.timing.kernel_windows import identities_here
@@ -41,9 +39,7 @@ NO_STORAGES: Storages = ()
 
 
 class CallRecording(ThreadMode):
-    """Records those calls of one thread that `RecordingMode.__torch_dispatch__` does not record itself, such as the
-    first call of a signature.
-    """
+    """Records those calls of one thread that `RecordingMode.__torch_dispatch__` does not record itself."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)
@@ -52,7 +48,7 @@ class CallRecording(ThreadMode):
         self.number = recorder.threads.next_number()
         self.idle = recorder.threads.idle
         self._ahead = recorder.write_ahead is not None
-        self._around: list[tuple[int, CallPoint]] = []
+        self._around: list[tuple[int, CallNode]] = []
         self.begin()
 
     def begin(self) -> None:
@@ -69,8 +65,8 @@ class CallRecording(ThreadMode):
         self.faults = FaultCounter()
         self.own_work = OwnWork()
         self.predictions = CallPredictor()
-        self.last: CallPoint = self.predictions.nowhere
-        self.epochs = (self.recorder.epochs.current, None)
+        self.last: CallNode = self.predictions.nowhere
+        self.generations = (self.recorder.generations.current, None)
         self._settings = read_settings()
         self._storages = self.recorder.storages
         self._numbers = self._storages.numbers
@@ -100,7 +96,7 @@ class CallRecording(ThreadMode):
             argument_storages = self.storages_in(args, kwargs)
             entry = self._by_key(name, kind, args, kwargs, argument_storages)
             scope, pair = self.recorder.scopes.point(entry.number, self.place, len(argument_storages) + 1)
-            node = CallPoint(entry, (), scope, pair, None)
+            node = CallNode(entry, (), scope, pair, None)
             self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
             # the device time of a function is the device time of the calls inside it
             values, on_device = (*args, *kwargs.values()), kind != FUNCTION
@@ -138,7 +134,7 @@ class CallRecording(ThreadMode):
             raised = None
         return result
 
-    def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
+    def running(self, last_start: int, last_end: int) -> list[tuple[int, CallNode]]:
         running = list(self._around)
         started, current = self.started, self.last
         # If the call is over, its row is still here, was taken, or the call ended before one that was taken.
@@ -164,11 +160,8 @@ class CallRecording(ThreadMode):
     def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
         return tuple([self._storages.number(tensor) for tensor in argument_tensors(args, kwargs)])
 
-    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallPoint, Storages | None]:
-        """Return the `CallPoint` of a call that differs from the predicted one, and the storage numbers of its tensors.
-
-        A call on meta or fake tensors is only counted; the result is then the last call's `CallPoint` and None.
-        """
+    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallNode, Storages | None]:
+        # a call on meta or fake tensors is only counted: the last node and None
         began = self._begin_search()
         self.settle()
         # reading a tensor must not call the `__torch_function__` of its class
@@ -188,12 +181,8 @@ class CallRecording(ThreadMode):
 
     def _find_after(
         self, error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[CallPoint | None, Storages | None]:
-        """Return the result of `_find` for a call whose comparison with the predicted call raised `error`.
-
-        The comparison is known to fail for nested tensors. If no argument is one, or if `_find` fails too, the call is
-        counted as lost, and both results are None.
-        """
+    ) -> tuple[CallNode | None, Storages | None]:
+        # the comparison with the predicted call is known to fail for nested tensors
         try:
             if not any(tensor.is_nested for tensor in argument_tensors(args, kwargs)):
                 raise error
@@ -206,10 +195,7 @@ class CallRecording(ThreadMode):
 
     def _look_up(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
-    ) -> CallPoint:
-        """Return the `CallPoint` of a call that differs from the last few known successors of the last call; create it
-        if it is new.
-        """
+    ) -> CallNode:
         if is_higher_order(func):
             outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
             if outer is not None:
@@ -242,29 +228,26 @@ class CallRecording(ThreadMode):
         return entry
 
     def _begin_search(self) -> int:
-        """Switch to the recorder's new tables if the old ones were cleared since the last search; return the current
-        time in ns.
-        """
-        first, epoch = self.epochs[0], self.recorder.epochs.current
+        # the recorder may have cleared its tables since the last search
+        first, generation = self.generations[0], self.recorder.generations.current
         # set this before any lookup, because another thread may start new tables at the same time
-        self.epochs = (first, None)
-        if first != epoch:
+        self.generations = (first, None)
+        if first != generation:
             self.predictions = CallPredictor()
             self.last = self.predictions.nowhere
-            self.epochs = (epoch, None)
+            self.generations = (generation, None)
         return perf_counter_ns()
 
     def _end_search(self, began: int) -> None:
-        self.epochs = (self.epochs[0], self.recorder.epochs.current)
+        self.generations = (self.generations[0], self.recorder.generations.current)
         self._spent(began)
 
     def _spent(self, began: int) -> None:
-        """Add the time since `began` (ns) to the capture's own work, which does not count as the program's time."""
         self.recorder.observations.set_aside(self.own_work.add(began))
 
     def _keep(
         self,
-        node: CallPoint,
+        node: CallNode,
         argument_storages: Storages,
         start: int,
         end: int,

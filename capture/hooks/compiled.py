@@ -31,7 +31,6 @@ class OpaqueMode(RecordingMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True, so that torch runs compiled code under this mode."""
         return True
 
 
@@ -41,8 +40,8 @@ leave_compiled(OpaqueMode)
 class CompiledWatch:
     """A context in which the calls of regions that torch.compile compiled are recorded.
 
-    compiled : `operators` runs compiled code as its original operators, without discarding the compiled code; `opaque`
-        records each call of a region that inductor compiled as one call
+    compiled : `operators` runs compiled code as its original operators; `opaque` records each call of a region that
+        inductor compiled as one call
     """
 
     def __init__(self, recorder: Recorder, compiled: str) -> None:
@@ -85,7 +84,7 @@ class CompiledWatch:
 
 
 class _Eager:
-    """Sets torch's stance `force_eager` from the start of the first capture to the end of the last one."""
+    # stance `force_eager` from the start of the first capture to the end of the last one
 
     _before = "default"
 
@@ -103,7 +102,6 @@ class _Eager:
             self._captures += 1
 
     def stance_before(self) -> str:
-        """Return the stance of the compiler that the program had set before."""
         return self._before
 
     def __exit__(self, *ignored: object) -> None:
@@ -117,9 +115,7 @@ _eager = _Eager()
 
 
 def region_name(graph: Any) -> str:
-    """Return a name for a compiled region: the kernels that it launches, joined by `+`, in the order of
-    inductor's code; `region` if it launches none.
-    """
+    """Return a name for a compiled region: its kernels joined by `+`, or `region` if it launches none."""
     region: str | None = getattr(graph, "_opgrip_name", None)
     if region is None:
         launches = (kernel or call for kernel, call in _KERNEL.findall(graph.source_code or ""))

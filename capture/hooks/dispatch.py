@@ -18,7 +18,7 @@ from torch import is_grad_enabled
 from opgrip.capture.hooks.call_recording import NOTHING, CallRecording, Storages
 from opgrip.capture.recording.storages import SWEEP, SWEEP_BYTES
 from opgrip.capture.recording.thread_mode import UNPAIRED
-from opgrip.capture.signatures.predictions import CAREFUL, LISTED, ONE, SEVERAL, TWO, CallPoint, sharing
+from opgrip.capture.signatures.predictions import CAREFUL, LISTED, ONE, SEVERAL, TWO, CallNode, sharing
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
 from opgrip.capture.torch_compat.torch_private import (
     current_autograd_node,
@@ -37,10 +37,7 @@ RESULTS = frozenset({torch.Tensor, type(None)})
 
 
 class RecordingMode(CallRecording):
-    """Dispatch mode that records the calls of one thread and runs every call unchanged.
-
-    last, started : call point and start in ns of the last operator call
-    """
+    """Dispatch mode that records the calls of one thread and runs every call unchanged."""
 
     supports_higher_order_operators = True
 
@@ -58,7 +55,7 @@ class RecordingMode(CallRecording):
         if autograd_node is not None and get_ident() != self.ident:
             # the autograd engine's threads inherit the mode of the thread that ran the forward pass
             return self.recorder.threads.of_engine().__torch_dispatch__(func, types, args, kwargs)
-        node: CallPoint | None = None
+        node: CallNode | None = None
         argument_storages: Storages | None = None
         try:
             grad = is_grad_enabled()
@@ -158,12 +155,7 @@ class RecordingMode(CallRecording):
         # for example, tensors that act as placeholders while a program is traced
         return func(*args, **kwargs)
 
-    def _match_storages(
-        self, node: CallPoint, args: Sequence[Any], kwargs: Mapping[str, Any] | None
-    ) -> Storages | None:
-        """Return the storage numbers of a call's tensors. Return None if a tensor has no number yet, or if the tensors
-        do not share memory in the same way as in the predicted call.
-        """
+    def _match_storages(self, node: CallNode, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Storages | None:
         number = self._numbers.get
         if node.layout == SEVERAL:
             numbers = [number(storage_address(args[place])) for place in node.places]

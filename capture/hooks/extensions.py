@@ -1,9 +1,7 @@
 """Functions that the dispatcher does not see: functions of extension modules, and launches of Triton kernels.
 
-Functions of extension modules are wrapped where callers look them up. `kernel[grid](...)`,
-`wrap_triton(kernel)[grid](...)` and kernels under `triton.autotune` or `triton.heuristics` all end in the `run` method
-of a compiled kernel, or of an interpreted one on the CPU. This method is wrapped, so that every form of launch is
-recorded as a call.
+All forms of a launch of a Triton kernel end in the `run` method of a compiled kernel, or of an interpreted one on the
+CPU. This method is wrapped.
 """
 
 from __future__ import annotations
@@ -63,8 +61,8 @@ class ModuleWatch(ABC):
 class ExtensionWatch(ModuleWatch):
     """A context in which calls of the named extension modules' functions are recorded.
 
-    The operators inside a function are also recorded, with the function's name in their scope. Modules that the program
-    loads later are included. For modules that use ctypes, functions of their libraries are recorded.
+    The operators inside a function are also recorded, with the function's name in their scope. For modules that use
+    ctypes, functions of their libraries are recorded.
     """
 
     def __init__(self, recorder: Recorder, names: Iterable[str] = KNOWN_EXTENSIONS) -> None:
@@ -84,7 +82,7 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return, for each requested module of which no function is recorded, the reason."""
+        """Return the reason for each requested module of which no function is recorded."""
         if not self._has_begun:
             return {}
         reasons = {}
@@ -111,10 +109,8 @@ class ExtensionWatch(ModuleWatch):
             self.recorder.lost.drop(f"extension {module.__name__}", error)
 
     def _watch_library(self, name: str, library: ctypes.CDLL) -> None:
-        """Record calls of a ctypes library's functions; a function that was not accessed before is wrapped at its first
-        access.
-        """
         original = type(library)
+        # a function that was not accessed before is wrapped at its first access
         patches, recording = self._patches, self._recording
 
         class Watched(original):  # type: ignore[misc, valid-type]
@@ -143,8 +139,6 @@ class ExtensionWatch(ModuleWatch):
 
 
 class _Pointer:
-    """A wrapper that records the calls of a ctypes function; `argtypes` and `restype` work as on the original."""
-
     def __init__(self, function: Any, recorded: Callable[..., Any]) -> None:
         self.__dict__.update(_function=function, _recorded=recorded)
 
@@ -162,7 +156,6 @@ class _Pointer:
 
 
 def _is_compiled_function(value: Any) -> bool:
-    """Return True for a function that is not written in Python, such as one made by pybind or ctypes."""
     if isinstance(value, type | FunctionType | ModuleType) and not hasattr(value, "_opgrip_patch"):
         return False
     return callable(value) and type(value).__module__ in ("builtins", "_ctypes", "ctypes", "nanobind")
@@ -181,9 +174,9 @@ _tuning = threading.local()
 class TritonWatch(ModuleWatch):
     """A context in which launches of Triton kernels are recorded, even if the program loads Triton later.
 
-    A launch has the scope of the line that makes it. A launch inside an operator, such as a `triton_op`, belongs to
-    that operator, whose replay repeats the launch. For an autotuned kernel, the launch with the chosen configuration is
-    recorded, and launches that try configurations are only counted.
+    A launch inside an operator, such as a `triton_op`, belongs to that operator, whose replay repeats the launch. For
+    an autotuned kernel, the launch with the chosen configuration is recorded, and launches that try configurations are
+    only counted.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -226,7 +219,6 @@ class TritonWatch(ModuleWatch):
         return recorded
 
     def _describe(self, kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch | None:
-        """Return the description of a kernel launch, or None if the launch is only counted and not recorded."""
         name = "a Triton kernel"
         try:
             name = name_of(kernel)
@@ -323,7 +315,6 @@ def _parameters_of(kernel: Any) -> _Parameters:
 
 
 def _constant(value: Any) -> Any:
-    """Return a compile-time constant of a Triton kernel in the form in which a trace records it."""
     language = sys.modules.get("triton.language")
     if language is not None and isinstance(value, language.constexpr):
         return _constant(value.value)
@@ -340,9 +331,6 @@ def _constant(value: Any) -> Any:
 
 @contextmanager
 def _inside(recorder: Recorder, mode: ThreadMode, function: str | None) -> Iterator[None]:
-    """Record the calls of the block as calls inside `function`, the name of a function or operator; change nothing if
-    it is None.
-    """
     if function is None:
         yield
         return
@@ -358,11 +346,7 @@ _HANDLER = RecordingMode.__torch_dispatch__.__code__
 
 
 def _running_operator() -> str | None:
-    """Return the name of the operator that this thread is running, found in its stack frames.
-
-    Return None outside all operators. Also return None inside a higher-order operator, because the calls that it makes
-    are recorded separately.
-    """
+    # None inside a higher-order operator too, because the calls that it makes are recorded separately
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _HANDLER:

@@ -17,14 +17,14 @@ from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.places import Location
 from opgrip.capture.recording.graph_templates import GraphCapture, kept_graphs
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.recording.scope_table import Epochs
+from opgrip.capture.recording.scope_table import Generations
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.errors import raise_if_from_program
 from opgrip.traces.schema.accelerator_records import Graph
 
 # what a launch of a graph needs: the counter of times that the recording's tables were cleared and its value, the
 # numbers of the launch's signature and of its (signature, scope) pair, and the function that runs the launch
-Launch = tuple[Epochs, int, int, int, Callable[..., Any]]
+Launch = tuple[Generations, int, int, int, Callable[..., Any]]
 
 
 class GraphWatch:
@@ -89,10 +89,10 @@ class GraphWatch:
             if mode is None or mode.idle:
                 return original(graph, *args, **kwargs)
             try:
-                epochs, epoch, number, pair, run = self._launches[
+                generations, generation, number, pair, run = self._launches[
                     id(graph), mode, mode.place, self.recorder.uses_streams
                 ]
-                if epochs is not self.recorder.epochs or epoch != epochs.current:
+                if generations is not self.recorder.generations or generation != generations.current:
                     raise KeyError
             except KeyError:
                 launch = self._prepare(kind, original, graph, mode)
@@ -114,16 +114,11 @@ class GraphWatch:
         return replay
 
     def _forget(self, graph: int) -> None:
-        """Forget the launches of the graph with this id, which is captured again or no longer exists, so that another
-        graph may have the id.
-        """
+        # another graph may get the id
         for key in [key for key in self._launches if key[0] == graph]:
             del self._launches[key]
 
     def _prepare(self, kind: str, original: Callable[..., Any], graph: Any, mode: ThreadMode) -> Launch | None:
-        """Return what is needed to record launches of a graph from the thread's current location; None if they cannot
-        be recorded.
-        """
         recorder = self.recorder
         try:
             device = with_index(torch.device(kind))
@@ -135,10 +130,10 @@ class GraphWatch:
                 recorder.pending.add(
                     Graph(number, captured=False) if kept_graph is None else recorder.adopt(kept_graph, number)
                 )
-            epochs, epoch = recorder.epochs, recorder.epochs.current
+            generations, generation = recorder.generations, recorder.generations.current
             _, pair = recorder.scopes.point(number, mode.place, 0)
             run = timed_on(recorder, mode, number, original, device, lambda: mode.launched)
-            launch = epochs, epoch, number, pair, run
+            launch = generations, generation, number, pair, run
             self._launches[id(graph), mode, mode.place, recorder.uses_streams] = launch
             return launch
         except Exception as error:

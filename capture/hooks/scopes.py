@@ -31,7 +31,7 @@ class ScopeWatch:
     """A context that keeps the dispatch modes of all threads informed about the running module, optimizer step and
     autocast settings.
 
-    module_raised : called with each exception that leaves an outermost module; None to do nothing
+    module_raised : called with each exception that leaves an outermost module
     """
 
     def __init__(self, recorder: Recorder, module_raised: Callable[[BaseException], None] | None = None) -> None:
@@ -82,9 +82,6 @@ class ScopeWatch:
         return functools.wraps(original)(watched)
 
     def _mode_here(self) -> tuple[ThreadMode | None, int]:
-        """Return this thread's dispatch mode, and the number of enclosing modules; the mode is None if modules are not
-        tracked now.
-        """
         try:
             mode = self.recorder.threads.in_step()
             if mode is None:

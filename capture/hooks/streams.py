@@ -1,8 +1,8 @@
 """The program's use of accelerator streams: which stream a call uses, and which stream waits for which.
 
-Until a program makes another stream current, its calls cost nothing more. From then on the stream of each call is
-recorded. Waits of `torch.Stream` and `torch.Event`, and a `torch.Stream` as a context, are not seen: these classes are
-in C, and their methods cannot be replaced.
+The stream of each call is recorded only after the program has made another stream current. Waits of `torch.Stream` and
+`torch.Event`, and a `torch.Stream` as a context, are not seen: these classes are in C, and their methods cannot be
+replaced.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ Note = Callable[..., None]
 
 
 class StreamWatch:
-    """A context in which the program's use of accelerator streams is recorded."""
-
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._patches = Patches()
@@ -58,13 +56,9 @@ class StreamWatch:
         self._patches.undo()
 
     def _noting(self, note: Note, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of a torch function; the wrapper calls `note` after each call by the program.
-
-        Calls that one wrapped function makes of another are not noted.
-        """
-
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
+            # calls that one wrapped function makes of another are not noted
             if getattr(self._inside, "active", False):
                 return original(*args, **kwargs)
             self._inside.active = True
@@ -111,10 +105,8 @@ class StreamWatch:
 
 
 def _name(stream: Any) -> tuple[str, int]:
-    """Return the device and torch's number of a stream."""
     return str(stream.device), int(stream.stream_id)
 
 
 def _here(event: Any) -> Any:
-    """Return this thread's current stream on the device of an event."""
     return current_stream(with_index(torch.device(event.device.type)))

@@ -1,9 +1,9 @@
 """Callables that run in place of an operator, to measure device time, count page faults, observe values or record inner
 functions.
 
-A call point (`CallPoint` in `capture/signatures/predictions.py`, a signature at one place in the program) contains the
-callable that runs its calls. Only calls that need additional work get another callable than the operator, so that other
-calls cost nothing extra.
+Each node of the prediction (`CallNode` in `capture/signatures/predictions.py`) contains the callable that runs its
+calls. Only calls that need additional work get another callable than the operator, so that other calls cost nothing
+extra.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from opgrip.capture.program.accelerators import accelerator_of
 from opgrip.capture.recording.observations import Look
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
-from opgrip.capture.signatures.predictions import CallPoint, Recognizer
+from opgrip.capture.signatures.predictions import CallNode, Recognizer
 from opgrip.capture.signatures.signatures import tensors_in
 from opgrip.capture.timing.page_faults import may_need_pages
 from opgrip.capture.torch_compat.compiler_private import own_code
@@ -41,8 +41,6 @@ def measured(
     """Return a function that calls `run` and measures its device time or page faults; None if the call needs neither
     measurement.
 
-    number : number of the call's signature
-    run : function that runs the operator
     func : operator, or None for other functions
     values : arguments of the call
     started : returns the start of the running call in ns, which identifies the measurement
@@ -64,8 +62,6 @@ def timed_on(
 
     If records of kernels will provide the device time, the function only notes the stream, or is `run` itself if the
     program uses a single stream.
-
-    number, run, started : as for `measured`
     """
     if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
         return mode.device.timed(run, device, started)
@@ -73,13 +69,9 @@ def timed_on(
 
 
 class _Watched:
-    """Replacement for the operator in a call point: it observes the values in the next call, and then restores the
-    operator unless a requested observation is still missing.
-    """
-
     __slots__ = ("_mode", "_node", "_operator", "_timed")
 
-    def __init__(self, node: CallPoint, operator: Run, mode: ThreadMode) -> None:
+    def __init__(self, node: CallNode, operator: Run, mode: ThreadMode) -> None:
         self._node, self._operator, self._mode = node, operator, mode
         self._timed = mode.faults.counted(operator, lambda: mode.started)
 
@@ -97,8 +89,8 @@ class _Watched:
         return result
 
 
-def schedule_observation(node: CallPoint, mode: ThreadMode) -> None:
-    """Wrap the operator of call point `node` so that the tensor values in its next call are recorded."""
+def schedule_observation(node: CallNode, mode: ThreadMode) -> None:
+    """Wrap the operator of a node so that the tensor values in its next call are recorded."""
     operator = node.op
     # wrap only once, even for several reasons: an observation inside another one would be part of the measured time
     if not isinstance(operator, _Watched):
@@ -106,12 +98,8 @@ def schedule_observation(node: CallPoint, mode: ThreadMode) -> None:
 
 
 def _look(
-    node: CallPoint, mode: ThreadMode, args: Sequence[Any], kwargs: Mapping[str, Any]
+    node: CallNode, mode: ThreadMode, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Callable[[Any], None] | None:
-    """Record the values in a call's arguments, and return a function that records those in its result.
-
-    Return None if no observation of the call was requested, or observations have used their share of the time.
-    """
     recorder, observations = mode.recorder, mode.recorder.observations
     began = perf_counter_ns()
     first_storage = lambda: next(iter(mode.storages_in(args, kwargs)), NO_STORAGE)  # noqa: E731
@@ -121,7 +109,7 @@ def _look(
         why = observations.take(node.number, lambda: (node.scope, first_storage()))
         if why is Look.NO:
             return None
-        where = (began - recorder.started_ns, first_storage()) if why is Look.PLACE else ()
+        where = (began - recorder.started_ns, first_storage()) if why is Look.SITE else ()
         return recorder.signatures.observe(node.number, node.func, args, kwargs, *where)
     except Exception as error:
         recorder.lost.lose_values(str(node.func), error)
@@ -132,12 +120,11 @@ def _look(
 
 def higher_order_node(
     recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
-) -> CallPoint | None:
-    """Return the call point for a call of a higher-order operator, such as `torch.cond` or `flex_attention`.
+) -> CallNode | None:
+    """Return a node for a call of a higher-order operator, such as `torch.cond` or `flex_attention`.
 
     torch turns a dispatch mode off while an operator runs, and therefore also while the functions passed to it run. The
-    call point's `op` turns the mode on again around the operator's code, so that calls in these functions are recorded
-    too.
+    node's `op` turns the mode on again around the operator's code, so that calls in these functions are recorded too.
 
     Return None if another mode or a tensor subclass runs the operator. Also return None inside an extension function or
     a compiled region, because the record of its call covers everything inside it.
@@ -154,7 +141,7 @@ def higher_order_node(
     named = {key: _without_functions(value) for key, value in kwargs.items()}
     number = recorder.signatures.number(name, FUNCTION, positional, named)
     scope, pair = recorder.scopes.point(number, mode.place, tensors + 1)
-    node = CallPoint(Recognizer(number, func), (), scope, pair, None)
+    node = CallNode(Recognizer(number, func), (), scope, pair, None)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         mode.enter(node, recorder.places.inside(mode.place, name, True))
@@ -169,7 +156,6 @@ def higher_order_node(
 
 
 def _without_functions(value: Any) -> Any:
-    """Return an argument with a placeholder for each function, because function objects differ from call to call."""
     if isinstance(value, tuple | list):
         items = [_without_functions(item) for item in value]
         return items if isinstance(value, list) else tuple(items)

@@ -1,6 +1,4 @@
-"""Models made by a callable of the user: `package.module:factory`, `path/to/file.py:factory` or
-`builtin:faster_rcnn`.
-"""
+"""Models made by a callable of the user: `package.module:factory`, `path/to/file.py:factory` or `builtin:NAME`."""
 
 from __future__ import annotations
 
@@ -48,8 +46,6 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
 
     text : `package.module:factory` or `path/to/file.py:factory`
     source : the name that the user gave to the model, if it is not `text`
-
-    Raises UserError: the factory does not exist, fails, or returns something else.
     """
     import torch
     from torch.utils._pytree import tree_map
@@ -74,9 +70,7 @@ def program_of(
 
     inputs : a tensor, a tuple of positional inputs, or a dictionary
     run : `predict`, `loss` or `train`
-    name, details : name of the model, and further fields for the trace's header
-
-    Raises UserError: `run` is `generate`, or `train` for a module without parameters to train.
+    details : further fields for the trace's header
     """
     if run not in RUNS_OF_ALL:
         raise UserError(f"--run {run} does not apply to a module", f"choose {listed(RUNS_OF_ALL)}")
@@ -164,7 +158,6 @@ def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tup
 
 
 def _refuse(unused: Sequence[str], text: str) -> None:
-    """Raise `UserError` if the user set a size for which the factory has no parameter."""
     if unused:
         flag = unused[0].replace("_", "-")
         raise UserError(f"--{flag} does not apply to {text}", f"give the factory a parameter {unused[0]}")
@@ -194,7 +187,6 @@ def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
 
 
 def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
-    """Return the optimizers that a module's `configure_optimizers` returns, or SGD if it has no such method."""
     import torch
 
     if not hasattr(model, "configure_optimizers"):
@@ -232,9 +224,9 @@ def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def total_loss(output: Any) -> torch.Tensor:
-    """Return the loss in the output of a model, which is a tensor, an object with `loss`, or a dictionary of losses.
+    """Return the loss in the output of a model: a tensor, an object with `loss`, or a dictionary of losses.
 
-    Raises UserError: the output has no loss.
+    Losses in a dictionary that require a gradient are averaged and added; a tensor of several elements is averaged.
     """
     import torch
 
@@ -266,10 +258,8 @@ PACKAGE = "opgrip.samples.models"
 
 
 def builtin_models() -> list[str]:
-    """Return the names of the built-in models, for `builtin:NAME`.
-
-    The modules' sources are read and not imported, because the help text lists the names and must not load torch.
-    """
+    """Return the names of the built-in models, for `builtin:NAME`."""
+    # read and not imported, because the help lists the names and must not load torch
     spec = find_spec("opgrip.samples")
     folders = (spec.submodule_search_locations if spec is not None else None) or []
     files = sorted(path for folder in folders for path in Path(folder, "models").glob("*.py"))
@@ -277,7 +267,6 @@ def builtin_models() -> list[str]:
 
 
 def load_builtin(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a built-in model `builtin:NAME`; raise `UserError` for an unknown name."""
     name = text.removeprefix(PREFIX)
     names = builtin_models()
     if name not in names:

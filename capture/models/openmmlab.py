@@ -33,12 +33,9 @@ SEGMENTATION_SIZE = (512, 1024)
 def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> dict[str, Any]:
     """Return random inputs of one step, as a data loader passes them to `test_step` and `train_step`.
 
-    model : model that gets the inputs; in training, a segmentor is set to pad its inputs to their size
-    config : config of the model
-    scope : package of the model, such as `mmdet`
-    options : options `batch_size` (default: 1) and `input_size` (default: size of the config's test pipeline)
+    In training, a segmentor is set to pad its inputs to their size.
 
-    Raises UserError: inputs for models of this package are not supported.
+    scope : package of the model, such as `mmdet`
     """
     maker = _MAKERS.get(scope)
     if maker is None:
@@ -75,7 +72,6 @@ def _of_one_class(inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], classes: int) -> dict[str, Any]:
-    """Return random videos of a few frames as inputs of a tracker; in training the first frame is the key frame."""
     from mmdet.testing import demo_track_inputs
 
     batch_size = options.batch_size or BATCH_SIZE
@@ -91,7 +87,6 @@ def _videos(config: Any, options: ModelOptions, shape: tuple[int, int, int], cla
 
 
 def _trains_on_masks(config: Any) -> bool:
-    """Return True if a detector is trained on masks, or if its config does not state how annotations are loaded."""
     steps = _dicts_in([config.get("train_pipeline"), config.get("train_dataloader")])
     loads = [step for step in steps if re.search("Load.*Annotations$", str(step.get("type")))]
     # loaders of panoptic annotations load masks by default
@@ -99,7 +94,6 @@ def _trains_on_masks(config: Any) -> bool:
 
 
 def _dicts_in(settings: Any) -> Iterator[dict[str, Any]]:
-    """Yield all dictionaries in nested settings, the outer ones first."""
     if isinstance(settings, dict):
         yield settings
         settings = list(settings.values())
@@ -158,8 +152,6 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
     """Build the program of the model in an OpenMMLab config, with random weights unless a checkpoint is given.
 
     Nothing is downloaded: pretrained weights that the config names are ignored.
-
-    Raises UserError: the config does not exist or is invalid, or a package that it needs is missing.
     """
     if not text.endswith(SUFFIXES) and not Path(text).is_file():
         raise _no_model(text)
@@ -191,10 +183,7 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
 
 
 def find_config(text: str) -> Path:
-    """Return the config file for a path, or for the name of a config in an installed package.
-
-    Raises UserError: no config has that name, or several configs have it.
-    """
+    """Return the config file for a path, or for the name of a config in an installed package."""
     path = Path(text)
     if path.is_file():
         return path
@@ -215,7 +204,6 @@ def find_config(text: str) -> Path:
 
 
 def _no_model(text: str) -> UserError:
-    """Return the error to raise for a `--model` that names neither a config nor a factory."""
     if text == "opinfo":
         return UserError(f"no model {text!r}", "opinfo:all has all operators, opinfo:unary has one category")
     if Path(f"{text}.py").is_file():
@@ -237,7 +225,6 @@ def _no_config(path: Path) -> UserError:
 
 
 def _may_be_config(path: Path) -> bool:
-    """Return True if a Python file may be a config: its code sets `model` or imports configs, or it cannot be read."""
     try:
         body = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
@@ -249,7 +236,7 @@ def _may_be_config(path: Path) -> bool:
 
 
 def _carried_configs() -> Iterator[Path]:
-    """Yield the configs that installed packages ship in `.mim/configs`, as OpenMMLab's packages do."""
+    # OpenMMLab's packages ship them in `.mim/configs`
     for folder in dict.fromkeys(sys.path):
         for configs in sorted(Path(folder or ".").glob("*/.mim/configs")):
             yield from sorted(configs.rglob("*.py"))
@@ -311,7 +298,6 @@ def _names_a_checkpoint(value: Any) -> bool:
 
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
-    """Return a function that runs one step as mmengine's loops do."""
     import torch
 
     if run == "predict":
@@ -335,11 +321,9 @@ def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
 
 
 def _begin_training() -> None:
-    """Set mmengine's epoch and iteration to 0 as its loops do before training; some assigners and batch sizes
-    use them.
-    """
     from mmengine.logging import MessageHub
 
+    # as its loops do; some label assigners and random resizes of a batch read them
     for name in ("epoch", "iter"):
         MessageHub.get_current_instance().update_info(name, 0)
 

@@ -24,10 +24,7 @@ _UNSUPPORTED = re.compile(r"Unsupported (?:global|class)\W.*?GLOBAL (\S+)")
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a module's weights from a file with torch's safe loader, which runs no code from the file.
-
-    Raises UserError: the file is missing, contains more than weights, or does not match the model.
-    """
+    """Load a module's weights from a file with torch's safe loader, which runs no code from the file."""
     import torch
 
     if not path.is_file():
@@ -67,7 +64,7 @@ _OF_OPERATORS = ("models", "operators")
 class OperatorOptions:
     shapes: str = option(
         DEFAULT,
-        "tensor shapes: like torch's samples (default), about a million elements (large), or random by --seed",
+        "tensor shapes (default: as in torch's samples; large: about a million elements; random: drawn with --seed)",
         choices=SHAPES,
         only=_OF_OPERATORS,
     )
@@ -167,7 +164,6 @@ class ModelProgram:
     name : short name, suitable for a file name
     model : module to which module paths in the trace are relative
     inputs : function that returns the inputs of one step, with the same values each time; a step may change them
-    step : function that runs one step with the given inputs
     details : fields for the trace's header
     steps : number of steps, without warm-up; None to take it from the options
     finish : function called after all steps, which returns lines to print
@@ -183,9 +179,7 @@ class ModelProgram:
 
 
 def under_autocast(program: ModelProgram, dtype: str | None) -> ModelProgram:
-    """Return a program that runs its model under `torch.autocast`.
-
-    The backward pass and the optimizer run outside autocast, as torch's documentation recommends.
+    """Return a program that runs its model under `torch.autocast`, but not its backward pass and optimizer.
 
     dtype : `bfloat16` or `float16`; None to return the program unchanged
     """
@@ -228,8 +222,7 @@ OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A kind of names that `--model` accepts, such as configs or classes of a package, and the function that builds the
-    models.
+    """A kind of names that `--model` accepts, such as configs or classes of a package.
 
     form : form of the source's model names, for the help text
     matches : function that returns True for a `--model` of this source
@@ -253,7 +246,6 @@ model_sources: Registry[ModelSource] = Registry("opgrip.capture.models", "opgrip
 
 
 def source_of(name: str) -> ModelSource:
-    """Return the source that a `--model` belongs to; raise `UserError` if there is none."""
     for source in model_sources.values():
         if source.matches(name):
             return source
@@ -262,10 +254,7 @@ def source_of(name: str) -> ModelSource:
 
 
 def load_program(name: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of the model that the user names with `--model`.
-
-    Raises UserError: no source matches, or the source cannot load the model or does not support the options.
-    """
+    """Build the program of the model that the user names with `--model`; raise `UserError` if that is impossible."""
     source = source_of(name)
     if options.run not in source.runs:
         raise UserError(f"--run {options.run} does not apply to {name}", f"choose {listed(source.runs)}")

@@ -44,8 +44,6 @@ def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
     """Build the program of `transformers:` and a class or model type, with random weights unless a checkpoint is given.
 
     Nothing is downloaded.
-
-    Raises UserError: the architecture does not exist, its config cannot be built, or the package is missing.
     """
     package = needed("transformers", EXTRA)
     # otherwise transformers prints its defaults
@@ -129,13 +127,12 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
 
 
 def _generate(model: Any, inputs: dict[str, Any], count: int) -> Any:
-    """Generate exactly `count` tokens greedily: the whole prompt is processed first, then one token at a time."""
     # suppress the end token, which random weights would choose at random, so that the number of steps is fixed
     return model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False, num_beams=1)
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss in a model's output, or the mean of its first differentiable tensor; `UserError` without both."""
+    """Return the loss in a model's output, or the mean of its first differentiable tensor."""
     import torch
     from torch.utils._pytree import tree_leaves
 
@@ -210,7 +207,7 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class with this name, or the `usual_class` of a model type; raise `UserError` for other names."""
+    """Return the class with this name, or the `usual_class` of a model type."""
     package = needed("transformers", EXTRA)
     named_class: Any = (
         getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
@@ -232,7 +229,6 @@ def _class_named(package: Any, name: str) -> Any:
 def make_config(model_class: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
     """Build the config of a model class; raise `UserError` for an unknown setting, or one that contradicts others.
 
-    model_class : the class
     cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
     sizes : settings derived from other options; a setting that the config lacks is ignored
     """
@@ -270,9 +266,6 @@ def _parsed(cfg_options: Sequence[str]) -> Iterator[tuple[str, Any]]:
 
 
 def _value(text: str) -> Any:
-    """Return the value that a text contains as a literal of Python or as `true`, `false` or `null`; any other text is
-    returned as it is.
-    """
     words = {"true": True, "false": False, "null": None, "none": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -303,9 +296,6 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _paths_of(config: Any, key: str) -> Iterator[str]:
-    """Yield the paths of all settings named `key` in a config and its nested configs, such as
-    `text_config.num_layers`.
-    """
     if getattr(config, key, None) is not None:
         yield key
     for name in getattr(config, "sub_configs", {}):
@@ -370,9 +360,6 @@ def small_settings(config: Any) -> dict[str, Any]:
 
 
 def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with few attention heads, whose numbers still divide the sizes that are split among heads;
-    `values` are the config's settings.
-    """
     settings: dict[str, Any] = {}
     heads, groups = getattr(config, "num_attention_heads", None), values.get("num_key_value_heads")
     if type(groups) is int and groups > 1:
@@ -387,9 +374,6 @@ def _heads(config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(values: Mapping[str, Any]) -> dict[str, int]:
-    """Return settings that move special tokens to the end of the small vocabulary; `values` are the config's
-    settings.
-    """
     names = [name for name, value in values.items() if name.endswith(_SPECIAL) and type(value) is int]
     large = sorted(name for name in names if values[name] >= WORDS)
     return {name: WORDS - 1 - place for place, name in enumerate(large)}

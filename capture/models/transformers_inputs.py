@@ -1,5 +1,5 @@
-"""Random inputs and labels for models of transformers, derived from the parameters of `forward`, the config and
-the head.
+"""Random inputs and labels for models of transformers, derived from the parameters of `forward`, the config and the
+head.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ OF_EXAMPLES = (
 
 
 def make_labels(model: Any, parameters: Collection[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return random labels for inputs, by the parameter of `forward` that takes them; empty if `forward` takes
-    no labels.
-    """
+    """Return random labels for inputs, by the parameter of `forward` that takes them."""
     kind = type(model).__name__
     batch = len(next(iter(inputs.values())))
     if {"mask_labels", "class_labels"} <= set(parameters):
@@ -107,7 +105,6 @@ PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
 class InputRequest:
     """Properties of a model and sizes from the options, from which inputs are generated.
 
-    model, config : the model and its config
     parameters : names of the parameters of `forward`
     batch, sequence : number of examples in a batch, and number of tokens in a text
     size : height and width of images in pixels
@@ -157,9 +154,6 @@ def _request(model: Any, options: ModelOptions) -> InputRequest:
 
 
 def _settings(config: Any, *names: str) -> Iterator[int]:
-    """Yield the positive integers that a config or its nested configs have under one of `names`, outer configs
-    first.
-    """
     for name in names:
         value = getattr(config, name, None)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
@@ -194,7 +188,6 @@ def _texts(config: Any, *shape: int) -> Tensor:
 
 
 def _special_tokens(config: Any) -> set[int]:
-    """Return ids of tokens with a special meaning in a config, such as padding or the position of an image."""
     values = config.to_dict()
     names = [name for name in values if name.endswith(("_token_id", "_token_index"))]
     return {values[name] for name in names if type(values[name]) is int}

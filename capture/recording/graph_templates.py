@@ -1,5 +1,5 @@
-"""CUDA and HIP graphs of a recording: calls made while the program captures a graph belong to the graph, not to
-a step.
+"""CUDA and HIP graphs of a recording: calls made while the program captures a graph belong to the graph, not to a
+step.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return a mask of the calls of a thread that were made while the graph was captured; `starts` are their
-        start times.
+        """Return a mask of the calls of a thread, with these start times, that were made while the graph was
+        captured.
         """
         if mode is not self.mode and mode.thread_name != ENGINE:
             return np.zeros(len(starts), dtype=np.bool_)
@@ -81,7 +81,7 @@ class GraphCapture:
 class KeptGraph:
     """The calls of a CUDA or HIP graph, for recordings that begin after the graph was captured.
 
-    graph : record of the graph, with the numbers that the recording of the graph's capture has assigned
+    graph : record of the graph, with the numbers of the recording that saw the graph's capture
     records : records to which the graph's record refers, by type and number
     keys : for each signature number, the key (from `call_key`) by which another recording finds the equal signature
     """

@@ -1,15 +1,13 @@
 """Repeated observations of the values of a signature's calls, if values decide the time or the results of a call.
 
 A program may call `nonzero` many times on a mask of one shape, with a different number of true elements each time. The
-trace therefore keeps the values and results of several of these calls, from early to late, and a replay runs all of
-them in turn. Calls that are not observed cost nothing extra: only for a call to observe, a wrapper takes the place of
-the operator, and is removed afterwards.
+trace therefore keeps the values and results of several of these calls, and a replay runs all of them in turn. Only for
+a call to observe, a wrapper takes the place of the operator.
 
-If the times of a signature's calls differ between call sites, the values of one call site do not represent the others,
-and each is observed. The square root of an optimizer's state takes five times as long for a parameter with mostly zero
-gradients, although signature and source line are the same and only the memory differs. Therefore a call site is
-identified here by its scope and, if it recurs, by the memory of the first tensor, as for parameters and optimizer
-states; otherwise by the scope only.
+If the times of a signature's calls differ between call sites, each is observed. The square root of an optimizer's state
+takes five times as long for a parameter with mostly zero gradients, although signature and source line are the same and
+only the memory differs. Therefore a call site is identified here by its scope and, if it recurs, by the memory of the
+first tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from opgrip.capture.signatures.predictions import LEARNT, NEVER, SIGHTINGS
 
 # minimum ratio, and minimum difference in ns, of the times of two call sites that count as different
 DIFFERENT, LEAST_NS = 1.5, 20_000
-MOST_PLACES = 48  # maximum number of scopes, and of storages of the first tensor, that are kept per signature
+MOST_SITES = 48  # maximum number of scopes, and of storages of the first tensor, that are kept per signature
 # numbers of call sites that are kept if there are too many: fastest, slowest with several calls, and slowest with a
 # single call; more of the last kind are kept, because some of them were only interrupted
 FASTEST, SLOWEST, SLOWEST_ONCE = 4, 6, 12
@@ -39,25 +37,15 @@ MOST_SIGNATURES = 10_000
 MOST_LOOKS = 4  # maximum number of call sites to observe per signature
 
 # call site: number of its scope, and number of the first tensor's storage; `ANY` if that memory is not used again
-PlaceKey = tuple[int, int]
+SiteKey = tuple[int, int]
 ANY = -1
 Key = TypeVar("Key", bound=Hashable)
 
 
 class _Table(Generic[Key]):
-    """Shortest duration of a signature's calls at each call site; if there are many call sites, only the fastest and
-    slowest are kept.
-
-    Each step's activations use different memory, and a model has many parameters of the same shape, of which the last
-    ones may be the ones that differ. Keeping only the first or the last call sites would therefore miss some.
-
-    Entries are plain integers: with an object per entry, Python's garbage collector would traverse all of the program's
-    objects.
-
-    least_ns : shortest duration in ns at each call site, which is the one least delayed by other processes and the
-        capture
-    first : for each call site that has occurred once, the index of that call among the signature's calls, from 1
-    """
+    # Shortest duration of a signature's calls at each call site, and for a call site that occurred once, the index of
+    # that call. If there are many, the fastest and slowest are kept: the first or the last call sites would miss some.
+    # Entries are integers: Python's garbage collector would traverse all of the program's objects for objects here.
 
     __slots__ = ("_dull_from_ns", "_dull_to_ns", "_dull_until", "first", "least_ns")
 
@@ -66,40 +54,35 @@ class _Table(Generic[Key]):
         self.first: dict[Key, int] = {}
         self._forget_dull()
 
-    def add(self, place: Key, duration_ns: int, call: int) -> bool:
-        """Add the duration of a call at call site `place`; return True if the result of `recurring_ns` may change."""
-        least_ns = self.least_ns.get(place)
+    def add(self, site: Key, duration_ns: int, call: int) -> bool:
+        least_ns = self.least_ns.get(site)
         if least_ns is None:
             if self._dull_from_ns <= duration_ns <= self._dull_to_ns and call < self._dull_until:
                 return False
-            is_full = len(self.least_ns) >= MOST_PLACES
+            is_full = len(self.least_ns) >= MOST_SITES
             if is_full:
                 self._thin_out(call)
-            self.least_ns[place], self.first[place] = duration_ns, call
+            self.least_ns[site], self.first[site] = duration_ns, call
             return is_full
-        if place in self.first:
+        if site in self.first:
             # a call site that recurs makes space for others with a single call
-            del self.first[place]
+            del self.first[site]
             self._forget_dull()
         elif duration_ns >= least_ns:
             return False
-        self.least_ns[place] = min(least_ns, duration_ns)
+        self.least_ns[site] = min(least_ns, duration_ns)
         return True
 
     def recurring_ns(self) -> dict[Key, int]:
-        """Return the shortest duration in ns at each call site that occurred more than once."""
-        return {place: time for place, time in self.least_ns.items() if place not in self.first}
+        return {site: time for site, time in self.least_ns.items() if site not in self.first}
 
     def _thin_out(self, call: int) -> None:
-        """Keep only the fastest and slowest call sites, both among the recurring ones and among the ones that may still
-        recur.
-        """
         least_ns, first, oldest = self.least_ns, self.first, call - MOST_CALLS_BETWEEN
         ranked = sorted(least_ns, key=least_ns.__getitem__)
-        again = [place for place in ranked if place not in first]
-        once = [place for place in ranked if first.get(place, oldest) > oldest]
-        self.least_ns = {place: least_ns[place] for place in _extremes(again, SLOWEST) + _extremes(once, SLOWEST_ONCE)}
-        self.first = {place: first[place] for place in self.least_ns if place in first}
+        again = [site for site in ranked if site not in first]
+        once = [site for site in ranked if first.get(site, oldest) > oldest]
+        self.least_ns = {site: least_ns[site] for site in _extremes(again, SLOWEST) + _extremes(once, SLOWEST_ONCE)}
+        self.first = {site: first[site] for site in self.least_ns if site in first}
         if len(once) > FASTEST + SLOWEST_ONCE:
             # Until then, ignore durations between the extremes. They would be removed the next time, and sorting for
             # each of them costs more than everything else here.
@@ -111,38 +94,27 @@ class _Table(Generic[Key]):
 
 
 def _extremes(ranked: list[Key], slowest: int) -> list[Key]:
-    """Return the first `FASTEST` and last `slowest` of call sites ranked by duration, or all if there are no more."""
     return ranked if len(ranked) <= FASTEST + slowest else [*ranked[:FASTEST], *ranked[-slowest:]]
 
 
 class _CallSites:
-    """All call sites of one signature, with the durations of their calls.
-
-    requested : call sites whose observation was requested
-    """
-
     __slots__ = ("_by_memory", "_by_scope", "_calls", "requested")
 
     def __init__(self) -> None:
         self._by_scope: _Table[int] = _Table()
-        self._by_memory: _Table[PlaceKey] = _Table()
+        self._by_memory: _Table[SiteKey] = _Table()
         self._calls = 0
-        self.requested: set[PlaceKey] = set()
+        self.requested: set[SiteKey] = set()
 
     def __len__(self) -> int:
         return len(self._by_scope.least_ns) + len(self._by_memory.least_ns)
 
-    def add(self, place: PlaceKey, duration_ns: int) -> bool:
-        """Add the duration of a call at a call site; return True if the result of `different` may change."""
+    def add(self, site: SiteKey, duration_ns: int) -> bool:
         self._calls = call = self._calls + 1
-        has_changed = self._by_scope.add(place[0], duration_ns, call)
-        return self._by_memory.add(place, duration_ns, call) or has_changed
+        has_changed = self._by_scope.add(site[0], duration_ns, call)
+        return self._by_memory.add(site, duration_ns, call) or has_changed
 
-    def different(self) -> Iterator[PlaceKey]:
-        """Yield call sites whose calls take distinctly different times: one call site for each of these times.
-
-        Call sites that an earlier call of this method has yielded are left out.
-        """
+    def different(self) -> Iterator[SiteKey]:
         by_scope, by_memory = self._by_scope.recurring_ns(), self._by_memory.recurring_ns()
         # a quick check, which most signatures fail
         if not _differ([*by_scope.values(), *by_memory.values()]):
@@ -150,26 +122,25 @@ class _CallSites:
         # a scope whose memory recurs is represented by its memory
         with_memory = {scope for scope, _ in by_memory}
         scopes = {(scope, ANY): time for scope, time in by_scope.items() if scope not in with_memory}
-        times = sorted((time, place) for places in (scopes, by_memory) for place, time in places.items())
+        times = sorted((time, site) for sites in (scopes, by_memory) for site, time in sites.items())
         if not _differ([time for time, _ in times]):
             return
         last = 0
-        for time, place in times:
+        for time, site in times:
             if time < last * DIFFERENT or len(self.requested) >= MOST_LOOKS:
                 continue
             last = time
-            if place not in self.requested:
-                self.requested.add(place)
-                yield place
+            if site not in self.requested:
+                self.requested.add(site)
+                yield site
 
 
 def _differ(times_ns: Sequence[int]) -> bool:
-    """Return True if the times of a signature's call sites differ so much that each call site should be observed."""
     least_ns, most_ns = min(times_ns, default=0), max(times_ns, default=0)
     return most_ns >= max(least_ns * DIFFERENT, least_ns + LEAST_NS)
 
 
-class PlaceTimes:
+class SiteTimes:
     def __init__(self) -> None:
         self._by_signature: dict[int, _CallSites] = {}
         self._complete: set[int] = set()
@@ -180,7 +151,7 @@ class PlaceTimes:
         scopes: NDArray[np.int64],
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
-    ) -> Iterator[tuple[int, PlaceKey]]:
+    ) -> Iterator[tuple[int, SiteKey]]:
         """Add calls; yield the signature and call site of calls whose values should be observed.
 
         All arrays are (N,), one element per call; `memory` has the storage number of each call's first tensor.
@@ -202,8 +173,8 @@ class PlaceTimes:
                 changed.add(number)
         for number in sorted(changed):
             sites = by_signature[number]
-            for place in sites.different():
-                yield number, place
+            for site in sites.different():
+                yield number, site
             if len(sites.requested) >= MOST_LOOKS:
                 self._complete.add(number)
 
@@ -223,7 +194,7 @@ class Look(Enum):
 
     NO = auto()
     VALUES = auto()
-    PLACE = auto()
+    SITE = auto()
 
 
 class Observations:
@@ -231,8 +202,7 @@ class Observations:
 
     share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
-    spent_ns : total time of the capture's own work, except the work for calls that were predicted (see
-        `capture/signatures/predictions.py`)
+    spent_ns : total time of the capture's own work, except the work for calls that were predicted
     suspended : True if nothing is observed
     """
 
@@ -243,7 +213,7 @@ class Observations:
         self._next: dict[int, int] = {}
         self._looks: Counter[int] = Counter()
         self._due: set[int] = set()
-        self._places: dict[int, set[PlaceKey]] = {}
+        self._sites: dict[int, set[SiteKey]] = {}
         self._tries: Counter[int] = Counter()
         self._learning = False
         self._early = EARLY
@@ -253,7 +223,7 @@ class Observations:
         self._idle_since_ns: int | None = None
 
     def set_idle(self, idle: bool) -> None:
-        """Begin (`idle`) or end a period in which no calls are recorded, which is not counted as the program's time."""
+        """Begin or end a period in which no calls are recorded, which is not counted as the program's time."""
         now = perf_counter_ns()
         if idle and self._idle_since_ns is None:
             self._idle_since_ns = now
@@ -262,7 +232,7 @@ class Observations:
             self._idle_since_ns = None
 
     def set_learning(self, learning: bool) -> None:
-        """Begin (`learning` is True) or end the warm-up steps, in which the capture examines calls and records none.
+        """Begin or end the warm-up steps, in which the capture examines calls and records none.
 
         During these, observations have no time limit. Afterwards, a signature's values are observed again only after
         `LATE` of its calls, or at the call sites that `want_at` requested.
@@ -277,57 +247,45 @@ class Observations:
 
     def forget(self) -> None:
         """Clear all tables, because signatures get new numbers from now on."""
-        for table in (self._key_lookups, self._calls, self._next, self._looks, self._places, self._tries):
+        for table in (self._key_lookups, self._calls, self._next, self._looks, self._sites, self._tries):
             table.clear()
         self._due.clear()
 
     def want(self, number: int) -> None:
-        """Request that some later calls of a signature are observed.
-
-        number : number of the signature, whose first call was recorded
-        """
+        """Request that some later calls of a signature are observed, whose first call was recorded."""
         if number not in self._next:
             self._key_lookups[number] = 1
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return the number of lookups by key after which the calls of a signature may be predicted and need no lookup
-        (see `capture/signatures/predictions.py`).
-        """
+        """Return after how many lookups by key the calls of a signature may be predicted."""
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Count a lookup of a signature by its key; return True if the call that is looked up should be observed.
-
-        number : number of the signature
-        """
+        """Count a lookup of a signature by its key; return True if the call that is looked up should be observed."""
         if number in self._next:
             self._key_lookups[number] += 1
             if self._key_lookups[number] in self._early and self._looks[number] < MOST:
                 self._due.add(number)
         return number in self._due or self.waits(number)
 
-    def want_at(self, number: int, place: PlaceKey, modes: Sequence[ThreadMode]) -> None:
-        """Request that the next recorded call of a signature at a call site is observed.
-
-        modes : dispatch modes of all threads, one of which makes the observation
-        """
-        self._places.setdefault(number, set()).add(place)
+    def want_at(self, number: int, site: SiteKey, modes: Sequence[ThreadMode]) -> None:
+        """Request that one of the threads' `modes` observes the next recorded call of a signature at a call site."""
+        self._sites.setdefault(number, set()).add(site)
         for mode in modes:
             mode.schedule_observation(number)
 
     def waits(self, number: int) -> bool:
         """Return True if `want_at` requested an observation of signature `number` that was not made yet."""
-        return number in self._places
+        return number in self._sites
 
-    def take(self, number: int, here: Callable[[], PlaceKey]) -> Look:
+    def take(self, number: int, here: Callable[[], SiteKey]) -> Look:
         """Return the reason to observe a call of a signature, and count that observation as done.
 
         If several threads call this, only the first one gets a reason other than `Look.NO`.
 
-        number : number of the signature
         here : function that returns the call site of the call
         """
         if number in self._due and self.is_affordable():
@@ -335,43 +293,37 @@ class Observations:
             self._looks[number] += 1
             return Look.VALUES
         # calls of learning steps are not in the trace, so their call sites are not either
-        if number in self._places and not self._learning and self.is_affordable():
+        if number in self._sites and not self._learning and self.is_affordable():
             return self._take_at(number, here())
         return Look.NO
 
-    def _take_at(self, number: int, here: PlaceKey) -> Look:
-        places = self._places[number]
-        matching_place = next((place for place in (here, (here[0], ANY)) if place in places), None)
+    def _take_at(self, number: int, here: SiteKey) -> Look:
+        sites = self._sites[number]
+        matching_site = next((site for site in (here, (here[0], ANY)) if site in sites), None)
         self._tries[number] += 1
-        if matching_place is not None:
-            places.discard(matching_place)
-        if not places or self._tries[number] >= MOST_TRIES:
-            del self._places[number]
-        return Look.NO if matching_place is None else Look.PLACE
+        if matching_site is not None:
+            sites.discard(matching_site)
+        if not sites or self._tries[number] >= MOST_TRIES:
+            del self._sites[number]
+        return Look.NO if matching_site is None else Look.SITE
 
     def spend(self, own_ns: int) -> None:
         self._own_ns += own_ns
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Subtract `own_ns`, the time of the capture's work other than observations, from the program's time, of which
-        observations may take a share.
-        """
+        """Exclude the time of the capture's work other than observations from the program's time."""
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 
     def is_affordable(self) -> bool:
-        """Return True if observations have taken less than their share of the program's time so far."""
         if self._learning or self.suspended:
             return not self.suspended
         program_ns = perf_counter_ns() - self._began_ns - self._own_ns - self._aside_ns
         return self._own_ns <= ALLOWANCE_NS + self._share * program_ns
 
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
-        """Count calls by signature, and schedule observations for signatures whose next observation is due.
-
-        modes : dispatch modes of all threads, which make the observations
-        """
+        """Count calls by signature, and schedule observations for signatures whose next observation is due."""
         counts = Counter(filter(self._next.__contains__, signatures))
         for number, count in counts.items():
             self._calls[number] += count

@@ -19,9 +19,6 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 class OwnCalls(threading.local):
     """Marks a thread while it runs operators for the capture itself, which are not recorded.
 
-    Wrappers of recorded functions check the mark: a function that is called while the capture describes a call is not
-    recorded, because the description of its call might need the function again.
-
     lock : held while the thread runs such operators; each thread has its own. A lock is always released again, whereas
         a flag could stay set when an exception arrives at a bad moment
     """
@@ -33,12 +30,10 @@ class OwnCalls(threading.local):
 class PendingRecords:
     """Records that must be written before the calls that refer to them, encoded as lines of JSON.
 
-    own_calls : marks the thread while it describes records, because operators that it runs for this are not recorded
     privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
     redacts_late : True to leave redaction and encoding to the code that writes records to a file
 
     lock : held while the recording's tables are extended
-    lines : records with their encoded lines
     """
 
     def __init__(self, own_calls: OwnCalls, privacy: Policy | None = None, redacts_late: bool = False) -> None:
@@ -55,8 +50,7 @@ class PendingRecords:
             self.lines += lines
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return the entries of `lines` for a record: the record, or the records that its redaction yields, each with
-        its encoded line. If encoding is left to later, the line is empty.
+        """Return the entries of `lines` for a record, or for the records that its redaction yields.
 
         Call this with the lock held.
         """
@@ -67,7 +61,6 @@ class PendingRecords:
             return [(item, encode_line(item)) for item in self.outgoing(record)]
 
     def is_held_here(self) -> bool:
-        """Return True if this thread holds the lock, for which the writing thread may be waiting."""
         is_held: bool = self.lock._is_owned()  # type: ignore[attr-defined]
         return is_held
 
@@ -87,17 +80,17 @@ class PendingRecords:
 
     @property
     def custom_operators(self) -> list[str]:
-        """Names of the operators that a private trace contains although they belong to the program."""
+        """Operators outside torch and the known extensions, whose names a private trace contains."""
         return [] if self._redaction is None else self._redaction.custom_operators
 
 
 class LostCalls:
-    """Counts of calls and tensor values that could not be recorded.
+    """Counts of calls and tensor values that could not be recorded, by operator and reason.
 
-    dropped : calls that ran and are not in the trace, by operator and reason
-    passed_by : calls that are missing although the calls inside them are in the trace, by operator and reason
-    without_values : tensors whose values could not be read, by operator and reason
-    without_work : calls on meta or fake tensors, which are not in the trace, by operator and reason
+    dropped : calls that ran and are not in the trace
+    passed_by : calls that are missing although the calls inside them are in the trace
+    without_values : tensors whose values could not be read
+    without_work : calls on meta or fake tensors, which are not in the trace
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -113,37 +106,28 @@ class LostCalls:
         self.count(op, one_line(reason))
 
     def lose(self, op: str, reason: BaseException) -> None:
-        """Count a call that ran but could not be described because of an error; raise the error again if it is
-        the program's.
-        """
+        """Count a call that ran but could not be described; raise the error again if it is the program's."""
         is_own = not is_from_program(reason)
         self.count(op, one_line(reason) if is_own else interrupted_by(reason))
         if not is_own:
             raise reason
 
     def count(self, op: str, reason: str) -> None:
-        """Count a call that ran and is not in the trace, with the reason."""
         with self._lock:
             self.dropped[op, reason] += 1
 
     def lose_values(self, op: str, reason: Exception) -> None:
-        """Count a tensor whose values could not be read because of an error; raise the error again if it is the
-        program's.
-        """
+        """Count a tensor whose values could not be read; raise the error again if it is the program's."""
         raise_if_from_program(reason)
         with self._lock:
             self.without_values[op, one_line(reason)] += 1
 
     def count_without_work(self, op: str, reason: str) -> None:
-        """Count a call on meta or fake tensors, with the reason why it is not recorded."""
         with self._lock:
             self.without_work[op, reason] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call that tensor subclasses or modes of `types` ran in place of the operator.
-
-        The trace contains only the calls that they made, or none if the tensors are fake.
-        """
+        """Count a call that tensor subclasses or modes of `types` ran in place of the operator."""
         with self._lock:
             if any(map(is_fake, types)):
                 self.without_work[op, ON_FAKE] += 1

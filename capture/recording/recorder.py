@@ -39,7 +39,7 @@ from opgrip.capture.program.places import ModulePaths, Places, SourceLines
 from opgrip.capture.recording.graph_templates import GraphTemplates, KeptGraph
 from opgrip.capture.recording.observations import Observations
 from opgrip.capture.recording.pending_records import LostCalls, OwnCalls, PendingRecords
-from opgrip.capture.recording.scope_table import Epochs, ScopeTable
+from opgrip.capture.recording.scope_table import Generations, ScopeTable
 from opgrip.capture.recording.signature_table import SignatureTable
 from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.recording.thread_mode import ThreadMode, ThreadModes
@@ -104,11 +104,11 @@ class Recorder:
         if self.kernels is not None:
             self.kernels.forget()
         self.own_calls = OwnCalls()
-        self.epochs = Epochs()
+        self.generations = Generations()
         self.pending = PendingRecords(self.own_calls, self.privacy, self._redacts_late)
         self.lost = LostCalls(self.pending.lock)
-        self.scopes = ScopeTable(self.places, self._lines, self.epochs, self.pending, self.module_paths.of)
-        next_number = functools.partial(self.epochs.next, Values)
+        self.scopes = ScopeTable(self.places, self._lines, self.generations, self.pending, self.module_paths.of)
+        next_number = functools.partial(self.generations.next, Values)
         self.fitter = Fitter(self.pending.add, next_number, self.lost.without_values)
         self.observations = Observations(self._value_share)
         self.signatures = SignatureTable(
@@ -117,7 +117,7 @@ class Recorder:
             self.lost,
             self.fitter,
             self.observations,
-            self.epochs,
+            self.generations,
             lambda: self.leave_out(Thinning.VALUES),
         )
         self.templates = GraphTemplates(self.signatures.add_launch)
@@ -149,12 +149,10 @@ class Recorder:
             mode.rows.clear()
 
     def at_own_work(self) -> bool:
-        """Return True if this thread runs operators for the capture itself."""
         is_held: bool = self.own_calls.lock._is_owned()  # type: ignore[attr-defined]
         return is_held
 
     def write_ahead_of(self, signature: int) -> None:
-        """Write all pending data to the file before a call of a signature runs, if the option `write_ahead` is set."""
         try:
             if self.write_ahead is not None:
                 self.write_ahead()
@@ -164,7 +162,6 @@ class Recorder:
     def adopt(self, graph_calls: KeptGraph, signature: int) -> Graph:
         """Return the trace's record of a CUDA graph that was captured before the recording began.
 
-        graph_calls : calls of the graph
         signature : number of the signature of the graph's launches
         """
         graph, records = graph_calls.graph, graph_calls.records
@@ -185,37 +182,38 @@ class Recorder:
         )
 
     def forget(self) -> None:
-        """Start new tables, so that signatures get new numbers. Records to which calls refer by number stay
-        until `prune`.
-        """
+        """Start new tables, so that signatures get new numbers; records of the old ones stay until `prune`."""
         with self.pending.lock:
-            self.epochs.begin()
+            self.generations.begin()
             for table in (self.signatures, self.scopes, self.fitter, self.observations):
                 table.forget()
 
-    def prune(self, epochs: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
+    def prune(self, generations: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
         """Remove old numbers and their records; return type and number of all records to which calls may still refer.
 
-        epochs : epochs (periods between two clearings of the tables) whose numbers a thread may still use
+        generations : generations of numbers that a thread may still use
         pairs : numbers of the (signature, scope) pairs of calls that are not written yet
         running : signature and scope of each call that has not ended
         """
         running = list(running)
         with self.pending.lock:
-            self.scopes.prune_pairs(epochs, pairs)
+            self.scopes.prune_pairs(generations, pairs)
             kept_pairs = self.scopes.pairs.values()
             used = (
                 self.templates.all_signatures
                 | {pair[0] for pair in kept_pairs}
                 | {signature for signature, _ in running}
             )
-            signatures = self.signatures.prune(used, epochs)
+            signatures = self.signatures.prune(used, generations)
             scopes = {pair[1] for pair in kept_pairs} | {scope for _, scope in running}
-            scopes.update(self.epochs.numbers(Scope, epochs))
+            scopes.update(self.generations.numbers(Scope, generations))
             self.scopes.prune_scopes(scopes)
-            self.fitter.prune(set(self.epochs.numbers(Values, epochs)))
-            self.epochs.keep(epochs)
-        named = ((Context, self.epochs.numbers(Context, epochs)), (Values, self.epochs.numbers(Values, epochs)))
+            self.fitter.prune(set(self.generations.numbers(Values, generations)))
+            self.generations.keep(generations)
+        named = (
+            (Context, self.generations.numbers(Context, generations)),
+            (Values, self.generations.numbers(Values, generations)),
+        )
         names: set[Hashable] = {(kind, number) for kind, numbers in named for number in numbers}
         return names | {(Signature, number) for number in signatures} | {(Scope, number) for number in scopes}
 
@@ -227,18 +225,14 @@ class Recorder:
             self.fitter.spared = self.observations.suspended = self.thinning >= Thinning.VALUES
 
     def leave_out(self, what: Thinning) -> bool:
-        """If the recording now leaves out data of the kind `what` to stay within its time budget, count that and return
-        True.
-        """
+        """Return True and count it if the recording now leaves out data of this kind to stay within its time budget."""
         if self.thinning < what or self.budget is None:
             return False
         self.budget.leave_out(what)
         return True
 
     def leaves_out_step(self) -> bool:
-        """Return True if the step that begins now in this thread must not be recorded, to stay within the time
-        budget.
-        """
+        """Return True if the step that begins now must not be recorded, to stay within the time budget."""
         if self.passes_step():
             return True
         began = perf_counter_ns()
@@ -250,23 +244,17 @@ class Recorder:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Return True if the time budget has decided in advance to leave out the step that begins now; see
-        `Budget.passes_step`.
-        """
+        """Return True if the time budget has decided in advance to leave out the step that begins now."""
         return self.budget is not None and self.budget.passes_step()
 
     def leave_steps(self) -> None:
-        """Note, for the time budget, that this thread is in no step until the next one begins, so that no step's time
-        is measured.
-        """
+        """Note, for the time budget, that this thread is in no step until the next one begins."""
         if self.budget is not None:
             self.budget.spending.begin_step(None)
 
 
 class StepMarks:
     """Start times of a program's steps, which the program reports or which follow from its optimizer.
-
-    started_ns : start of the recording by `perf_counter_ns`
 
     program_reports : True if the program reports its steps
     in_header : True if the trace's header contains the number of steps; then nothing is collected here
@@ -280,13 +268,10 @@ class StepMarks:
         self.program_reports = self.in_header = False
 
     def begin_step(self) -> None:
-        """Note that a step begins now; called if the program reports its steps."""
         self._add(self._reported)
 
     def end_optimizer_step(self, optimizer: Any) -> None:
-        """Note that an optimizer has made a step. The steps of the first optimizer count unless the program
-        reports its own.
-        """
+        """Note that an optimizer has made a step; only those of the first optimizer count."""
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = ref(optimizer)
         if self._optimizer() is optimizer:

@@ -22,11 +22,11 @@ PAIR = "pair"  # kind of the numbers that identify a pair of signature and scope
 FIRST_PAIR = 1 << 61
 
 
-class Epochs:
-    """Assigns numbers to records, and knows in which epoch, the period between two clearings of the recorder's tables,
-    each number was assigned.
+class Generations:
+    """Assigns numbers to records, and knows to which generation each number belongs.
 
-    current : number of the current epoch
+    A generation is the period between two clearings of the recorder's tables; `current` is the number of the current
+    one.
     """
 
     def __init__(self) -> None:
@@ -45,11 +45,11 @@ class Epochs:
         return number
 
     def count(self, kind: Hashable) -> int:
-        """Return how many numbers of this kind were assigned in all epochs."""
+        """Return how many records of this kind got a number since the recording began."""
         return self._next[kind]
 
     def size(self, kind: Hashable) -> int:
-        """Return how many numbers of this kind were assigned in the current epoch."""
+        """Return how many records of this kind got a number in the current generation."""
         return self._next[kind] - self._firsts[self.current].get(kind, 0)
 
     def begin(self) -> None:
@@ -57,16 +57,18 @@ class Epochs:
         self.current += 1
         self._firsts[self.current] = dict(self._next)
 
-    def numbers(self, kind: Hashable, epochs: set[int]) -> Iterator[int]:
-        """Yield the numbers of a kind that were assigned in some epochs; removed epochs have none."""
-        for epoch in sorted(epochs & self._firsts.keys()):
-            end = self._next[kind] if epoch == self.current else self._ends[epoch].get(kind, 0)
-            yield from range(self._firsts[epoch].get(kind, 0), end)
+    def numbers(self, kind: Hashable, generations: set[int]) -> Iterator[int]:
+        """Yield the numbers of a kind that were assigned in some generations; forgotten generations have none."""
+        for generation in sorted(generations & self._firsts.keys()):
+            end = self._next[kind] if generation == self.current else self._ends[generation].get(kind, 0)
+            yield from range(self._firsts[generation].get(kind, 0), end)
 
-    def keep(self, epochs: set[int]) -> None:
-        """Remove all epochs except those in `epochs` and the current one."""
-        for epoch in [epoch for epoch in self._firsts if epoch not in epochs and epoch != self.current]:
-            del self._firsts[epoch], self._ends[epoch]
+    def keep(self, generations: set[int]) -> None:
+        """Forget the numbers of all generations except those given and the current one."""
+        for generation in [
+            generation for generation in self._firsts if generation not in generations and generation != self.current
+        ]:
+            del self._firsts[generation], self._ends[generation]
 
 
 Sites = tuple[SourceLine, ...]
@@ -83,7 +85,7 @@ class ScopeTable:
         self,
         places: Places,
         lines: SourceLines,
-        epochs: Epochs,
+        generations: Generations,
         pending: PendingRecords,
         path_of: Callable[[nn.Module], str | None],
     ) -> None:
@@ -92,7 +94,7 @@ class ScopeTable:
         self.pairs: dict[int, tuple[int, int, int]] = {}
         self._places = places
         self._lines = lines
-        self._epochs = epochs
+        self._generations = generations
         self._pending, self._lock = pending, pending.lock
         self._scopes: dict[Hashable, int] = {}
         self._records: dict[int, Scope] = {}
@@ -102,7 +104,6 @@ class ScopeTable:
     def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
         """Return the number of the scope, and of the (signature, scope) pair, for calls from the current source line.
 
-        place : location of this thread
         tensors : number of input and output tensors of the calls
         """
         scope = self.scope(self._refine_place(place), self._lines.here(), self._context(place.autocast))
@@ -116,7 +117,7 @@ class ScopeTable:
             with self._lock:
                 number = self._pair_numbers.get(key)
                 if number is None:
-                    number = FIRST_PAIR + self._epochs.next(PAIR)
+                    number = FIRST_PAIR + self._generations.next(PAIR)
                     # store this first: other threads read the pair number without the lock
                     self.pairs[number] = key
                     self._pair_numbers[key] = number
@@ -147,7 +148,8 @@ class ScopeTable:
         return number
 
     def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
-        """Return the number of the scope that equals `scope`, a scope of another recording; add one if there is none.
+        """Return the number of the scope that equals `scope`, which is from another recording; add one if there is
+        none.
 
         records : records of that recording by type and number
         """
@@ -162,27 +164,21 @@ class ScopeTable:
         return self._add(self._scopes, record, record)
 
     def forget(self) -> None:
-        """Start new tables; the caller must hold the lock.
-
-        Records to which calls refer stay until `prune_pairs` and `prune_scopes`.
-        """
+        """Start new tables; the caller must hold the lock. Records to which calls refer stay."""
         for table in (self._pair_numbers, self._scopes, self._contexts):
             table.clear()
 
-    def prune_pairs(self, epochs: set[int], pairs: set[int]) -> None:
-        """Remove all (signature, scope) pairs except those whose numbers are in `pairs` or were assigned in one of the
-        `epochs`, the periods between two clearings of the tables.
-        """
-        of_epochs = (FIRST_PAIR + number for number in self._epochs.numbers(PAIR, epochs))
+    def prune_pairs(self, generations: set[int], pairs: set[int]) -> None:
+        """Remove all (signature, scope) pairs except those with these numbers and those of these generations."""
+        of_generations = (FIRST_PAIR + number for number in self._generations.numbers(PAIR, generations))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
-            number: self.pairs[number] for number in of_epochs if number in self.pairs
+            number: self.pairs[number] for number in of_generations if number in self.pairs
         }
 
     def prune_scopes(self, scopes: set[int]) -> None:
         self._records = {number: self._records[number] for number in scopes if number in self._records}
 
     def _refine_place(self, place: Location) -> Location:
-        """Return `place` with the module whose method is running, even if that module itself was not called."""
         module = innermost_module() if place.module_type and self.refines else None
         path = None if module is None else self._path_of(module)
         if path is None or path == place.module:
@@ -198,11 +194,10 @@ class ScopeTable:
         return number
 
     def _add(self, table: dict[Hashable, int], key: Hashable, record: Scope | Context) -> int:
-        """Return the number of a record in a table; add the record under a new number if no thread has added it yet."""
         with self._lock:
             number = table.get(key)
             if number is None:
-                number = self._epochs.next(Scope if isinstance(record, Scope) else Context)
+                number = self._generations.next(Scope if isinstance(record, Scope) else Context)
                 record = replace(record, number=number)
                 if isinstance(record, Scope):
                     self._records[number] = record

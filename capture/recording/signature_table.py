@@ -1,4 +1,4 @@
-"""The signatures of a recording: their numbers, and the known parts of signatures whose first call has not ended.
+"""The signatures of a recording: their numbers, and the known parts of signatures whose record is not written yet.
 
 Everything about a signature is available as soon as its number is, and its record is written before any call that
 refers to it, even if a thread is interrupted while it adds the signature. A signature is *open* from its first
@@ -16,7 +16,7 @@ import torch
 
 from opgrip.capture.recording.observations import Observations
 from opgrip.capture.recording.pending_records import LostCalls, OwnCalls, PendingRecords
-from opgrip.capture.recording.scope_table import Epochs
+from opgrip.capture.recording.scope_table import Generations
 from opgrip.capture.signatures.fitting import Fitter, varies_by_values
 from opgrip.capture.signatures.layouts import with_groups
 from opgrip.capture.signatures.signatures import call_key, describe_result
@@ -49,7 +49,7 @@ class SignatureTable:
         lost: LostCalls,
         fitter: Fitter,
         observations: Observations,
-        epochs: Epochs,
+        generations: Generations,
         note_new: Callable[[], object],
     ) -> None:
         self.closed = 0
@@ -58,7 +58,7 @@ class SignatureTable:
         self.on_accelerator: set[int] = set()
         self.families: dict[int, int] = {}
         self._own_calls, self._pending, self._lock = own_calls, pending, pending.lock
-        self._lost, self._fitter, self._observations, self._epochs = lost, fitter, observations, epochs
+        self._lost, self._fitter, self._observations, self._generations = lost, fitter, observations, generations
         self._note_new = note_new
         self._numbers: dict[Hashable, int] = {}
         self._first_alike: dict[Hashable, int] = {}
@@ -68,12 +68,12 @@ class SignatureTable:
         self._unread: dict[int, list[int | None]] = {}
 
     def __len__(self) -> int:
-        return self._epochs.count(Signature)
+        return self._generations.count(Signature)
 
     def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """Return the number of a call's signature, which is added if it is new. Call this before the call runs.
 
-        name, kind : operator or name of the function, and kind of the signature, such as `OPERATOR`
+        name : operator, or name of a function
         """
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
@@ -90,7 +90,7 @@ class SignatureTable:
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
-                number = self._epochs.next(Signature)
+                number = self._generations.next(Signature)
                 args, kwargs, outputs = with_numbers((record.args, record.kwargs, record.outputs), repeat(None))
                 self._pending.add(replace(record, number=number, args=args, kwargs=kwargs, outputs=outputs))
                 self.closed += 1
@@ -106,21 +106,21 @@ class SignatureTable:
         graph : number that distinguishes the graph from others
         """
         with self._lock:
-            number = self._epochs.next(Signature)
+            number = self._generations.next(Signature)
             self._pending.add(Signature(number, EXTENSION, op, (graph,), {"device": device}, outputs=None))
             self.closed += 1
         return number
 
     def is_open(self, number: int) -> bool:
-        """Return True if the signature is open: no call of it has ended yet."""
+        """Return True if no call of the signature has ended yet, so that its record is not made."""
         return number in self._open
 
     def open_name(self, number: int) -> str:
-        """Return the operator of an open signature."""
+        """Return the operator name of a signature whose record is not made yet, and `signature N` for others."""
         return str(self._open_names.get(number, f"signature {number}"))
 
     def open_record(self, number: int) -> Signature | None:
-        """Return the known part of an open signature's record; None if the signature is not open."""
+        """Return the known part of a signature's record that is not made yet, and None for other signatures."""
         return self._open.get(number)
 
     def output_bytes(self, number: int) -> int:
@@ -128,10 +128,7 @@ class SignatureTable:
         return self._large_outputs.get(number, 0)
 
     def close(self, number: int, result: Any, raised: BaseException | None) -> None:
-        """Make the record of an open signature when the first of its calls has ended.
-
-        result, raised : result of the call, and error that it raised or None
-        """
+        """Make the record of an open signature when the first of its calls has ended or raised an error."""
         with self._lock:
             signature = self._open.get(number)
             if signature is None:
@@ -195,8 +192,7 @@ class SignatureTable:
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read the values of a later call, before it runs, in place of values that could not be read at the signature's
-        first call.
+        """Read the values of a later call, in place of values that could not be read at the signature's first call.
 
         Return a function to call with the result of the later call.
         """
@@ -216,12 +212,13 @@ class SignatureTable:
         self._numbers.clear()
         self._first_alike.clear()
 
-    def prune(self, numbers: Iterable[int], epochs: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open signatures, and signatures of `epochs`; return the kept numbers.
+    def prune(self, numbers: Iterable[int], generations: set[int]) -> set[int]:
+        """Remove all signatures except `numbers`, open signatures, and those of the generations; return the kept
+        numbers.
 
         The caller must hold the lock.
         """
-        remaining = {*numbers, *self._open, *self._epochs.numbers(Signature, epochs)}
+        remaining = {*numbers, *self._open, *self._generations.numbers(Signature, generations)}
         self.families = {number: self.families[number] for number in remaining if number in self.families}
         self._large_outputs = {number: size for number, size in self._large_outputs.items() if number in remaining}
         self._unread = {number: values for number, values in self._unread.items() if number in remaining}
@@ -240,7 +237,7 @@ class SignatureTable:
             self._note_new()
             described_args, described_kwargs, alike = self._fitter.describe(key[0], args, kwargs)
             described_args = with_groups(key[0], described_args)
-            number = self._epochs.next(Signature)
+            number = self._generations.next(Signature)
             self.families[number] = self._first_alike.setdefault(alike, number)
             if any(spec.requires_grad for spec in tensors((described_args, described_kwargs))):
                 self.differentiable.add(number)
@@ -260,9 +257,6 @@ class SignatureTable:
         return number
 
     def _refine(self, signature: Signature, name: Hashable) -> Signature:
-        """Return the signature with value models refined by what the outputs show, such as the number of nonzero
-        elements.
-        """
         try:
             with self._own_calls.lock, without_modes(), without_functions():
                 signature = self._fitter.refine_by_outputs(signature, name)

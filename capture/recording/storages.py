@@ -29,11 +29,10 @@ MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
 class StorageNumbers:
     """Numbers of the storages of all tensors in arguments and results of calls.
 
-    numbers : storage number by pinned address
-    new_number : returns the next number
-    young : addresses pinned since the last sweep
-
     The code that records a call uses these attributes directly, for speed.
+
+    numbers : storage number by pinned address
+    young : addresses pinned since the last sweep
     """
 
     def __init__(self) -> None:
@@ -47,9 +46,7 @@ class StorageNumbers:
         self._sweeping = threading.Lock()
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor's storage, a new number if the storage is new, or `NO_STORAGE` for a tensor
-        without storage.
-        """
+        """Return the number of a tensor's storage, or `NO_STORAGE` for a tensor without storage."""
         try:
             number = self.numbers.get(storage_address(tensor))
             if number is None:
@@ -100,7 +97,6 @@ class StorageNumbers:
                     unpin(address)
 
     def _add(self, storage: torch.UntypedStorage, is_on_host: bool) -> int:
-        """Pin the address of a storage, and return the storage's number."""
         address, number = pin(storage), next(self.new_number)
         registered_number = self.numbers.setdefault(address, number)
         if registered_number == number:
@@ -116,11 +112,8 @@ class StorageNumbers:
         return registered_number
 
     def _forget(self, addresses: list[int]) -> None:
-        """Remove the addresses of freed storages from a list that other threads may extend at the same time.
-
-        An exception of the program may interrupt this at any point. Even then, an address is in a list exactly as long
-        as it is pinned, and never twice.
-        """
+        # Other threads may extend the list, and an exception of the program may interrupt this at any point. Even then,
+        # an address is in a list exactly as long as it is pinned, and never twice.
         place = len(addresses)
         while place:
             place -= 1

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 class ThreadCalls:
     """Some calls of one thread.
 
-    mode : dispatch mode of the thread
     calls : (N, 4), for each call the number of its (signature, scope) pair, start and end in ns, and autograd's
         sequence number
     tensors : (N,), number of tensors of each call
@@ -36,7 +35,6 @@ class ThreadCalls:
         return len(self.calls)
 
     def part(self, first: int, stop: int) -> ThreadCalls:
-        """Return the calls with indices from `first` to `stop - 1`."""
         ends = np.concatenate([[0], np.cumsum(self.tensors)])
         own, flows = slice(first, stop), slice(ends[first], ends[stop])
         open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))

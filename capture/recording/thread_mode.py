@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.program.places import BACKWARD, FORWARD, Location, is_running
-from opgrip.capture.signatures.predictions import CallPoint, CallPredictor
+from opgrip.capture.signatures.predictions import CallNode, CallPredictor
 from opgrip.capture.timing.device_time import DeviceTimer
 from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
@@ -33,8 +33,8 @@ class ThreadMode(OrderlyMode):
     number : number of the mode, because a thread's ident is reused after the thread ends
     idents : numbers by which an accelerator's records may identify the thread
     place : current location of the thread; hooks change it with `enter` and `leave`
-    last : `CallPoint` of the last operator call; after the thread has moved to another location, the one that predicts
-        the first call there
+    last : node of the last operator call; after the thread has moved to another location, the one that predicts the
+        first call there
     started : start of the last operator call in ns
     launched : start of the last launch of a CUDA graph in ns
     rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
@@ -42,23 +42,22 @@ class ThreadMode(OrderlyMode):
         and output tensors. A call is added in one step that cannot be interrupted
     first_sequence : autograd sequence number before the first call
     idle : True if calls are not recorded
-    epochs : first and last epoch (period between two clearings of the recorder's tables) whose numbers this thread may
-        use; the last is None while the thread looks up a call
-    device, faults, own_work : device times and page faults of the calls of this thread, and times of the capture's own
-        work between them
+    generations : first and last generation of numbers that this thread may use; the last is None while the thread looks
+        up a call
+    own_work : times of the capture's own work between the calls
     ended : True if the thread is known to have ended
     """
 
     number: int
     idents: tuple[int, ...]
     thread_name: str
-    last: CallPoint
+    last: CallNode
     started: int
     predictions: CallPredictor
     rows: list[int]
     first_sequence: int
     idle: bool
-    epochs: tuple[int, int | None]
+    generations: tuple[int, int | None]
     device: DeviceTimer
     faults: FaultCounter
     own_work: OwnWork
@@ -76,9 +75,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start to record this thread, without the calls, predictions and measurements collected so far; its current
-        location stays.
-        """
+        """Start to record this thread, without the calls and measurements collected so far; its location stays."""
 
     @abstractmethod
     def call(
@@ -90,18 +87,16 @@ class ThreadMode(OrderlyMode):
         kwargs: Mapping[str, Any],
         shown: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Run a function that the dispatcher does not see, and record its call and the calls inside it; return its
-        result.
+        """Run a function that the dispatcher does not see, and record its call and the calls inside it.
 
-        name, kind : name and kind of the signature
         run : function without arguments that calls the function
         args, kwargs : the function's arguments, for the record only
         shown : function that returns the result to record; None to record the result unchanged
         """
 
     @abstractmethod
-    def running(self, last_start: int, last_end: int) -> list[tuple[int, CallPoint]]:
-        """Return the start in ns and the call point of each call that the thread is running, outermost first.
+    def running(self, last_start: int, last_end: int) -> list[tuple[int, CallNode]]:
+        """Return the start in ns and the node of each call that the thread is running, outermost first.
 
         last_start, last_end : start and end of the last call that was removed from `rows`, by which an ended call is
             recognized
@@ -113,9 +108,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def forget_calls(self) -> None:
-        """Forget which calls are known, so that each is looked up again, because more is recorded about calls from now
-        on.
-        """
+        """Look each call up again, because more is recorded about calls from now on."""
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None:
@@ -164,7 +157,7 @@ class ThreadMode(OrderlyMode):
 
     def settle(self) -> None:
         """Leave the location of a backward pass that has ended, and locations whose frame has ended without a call of
-        `leave`, for example in a step that failed.
+        `leave`.
         """
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
@@ -177,7 +170,6 @@ class ThreadMode(OrderlyMode):
         self._frames = [entry for entry in self._frames if entry[0] is not token]
 
     def _go(self, place: Location, depth: int | None = None, in_backward: bool | None = None) -> None:
-        """Set the location to `place`."""
         # These statements contain no call, so that no exception of the program can occur between them: the thread is in
         # either the old or the new location, and predicts nothing.
         before, self.place = self.place, place
@@ -200,9 +192,8 @@ class ThreadMode(OrderlyMode):
 
 
 class ThreadModes:
-    """The dispatch modes of all threads of a process, one for each thread.
+    """The dispatch modes of all threads of a process, in order of first use.
 
-    all : the modes, in order of first use
     idle : True if no calls are recorded
     by_steps : True to record a thread only while it is in a step
     next_number : function that returns the number of the next mode
@@ -251,7 +242,6 @@ class ThreadModes:
         return mode
 
     def set_idle(self, idle: bool) -> None:
-        """Stop (`idle` is True) or resume recording the calls of all threads."""
         self.idle = idle
         for mode in self.all:
             mode.idle = idle

@@ -1,4 +1,4 @@
-"""Copies of tensors on an accelerator. Value models are fitted to them later, so that the program never waits for the
+"""Copies of tensors on an accelerator, to which value models are fitted later, so that the program never waits for the
 device.
 """
 
@@ -78,7 +78,6 @@ class Deferred:
         """Copy a tensor on its device; return None, or the reason if this is not possible now.
 
         number : number of the tensor's value model
-        op, argument : operator that takes the tensor, and name of the argument
         """
         if is_capturing(tensor.device.type):
             # a copy would become part of the graph
@@ -122,7 +121,6 @@ class Deferred:
         self._bytes = self._host_bytes = 0
 
     def _transfer(self, graphs: GraphCaptures, wait: bool) -> bool:
-        """Transfer some finished copies of one device to the host; return False if there are none."""
         if not self._waiting:
             return False
         device = self._waiting[0].copy.device
@@ -150,10 +148,6 @@ class Deferred:
         return batch
 
     def _to_host(self, device: torch.device, batch: Sequence[Waiting]) -> list[torch.Tensor]:
-        """Return the values of some copies of one device, on the host.
-
-        All copies of a dtype are transferred together, because a transfer costs as much as many small copies.
-        """
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = new_stream(device)
@@ -164,6 +158,7 @@ class Deferred:
         with without_modes(), without_functions(), in_stream(stream), torch.no_grad():
             for item in batch:
                 item.event.wait(stream)
+            # together, because a transfer costs as much as many small copies
             for dtype, places in by_dtype.items():
                 copies = [batch[place].copy.resolve_conj().resolve_neg() for place in places]
                 flat = torch.cat([copy.reshape(-1).view(torch.uint8) for copy in copies]).cpu()

@@ -22,12 +22,6 @@ from opgrip.traces.values import ValueModel, depends_on_values, fit_argument, ha
 
 @dataclass(frozen=True, slots=True)
 class _Fitted:
-    """A value model that has a number.
-
-    model : the model; None until the values of a device tensor have arrived
-    key : key of the full values if they are kept, else None
-    """
-
     model: ValueModel | None
     key: str | None = None
 
@@ -63,18 +57,14 @@ class Fitter:
     def describe_again(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the specs (descriptions in the trace) of a call's arguments, with newly fitted value models.
-
-        name : operator or name of the function
-        """
+        """Return the specs (descriptions in the trace) of a call's arguments, with newly fitted value models."""
         named, op = _names(name), str(name)
         return describe_call(args, kwargs, lambda argument: lambda tensor: self.fit(op, named(argument), tensor))
 
     def describe(
         self, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any], Hashable]:
-        """Return the specs (descriptions in the trace) of a call's arguments with value models, and a key that calls
-        with similar tensors share.
+        """Return the specs of a call's arguments with value models, and a key that calls with similar tensors share.
 
         If the operator accepts any values, the models of another signature with the same key are reused. Example: an
         optimizer that counts its steps in a scalar has a new signature in each step, with the same hundred tensors.
@@ -127,12 +117,12 @@ class Fitter:
         self._fitted = {number: fitted for number, fitted in self._fitted.items() if number in numbers}
 
     def fit_deferred(self, graphs: GraphCaptures, wait: bool = False) -> Iterator[None]:
-        """Fit models to the device tensors whose values have arrived (with `wait`, to all), and yield after each
-        tensor.
+        """Fit models to the device tensors whose values have arrived, and yield after each tensor.
 
         The caller may stop after any tensor; the next call continues with the following one.
 
         graphs : the program's graph captures, during which devices must not be queried
+        wait : True to wait for the values of all tensors
         """
         for values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)
@@ -146,9 +136,8 @@ class Fitter:
         self._deferred.forget()
 
     def is_unread(self, numbers: Iterable[int | None]) -> bool:
-        """Return True if one of these value models belongs to a tensor whose values could not be read yet.
-
-        numbers : numbers of value models, as in `TensorSpec.values`
+        """Return True if one of the value models with these numbers is of a tensor whose values could not be read
+        yet.
         """
         return bool(self._unread) and any(number in self._unread for number in numbers)
 
@@ -182,7 +171,6 @@ class Fitter:
     def fit(self, op: str, argument: str, tensor: torch.Tensor, reads_again: bool = False) -> int | None:
         """Return the number of a value model of a tensor, or None if it gets no model.
 
-        op, argument : operator that takes the tensor, and name of the argument
         reads_again : True if a tensor that cannot be read now will be read by `read_again`
         """
         if is_deferred(tensor):
@@ -237,11 +225,6 @@ class Fitter:
 def _describe_by_index(
     args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[tuple[Any, ...], dict[str, Any]], list[tuple[int | str, torch.Tensor]]]:
-    """Return the specs of a call's arguments, and a list of its tensors, each with the position or keyword of its
-    argument.
-
-    In place of the number of a value model, the spec of a tensor has the index of the tensor in the list.
-    """
     inputs: list[tuple[int | str, torch.Tensor]] = []
 
     def index_for(argument: int | str) -> FitValues:
@@ -255,10 +238,7 @@ def _describe_by_index(
 
 
 def varies_by_values(signature: Signature, name: Hashable) -> bool:
-    """Return True if the times or result sizes of a signature's calls may depend on values of its arguments.
-
-    name : operator
-    """
+    """Return True if the times or result sizes of a signature's calls may depend on values of its arguments."""
     named = _names(name)
     trees: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     return any(
@@ -269,7 +249,6 @@ def varies_by_values(signature: Signature, name: Hashable) -> bool:
 
 
 def _names(name: Hashable) -> Callable[[int | str], str]:
-    """Return a function that returns the name of an argument for its position or keyword."""
     schema = getattr(name, "_schema", None)
     names = [] if schema is None else [argument.name for argument in schema.arguments]
 

@@ -38,10 +38,7 @@ def check(trace: str | Path | None, force: bool) -> None:
 
 
 def path_beside(trace: str | Path) -> Path:
-    """Return the path of the file with the full values of a trace.
-
-    Raises UserError if the trace goes to standard output.
-    """
+    """Return the path of the file with the full values of a trace; raise `UserError` for standard output."""
     if str(trace) == "-":
         raise UserError("full values need a file next to the trace", "name a file for it with --output")
     return values_path(Path(trace))
@@ -49,12 +46,6 @@ def path_beside(trace: str | Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Values in the temporary file.
-
-    start, size : position and size in bytes
-    dtype : dtype in which they are stored
-    """
-
     start: int
     size: int
     dtype: torch.dtype
@@ -89,7 +80,7 @@ class FullValues:
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
         """Write the values of a tensor unless equal values are stored already; return their key, or None if that fails.
 
-        op, lost : operator of the call, and counts of values that could not be kept, to which a failure is added
+        lost : counts of values that could not be kept, by operator and reason
         """
         try:
             if self.failure is None:
@@ -178,7 +169,6 @@ class FullValues:
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as its memory has it: without lazy conjugation and negation, and without repeated elements."""
     if tensor.is_conj():
         tensor = tensor.conj()
     if tensor.is_neg():
@@ -198,7 +188,6 @@ def _find_repeated_dimensions(tensor: torch.Tensor) -> list[int]:
 
 
 def _key(tensor: torch.Tensor, data: memoryview) -> str:
-    """Return a hash of the dtype, content and repeated dimensions of a tensor."""
     repeated = _find_repeated_dimensions(tensor)
     form = f"{tensor.dtype} {[*tensor.shape, repeated] if repeated else ''}"
     content = blake2b(form.encode(), digest_size=16)

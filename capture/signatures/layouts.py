@@ -39,8 +39,8 @@ _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """Return the spec (description in the trace) of a custom object of torch: a process group or reduction, `Opaque`
-    for any other type.
+    """Return the spec (description in the trace) of a custom object of torch: a process group or reduction, or
+    `Opaque`.
     """
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if not _is_distributed():
@@ -73,10 +73,9 @@ def describe_group(group: torch.distributed.ProcessGroup) -> GroupSpec:
 
 
 def with_groups(op: Hashable, described_args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the specs of a collective's arguments with the spec of the process group in place of its name, which has
-    no meaning after the program has ended.
+    """Return the specs of a functional collective's arguments with the spec of the process group in place of its name.
 
-    op : operator; for one that is not a functional collective, the arguments are returned unchanged
+    The arguments of other operators are returned unchanged.
     """
     if getattr(op, "namespace", None) not in _FUNCTIONAL or not _is_distributed():
         return described_args
@@ -170,7 +169,6 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
     """Return the spec of a tensor's parts, or None for a plain tensor and for an unsupported layout.
 
-    describe : returns the spec of a part
     fit : returns the number of the value model of a tensor
     """
     if tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized:
@@ -196,10 +194,8 @@ def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValue
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Return True if the memory of a plain tensor is pinned for an accelerator.
-
-    Without a running accelerator, torch is not asked, because the query could start one.
-    """
+    """Return True if the memory of a plain tensor is pinned for an accelerator."""
+    # torch could start an accelerator if it is asked
     return tensor.device.type == "cpu" and _an_accelerator_runs() and tensor.is_pinned()
 
 
@@ -215,7 +211,6 @@ def _quantizer(tensor: torch.Tensor) -> PerTensor | PerChannel:
 
 
 def _places(nested: torch.Tensor) -> tuple[Hashable, ...]:
-    """Return the sizes, the strides and the offset of each tensor in a nested tensor."""
     if nested.size(0) == 0:
         return (), (), ()
     sizes: Any = nested._nested_tensor_size()

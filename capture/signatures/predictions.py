@@ -3,25 +3,24 @@
 Computing a call's key (`call_key`) takes more time than everything else that a capture does for a call. Therefore a
 thread stores which call followed which, and first compares a call with the predicted one.
 
-A prediction never changes the recorded data. A call is recognized as a known signature only if a compiled
-test shows that its arguments have exactly the metadata and scalars of that signature. The test may fail for equal
-arguments, but never passes for different ones. Memory shared between arguments is compared separately (`sharing`). If
-no test passes, the key is computed.
+A prediction never changes the recorded data. A call is recognized as a known signature only if a compiled test shows
+that its arguments have exactly the metadata and scalars of that signature. The test may fail for equal arguments, but
+never passes for different ones. Memory shared between arguments is compared separately (`sharing`). If no test passes,
+the key is computed.
 
 A call is looked up in these steps, each slower than the one before:
 
-1. `CallPoint.after`: the call point that most recently followed the last call. The operator and the grad mode must
-   match and the test must pass. This is the fast path in `hooks/dispatch.py`.
-2. `successor`: the latest `SUCCESSORS` call points that have followed the last call, such as the two branches of an
-`if`.
-3. `recent`: the last `CANDIDATES` signatures of the operator, independent of earlier calls.
-4. `entry`: the signature is looked up by its key. From its third lookup on, it gets a test (`add_tests`).
+1. `CallNode.after`: the node that most recently followed the last call. The operator and the grad mode must match and
+the test must pass. This is the fast path in `hooks/dispatch.py`. 2. `successor`: the latest `SUCCESSORS` nodes that
+have followed the last call, such as the two branches of an `if`. 3. `recent`: the last `CANDIDATES` signatures of the
+operator, independent of earlier calls. 4. `entry`: the signature is looked up by its key. From its third lookup on, it
+gets a test (`add_tests`).
 
-A `CallPoint` is a signature at a location of the program after the same few signatures (`HISTORY`), which distinguishes
-the calls of one line in a loop. It is made when the program first reaches it; at that time the source line of the call
-is also found. The history contains *families* instead of signatures: an optimizer that passes its step as a number has
-a new signature in each step, but continues after it as in the step before. When the program moves to another location
-(a module, a backward pass), the prediction starts from a separate call point for that move (`start_of`).
+A node (`CallNode`) is a signature at a location of the program after the same few signatures (`HISTORY`), which
+distinguishes the calls of one line in a loop. The history contains *families* instead of signatures: an optimizer that
+passes its step as a number has a new signature in each step, but continues after it as in the step before. When the
+program moves to another location (a module, a backward pass), the prediction starts from a separate node for that move
+(`start_of`).
 
 The tests are the guards of torch's compiler, built by `torch_compat/torch_private.py`. Without them, in other versions
 of torch, every call is looked up by its key.
@@ -39,13 +38,13 @@ from opgrip.capture.program.places import Location
 from opgrip.capture.torch_compat.torch_private import Check, arguments_check, is_composite, keywords_check
 from opgrip.errors import raise_if_from_program
 
-HISTORY = 6  # number of preceding calls, by family, by which call points are distinguished
+HISTORY = 6  # number of preceding calls, by family, by which nodes are distinguished
 CANDIDATES = 3  # number of signatures of an operator that are tried before the key is computed
-MOST_NODES = 100_000  # maximum number of call points per thread
+MOST_NODES = 100_000  # maximum number of nodes per thread
 # number of calls of a signature after the first one before it gets a test, which costs as much as several lookups by
 # key
 SIGHTINGS = 3
-SUCCESSORS = 4  # number of call points that are tried after the last one, before the operator's recent signatures
+SUCCESSORS = 4  # number of nodes that are tried after the last one, before the operator's recent signatures
 # values in place of `SIGHTINGS`: for warm-up steps under the capture, and for signatures that get no test
 LEARNT, NEVER = 1, 1 << 62
 # maximum number of tests per signature; several are needed because a test fails if the dispatcher's state differs
@@ -66,7 +65,6 @@ def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 def never(*ignored: object) -> bool:
-    """Return False; used as a test that always fails."""
     return False
 
 
@@ -101,9 +99,7 @@ class Recognizer:
         self.sharing = sharing
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the compiled test shows that a call has this signature; if it returns False, the call may
-        still have it.
-        """
+        """Return True if the compiled test shows that a call has this signature; it may fail for a call that has it."""
         try:
             return self.check_both(args, kwargs) if kwargs else self.check(args)
         except RuntimeError as error:
@@ -112,15 +108,13 @@ class Recognizer:
             return False
 
 
-class CallPoint(Recognizer):
-    """A signature at a call site, with the call points that followed it: a node in the graph of predictions.
+class CallNode(Recognizer):
+    """A signature at a call site, with the nodes that followed it: a node in the graph of predictions.
 
-    after : call point that followed most recently
-    successors : the last few call points that followed, the latest first
+    after : node that followed most recently
+    successors : the last few nodes that followed, the latest first
     history : families of the signatures of the last few calls, including this one
-    grad : True if gradient mode is on
-    turns : for each location to which the program moved after this call, the call point that predicts the first call
-        there
+    turns : for each location to which the program moved after this call, the node that predicts the first call there
     scope : number of the scope
     pair : number of the (signature, scope) pair, for calls that return one tensor
     """
@@ -133,7 +127,7 @@ class CallPoint(Recognizer):
         history: tuple[int, ...],
         scope: int,
         pair: int,
-        after: CallPoint | None,
+        after: CallNode | None,
         grad: bool = False,
     ) -> None:
         for name in Recognizer.__slots__:
@@ -143,50 +137,48 @@ class CallPoint(Recognizer):
         self.pair = pair
         self.grad = grad
         self.after = after or self
-        self.successors: tuple[CallPoint, ...] = ()
-        self.turns: dict[Location, CallPoint] = {}
+        self.successors: tuple[CallNode, ...] = ()
+        self.turns: dict[Location, CallNode] = {}
 
 
 class CallPredictor:
-    """Predicts the next call of one thread; holds the thread's recognizers and call points."""
+    """Predicts the next call of one thread; holds the thread's recognizers and nodes."""
 
     def __init__(self) -> None:
-        self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
+        self.nowhere = CallNode(Recognizer(-1, None), (), -1, -1, None)
         self._recent: dict[int, list[Recognizer]] = {}
         self._entries: dict[int, Recognizer] = {}
         self._sightings: Counter[int] = Counter()
         self._tests: Counter[int] = Counter()
-        self._nodes: dict[Point, CallPoint] = {}
-        self._newest_alike: dict[Point, CallPoint] = {}
+        self._nodes: dict[Point, CallNode] = {}
+        self._newest_alike: dict[Point, CallNode] = {}
 
-    def start_of(self, place: Location, last: CallPoint, before: Location) -> CallPoint:
-        """Return the call point that predicts the first call after the program moved to another location.
-
-        place, before : the new location, and the one before
-        last : call point of the last call
+    def start_of(self, place: Location, last: CallNode, before: Location) -> CallNode:
+        """Return the node that predicts the first call at the location `place`, after the call `last` at `before`;
+        create it if there is none.
         """
         start = last.turns.get(place)
         if start is None:
             history = (-1, id(before), *last.history[-2:])
             start = self._nodes.get((place, NO_MODES, history, -1))
             if start is None:
-                start = CallPoint(self.nowhere, history, -1, -1, self.nowhere)
+                start = CallNode(self.nowhere, history, -1, -1, self.nowhere)
                 self._keep((place, NO_MODES, history, -1), start)
             last.turns[place] = start
         return start
 
     def successor(
         self,
-        last: CallPoint,
+        last: CallNode,
         func: Any,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
-    ) -> CallPoint | None:
-        """Return the latest successor of call point `last` that recognizes a call, which becomes the predicted one;
-        None if no successor does.
+    ) -> CallNode | None:
+        """Return the latest successor of the node `last` that recognizes a call, which becomes the predicted one, or
+        None.
 
-        pattern : memory that its tensors share, as returned by `sharing`
+        pattern : memory that the call's tensors share, as returned by `sharing`
         """
         grad = torch.is_grad_enabled()
         for node in last.successors:
@@ -200,7 +192,7 @@ class CallPredictor:
     ) -> Recognizer | None:
         """Return the recognizer of a call if its signature is one of the operator's recent ones, else None.
 
-        pattern : memory that its tensors share, as returned by `sharing`
+        pattern : memory that the call's tensors share, as returned by `sharing`
         """
         for entry in self._recent.get(id(func), ()):
             if entry.sharing == pattern and entry.holds(args, kwargs):
@@ -217,11 +209,10 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Return the recognizer of the signature with this number; if it has been looked up often enough, it gets a
-        test that these arguments pass.
+        """Return the recognizer of the signature with this number.
 
-        number, family : numbers of the signature, and of its family
-        storages : storage numbers of the call's tensors
+        If it has been looked up often enough, it gets a test that these arguments pass.
+
         sightings : number of lookups of the signature from which on it gets a test
         """
         entry = self._entries.get(number)
@@ -242,15 +233,14 @@ class CallPredictor:
 
     def node(
         self,
-        last: CallPoint,
+        last: CallNode,
         place: Location,
         entry: Recognizer,
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
-    ) -> CallPoint:
-        """Return the call point for a recognized call that follows call point `last`; make it if it is new.
+    ) -> CallNode:
+        """Return the node for a recognized call that follows the node `last`; make it if it is new.
 
-        entry : recognizer of the call
         modes : True if gradient mode is on, and True if inference mode is
         point : returns the number of the call's scope, and that of its (signature, scope) pair
         """
@@ -260,7 +250,7 @@ class CallPredictor:
             stale_node = node
             scope, pair = point() if stale_node is None else (stale_node.scope, stale_node.pair)
             history = (*last.history, entry.family)[-HISTORY:]
-            node = CallPoint(entry, history, scope, pair, self.nowhere, modes[0])
+            node = CallNode(entry, history, scope, pair, self.nowhere, modes[0])
             self._copy_successors(node, (place, modes, last.history, entry.family))
             if entry.number in self._entries:
                 # the signature occurred before, so it will probably recur
@@ -270,27 +260,24 @@ class CallPredictor:
             last.successors = (node, *last.successors[: SUCCESSORS - 1])
         return node
 
-    def _copy_successors(self, node: CallPoint, point: Point) -> None:
-        """Let the new call point `node` predict the same successors as the latest earlier call point with the same
-        `point`.
-        """
+    def _copy_successors(self, node: CallNode, point: Point) -> None:
         alike = self._newest_alike.get(point)
         if alike is not None:
             node.after, node.successors = alike.after, alike.successors
         if alike is not None or len(self._newest_alike) < MOST_NODES:
             self._newest_alike[point] = node
 
-    def nodes_of(self, number: int) -> list[CallPoint]:
+    def nodes_of(self, number: int) -> list[CallNode]:
         # copy the list in one step, because the thread that owns it may extend it
         return [node for node in list(self._nodes.values()) if node.number == number]
 
     def forget_nodes(self) -> None:
-        """Remove all call points, because their scopes may have changed."""
-        self.nowhere = CallPoint(Recognizer(-1, None), (), -1, -1, None)
+        """Remove all nodes, because their scopes may have changed."""
+        self.nowhere = CallNode(Recognizer(-1, None), (), -1, -1, None)
         self._nodes.clear()
         self._newest_alike.clear()
 
-    def _keep(self, key: Point, node: CallPoint) -> None:
+    def _keep(self, key: Point, node: CallNode) -> None:
         if len(self._nodes) < MOST_NODES:
             self._nodes[key] = node
 
@@ -321,7 +308,6 @@ def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any])
 
 
 def _has_typed_lists(func: Any) -> bool:
-    """Return True if the operator never accepts floats in a list of integers."""
     schema = getattr(func, "_schema", None)
     return schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)
 
@@ -331,9 +317,6 @@ def _has_tensors(values: Sequence[Any]) -> bool:
 
 
 def _alias(func: Any, places: tuple[int, ...]) -> int:
-    """Return the index, in `places`, of the tensor argument that always shares memory with the operator's single
-    result, or -1 if none does.
-    """
     schema = getattr(func, "_schema", None)
     if schema is None or len(schema.returns) != 1 or schema.returns[0].alias_info is None:
         return -1

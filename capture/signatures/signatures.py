@@ -126,11 +126,7 @@ _outlines: dict[int, tuple[torch.ScriptObject, Hashable, int]] = {}
 
 
 def _outline(value: torch.ScriptObject) -> tuple[Hashable, int]:
-    """Return a key for a custom object of torch, and the number of tensors in its record.
-
-    Unpacking copies weights, so it should not be repeated at every call. Therefore objects are identified by address,
-    and kept alive so that no other object gets the same address.
-    """
+    # Unpacking copies weights. Objects are identified by address, and kept alive so that no other gets the address.
     cached = _outlines.get(hash(value))
     if cached is not None:
         return cached[1:]
@@ -196,10 +192,7 @@ def _without_storage() -> torch.Tensor:
 
 
 def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors in a call's arguments, one for each tensor in the specs of the arguments, in order.
-
-    Tensors inside packed parameters are included, as placeholders.
-    """
+    """Return the tensors in a call's arguments, in order; those inside packed parameters are placeholders."""
     values = (*args, *kwargs.values())
     if torch.ScriptObject in map(type, values):
         return tensors_in(
@@ -210,7 +203,6 @@ def argument_tensors(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tor
 
 
 def names_meta(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return True if an argument is the meta device."""
     values = (*args, *kwargs.values())
     return torch.device in map(type, values) and any(
         type(value) is torch.device and value.type == "meta" for value in values
@@ -241,7 +233,6 @@ def _collect(tensors: list[torch.Tensor], values: Iterable[Any]) -> None:
 
 
 def _sharing(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
-    """Return a number for each storage that several tensors, or parts of tensors, share, by the storage's address."""
     counts: Counter[int] = Counter()
     for tensor in tensors:
         made_of, _ = ((), ()) if _is_memory(tensor) else take_apart(tensor)

@@ -14,12 +14,12 @@ from itertools import count, islice
 import numpy as np
 from numpy.typing import NDArray
 
-from opgrip.capture.recording.observations import PlaceTimes
+from opgrip.capture.recording.observations import SiteTimes
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import FIRST_PAIR
 from opgrip.capture.recording.thread_calls import ThreadCalls
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
-from opgrip.capture.signatures.predictions import CallPoint
+from opgrip.capture.signatures.predictions import CallNode
 from opgrip.capture.timing.kernel_windows import FOREVER_NS
 from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of
 from opgrip.traces.codec.call_blocks import perturbed_flags
@@ -53,7 +53,7 @@ class Blocks:
         self.calls = 0
         self.perturbed = 0
         self.marks: Counter[int] = Counter()
-        self._place_times = PlaceTimes()
+        self._place_times = SiteTimes()
         self._threads: dict[int, int] = {}
         self.newest = -1
         self.is_contended = False
@@ -268,7 +268,7 @@ class Blocks:
                 since = start - self.recorder.started_ns
                 yield mode, Entered(mode.number, since, node.scope, node.number, opened)
 
-    def _running(self, mode: ThreadMode) -> list[tuple[int, CallPoint]]:
+    def _running(self, mode: ThreadMode) -> list[tuple[int, CallNode]]:
         return mode.running(*self._last.get(mode.number, (0, 1)))
 
     def _split(

@@ -30,7 +30,7 @@ from opgrip.traces.io.writer import TraceWriter, encode_line
 from opgrip.traces.schema.records import Header, Record, Scope, Signature, Thread
 
 # numbers of records of each kind after which the tables are cleared; a known signature takes about 10 kB
-MOST_OF_EPOCH = {Signature: 4096, Scope: 8192, PAIR: 16384}
+MOST_OF_GENERATION = {Signature: 4096, Scope: 8192, PAIR: 16384}
 # maximum number of traces for events that the program survives, so that a service in which requests fail continually
 # does not fill the disk
 MOST_DUMPS = 8
@@ -219,7 +219,7 @@ class FlightRecorder(Flusher):
 
     def _collect(self) -> None:
         recorder = self.recorder
-        epochs = self._epochs_in_use()
+        generations = self._generations_in_use()
         ended = [mode for mode in recorder.threads.all if mode.ended]
         blocks = self.blocks.take()
         # take pending records after the calls, so that they include everything the calls refer to
@@ -233,9 +233,9 @@ class FlightRecorder(Flusher):
         for mode in ended:
             recorder.threads.forget(mode)
             self.blocks.forget_thread(mode.number)
-        if any(recorder.epochs.size(kind) >= most for kind, most in MOST_OF_EPOCH.items()):
+        if any(recorder.generations.size(kind) >= most for kind, most in MOST_OF_GENERATION.items()):
             running = [(entered.signature, entered.scope) for _, entered in self.blocks.entered()]
-            self.definitions.prune(recorder.prune(epochs, self.ring.pairs(), running))
+            self.definitions.prune(recorder.prune(generations, self.ring.pairs(), running))
             recorder.forget()
 
     def _keep_pending(self) -> list[Pending]:
@@ -243,13 +243,13 @@ class FlightRecorder(Flusher):
         self.definitions.add(pending)
         return pending
 
-    def _epochs_in_use(self) -> set[int]:
-        """Return the epochs of the recorder's tables whose numbers a thread may still use."""
-        current = self.recorder.epochs.current
-        epochs = {current}
-        for first, last in [mode.epochs for mode in self.recorder.threads.all]:
-            epochs.update(range(first, (current if last is None else last) + 1))
-        return epochs
+    def _generations_in_use(self) -> set[int]:
+        """Return the generations of the recorder's tables whose numbers a thread may still use."""
+        current = self.recorder.generations.current
+        generations = {current}
+        for first, last in [mode.generations for mode in self.recorder.threads.all]:
+            generations.update(range(first, (current if last is None else last) + 1))
+        return generations
 
     def _open_next(self) -> TraceWriter:
         return self._open_dump(len(self.dumps) + 1, self._flight(None))

@@ -13,11 +13,7 @@ PREFIX = "opinfo:"
 
 
 def load_operators(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program that runs sample calls of operators, one operator per step.
-
-    Raises UserError: no operator has such a name, a module cannot be imported, or torch's tables are not
-    available.
-    """
+    """Build the program that runs sample calls of operators, one operator per step."""
     import torch
 
     from opgrip.capture.models.operators.operators_program import operators_program

@@ -64,8 +64,9 @@ class Coverage:
         self.failures[name, dtype, reason[:MOST_REASON]] += 1
 
     def lines(self, path: Path | None) -> Iterator[str]:
-        """Yield lines that summarize the coverage; `path` is the file with the uncovered operators, if it was
-        written.
+        """Yield lines that summarize the coverage.
+
+        path : file with the uncovered operators, or None if it was not written
         """
         names = {str(function) for function in self.operators}
         yield (
@@ -112,7 +113,6 @@ class Operators:
     requested: Sequence[Any] = ()
 
     def is_spare(self, entry: OperatorEntry) -> bool:
-        """Return True for an entry that is run only if no other entry calls its operator."""
         return SCHEMA in entry.categories and len(self.requested) > 0
 
     def add_uncovered(self, coverage: Coverage) -> None:
@@ -125,10 +125,7 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators in some categories or with some names, each once; raise `UserError` for an unknown name.
-
-    seed : seed of random values in generated samples
-    """
+    """Return the operators in some categories or with some names, each once; raise `UserError` for an unknown name."""
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}
     if not WITHOUT_TABLE.issuperset(names):
@@ -153,7 +150,6 @@ def choose(names: Sequence[str], seed: int) -> Operators:
 
 
 def _is_runnable(function: Any) -> bool:
-    """Return True if an operator can be in a trace and a program can call it."""
     if is_custom(function):
         return not is_composite(function)
     is_out = any(argument.is_out for argument in function._schema.arguments)
@@ -162,7 +158,6 @@ def _is_runnable(function: Any) -> bool:
 
 
 def _is_wanted(function: Any, names: Sequence[str]) -> bool:
-    """Return True if one of the names is a category to which a registered operator belongs."""
     return ALL in names or (CUSTOM if is_custom(function) else SCHEMA) in names
 
 
@@ -186,9 +181,6 @@ def operators_program(
     """Build the program that runs the operators in some categories or with some names.
 
     source : the user's text with these names
-    seed : seed of random values in samples
-
-    Raises UserError: no operator matches, or the trace that supplies shapes cannot be read.
     """
     # before loading the table, which takes seconds
     trace = None if options.shapes_from is None else load(options.shapes_from)
@@ -232,7 +224,6 @@ def operators_program(
 
 
 def _entries_of_trace(operators: Operators, runner: SampleRunner, trace: Trace, path: str) -> list[OperatorEntry]:
-    """Return the selected operators that a trace calls, with the calls of the trace as samples."""
     functions = {str(function): function for function in runner.operators_of(operators.entries)}
     entries = list(trace_entries(trace, functions, runner.coverage))
     if not entries:

@@ -60,10 +60,8 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield larger versions of a sample, with about a million elements per tensor: one with all sizes enlarged, and one
-    with only the batch size enlarged.
-
-    entry : operator; for some categories the first version is left out
+    """Yield larger versions of a sample, with about a million elements per tensor: one with all sizes enlarged, except
+    for some categories of operators, and one with only the batch size enlarged.
     """
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
@@ -78,10 +76,8 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield versions of a sample with random sizes: one in which equal sizes stay equal, and one with only a random
-    batch size.
-
-    entry : operator; for some categories the first version is left out
+    """Yield versions of a sample with random sizes: one in which equal sizes stay equal, except for some categories of
+    operators, and one with only a random batch size.
     """
     drawn: dict[int, int] = {}
 
@@ -98,7 +94,6 @@ RESIZERS: Mapping[str, Callable[[OperatorEntry, Arguments], Iterator[Arguments]]
 
 
 def _resized(sample: Arguments, size_of: Sizes) -> Iterator[Arguments]:
-    """Yield the sample with all sizes mapped by `size_of`, unless a tensor is not dense or becomes too large."""
     tensors = list(tensors_in(list(sample)))
     if len(tensors) != len(list(_dense_tensors(sample))):
         return
@@ -108,7 +103,6 @@ def _resized(sample: Arguments, size_of: Sizes) -> Iterator[Arguments]:
 
 
 def _with_batch(sample: Arguments, factor: int) -> Iterator[Arguments]:
-    """Yield the sample with the first dimension of its first tensor `factor` times as long."""
     first = next(_dense_tensors(sample), None)
     if first is None or not first.dim() or factor < 2 or first.numel() * factor > MOST_ELEMENTS:
         return
@@ -154,7 +148,6 @@ class SampleTrial:
     """Result of trying a sample call before it is run under the capture.
 
     calls : keys of the operator calls that the sample made, one per signature
-    operators : operators of these calls
     backward : reason why the gradients could not be computed, empty if they were; None if the call has none, or if they
         were not requested
     """
@@ -228,7 +221,6 @@ def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
 
 
 def _form(sample: Arguments) -> Hashable:
-    """Return a key of the types of a sample's arguments, which decide on the overload that is called."""
     args, kwargs = sample
     return (*map(_kind, args), *((name, _kind(value)) for name, value in sorted(kwargs.items())))
 
@@ -263,9 +255,7 @@ class SampleScope(nn.Module):
 class SampleRunner:
     """Runs the sample calls of operators.
 
-    device, seed : device of the tensors, and seed of random values
     most : maximum number of samples per entry and dtype; 0 for all
-    coverage : gets the numbers of samples and failures
     resize : yields a sample in other shapes; None to keep its shapes
     calls : keys of the operator calls in the trace so far
     """
@@ -330,7 +320,6 @@ class SampleRunner:
     def _run_sample(
         self, entry: OperatorEntry, sample: Arguments, dtype: str, with_gradients: bool, scope: nn.Module
     ) -> bool:
-        """Run a sample, in other shapes if requested; return True if it added a new call to the trace."""
         with without_modes(), without_functions():
             tries = [sample] if self.resize is None else [*self.resize(entry, sample), sample]
         for arguments in tries:
@@ -361,10 +350,6 @@ class SampleRunner:
         with_gradients: bool,
         scope: nn.Module,
     ) -> bool | Exception:
-        """Run a call if a trial succeeds and makes a new operator call.
-
-        Return True if it ran, False if its operator calls are not new, or the error of the trial.
-        """
         try:
             trial = try_call(function, arguments, with_gradients)
         except Exception as error:

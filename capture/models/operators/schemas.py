@@ -1,6 +1,4 @@
-"""Sample calls generated from an operator's schema. They are tried in a forked process, because a bad call may
-crash.
-"""
+"""Sample calls generated from an operator's schema, and tried in a forked process, because a bad call may crash."""
 
 from __future__ import annotations
 
@@ -39,8 +37,6 @@ def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
 
 
 def _try_from(trials: Sequence[Callable[[], Any]], first: int) -> Iterator[tuple[Any, str]]:
-    """Yield the outcomes of the trials from index `first` on; stop after one that crashes the process."""
-
     def run(source: int, output: int, heartbeat: Heartbeat) -> None:
         # thread pools do not survive a fork
         torch.set_num_threads(1)
@@ -92,7 +88,6 @@ class Drawing:
     shape : shape of all tensors
     length : length of all lists
     values : value for each kind of argument, such as `IntType`
-    device, dtype : device and dtype of all tensors
     wants_grad : True if floating-point tensors require gradients
     """
 
@@ -105,8 +100,8 @@ class Drawing:
 
 
 def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
-    """Return operators with samples that run on the CPU; and the reasons why other operators have no samples, by
-    name.
+    """Return operators with samples that run on the CPU, and by name the reasons why other operators have no
+    samples.
     """
     reasons: dict[str, str] = {}
     candidates = []
@@ -146,9 +141,7 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by name of dtype, the index of the first sample that runs; if no sample runs in any dtype, raise the
-    error of one of them.
-    """
+    """Return, by name of dtype, the index of the first sample that runs; raise the error of one if none runs."""
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
@@ -171,7 +164,6 @@ def find_samples(function: Any, seed: int) -> dict[str, int]:
 
 
 def _first_running(function: Any, dtype: torch.dtype, seed: int, only: int | None) -> int:
-    """Return the index of the first sample of a dtype that runs; raise the first error if none runs."""
     failure: Exception | None = None
     with seeded(seed, name_of(function), dtype):
         samples = schema_samples(function, "cpu", dtype, dtype in FLOATING)
@@ -199,9 +191,8 @@ def why_not(function: Any) -> str:
 
 
 def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield arguments that an operator may accept, by its schema: tensors of the same shape, small numbers, and lists.
-
-    wants_grad : True if floating-point tensors require gradients
+    """Yield arguments that an operator may accept, by its schema: tensors of the same shape, small numbers, and
+    lists.
     """
     required = [item for item in function._schema.arguments if not item.has_default_value()]
     kinds = {kind for item in required for kind in _kinds(item.type)}

@@ -28,10 +28,8 @@ FORWARD, IN_PLACE = "forward", "in place"
 class OperatorEntry:
     """An operator, or other callable, with sample inputs.
 
-    name : name in torch's table: `add`, `nn.functional.relu`, `optim.Adam`; for a registered operator
-        `my_ops.scale.default`
+    name : name in torch's table, such as `nn.functional.relu`; for a registered operator `my_ops.scale.default`
     categories : categories to which it belongs, such as `unary`
-    function : the callable
     in_place : variant that writes into its first argument, or None
     dtypes : function that returns the supported dtypes on a device
     differentiable : function that returns the dtypes whose gradients are supported on a device
@@ -190,7 +188,7 @@ _optimizer_inputs = _places.take_later(
     f"{_OPTIMIZERS}._get_optim_inputs_including_global_cliquey_kwargs", None, "optimizers are left out"
 )
 _settings_are_locked = _places.take(
-    "torch.backends.flags_frozen", None, "nothing: this torch has no lock that the tables turn"
+    "torch.backends.flags_frozen", None, "nothing is lost: this torch does not lock its backend flags"
 )
 _LOCK = "__allow_nonbracketed_mutation_flag"
 
@@ -209,10 +207,7 @@ def table_entries() -> Iterator[OperatorEntry]:
 
 @contextmanager
 def _unchanged_process() -> Iterator[None]:
-    """Undo, after the block, the side effects of importing torch's test modules.
-
-    They lock torch's settings and, in older versions, read the command line.
-    """
+    # importing torch's test modules locks torch's settings and, in older versions, reads the command line
     argv, sys.argv = sys.argv, sys.argv[:1]
     lock = getattr(_settings_are_locked, "__globals__", None)
     was_open = True if lock is None else lock.get(_LOCK, True)
@@ -263,7 +258,6 @@ def _optimizer_entry(info: Any) -> OperatorEntry:
 
 
 def _optimizer_samples(info: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield sample inputs of an optimizer: parameters with gradients, and its keyword arguments."""
     for inputs in _optimizer_inputs()(device, dtype, info):
         if inputs.kwargs.get("differentiable"):
             # otherwise the parameters would not be leaves

@@ -162,7 +162,7 @@ def test_last_calls_of_all_threads_are_kept_by_end_time(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "MOST_OF_EPOCH", dict.fromkeys(flight_recorder.MOST_OF_EPOCH, 20))
+    monkeypatch.setattr(flight_recorder, "MOST_OF_GENERATION", dict.fromkeys(flight_recorder.MOST_OF_GENERATION, 20))
 
 
 @pytest.mark.usefixtures("small_tables")
@@ -199,7 +199,7 @@ def test_tables_do_not_grow_if_every_step_has_new_signatures(tmp_path: Path, wri
             )
             sizes.append((*map(len, tables), len(flight.definitions._lines), len(recorder.fitter._fitted)))
         thread.join()
-        assert recorder.epochs.current > 5
+        assert recorder.generations.current > 5
         path = capture.dump()
         assert capture.failure is None
         assert not recorder.lost.dropped

@@ -46,7 +46,7 @@ def check_redacted(path: Path) -> None:
 def test_last_calls_of_a_private_capture_are_redacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write_ahead: bool
 ) -> None:
-    monkeypatch.setattr(flight_recorder, "MOST_OF_EPOCH", dict.fromkeys(flight_recorder.MOST_OF_EPOCH, 20))
+    monkeypatch.setattr(flight_recorder, "MOST_OF_GENERATION", dict.fromkeys(flight_recorder.MOST_OF_GENERATION, 20))
     model = SecretNet()
     capture = Capture(tmp_path / "t.jsonl", last=40, private=True, write_ahead=write_ahead, stack_depth=3)
     with pytest.raises(SecretError), capture:
@@ -59,7 +59,7 @@ def test_last_calls_of_a_private_capture_are_redacted(
                 assert capture.dump("SECRET request") is not None
             for part in tmp_path.iterdir():
                 assert b"secret" not in part.read_bytes().lower()
-        assert capture._recorder.epochs.current > 3
+        assert capture._recorder.generations.current > 3
         assert not capture._recorder.lost.dropped
         raise SecretError("SECRET")
     assert capture.failure is None

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from opgrip.capture import Capture, Schedule
-from opgrip.capture.recording.observations import ANY, MOST_LOOKS, MOST_PLACES, PlaceKey, PlaceTimes
+from opgrip.capture.recording.observations import ANY, MOST_LOOKS, MOST_SITES, SiteKey, SiteTimes
 from opgrip.capture.writing.definitions import Definitions
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
@@ -29,36 +29,36 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def note(times: PlaceTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, PlaceKey]]:
+def note(times: SiteTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, SiteKey]]:
     """Pass (signature, scope, memory, time in us) of calls to `times`, and return the keys to look at."""
     signatures, scopes, memory, durations = np.array(calls).T
     return set(times.note(signatures, scopes, memory, durations * 1000))
 
 
-def test_places_with_different_times_are_observed_once() -> None:
-    times = PlaceTimes()
+def test_sites_with_different_times_are_observed_once() -> None:
+    times = SiteTimes()
     step = [(0, 0, memory, 200 if memory == 7 else 40) for memory in (5, 6, 7, 8)]
     assert note(times, *step) == set()
     assert note(times, *step) == {(0, (0, 5)), (0, (0, 7))}
     assert note(times, *step) == set()
 
 
-def test_places_with_similar_times_are_not_observed() -> None:
-    times = PlaceTimes()
+def test_sites_with_similar_times_are_not_observed() -> None:
+    times = SiteTimes()
     step = [(0, 0, memory, 40 + memory) for memory in (5, 6, 7, 8)]
     assert note(times, *step, *step) == set()
     short = [(1, scope, 3, 10 * scope) for scope in (1, 2)]
     assert note(times, *short, *short) == set()
 
 
-def test_scopes_are_places_if_memory_is_not_reused() -> None:
-    times = PlaceTimes()
+def test_scopes_are_sites_if_memory_is_not_reused() -> None:
+    times = SiteTimes()
     calls = [(0, scope, 100 + 10 * step + scope, 50 * scope**2) for step in range(2) for scope in (1, 2)]
     assert note(times, *calls) == {(0, (1, ANY)), (0, (2, ANY))}
 
 
 def test_scopes_are_distinguished_with_any_number_of_activations() -> None:
-    times = PlaceTimes()
+    times = SiteTimes()
     steps = [[(0, scope, 1000 * step + scope, 400 if scope >= 20 else 40) for scope in range(24)] for step in range(20)]
     note(times, *steps[0])
     assert note(times, *steps[1]) == {(0, (0, ANY)), (0, (20, ANY))}
@@ -67,7 +67,7 @@ def test_scopes_are_distinguished_with_any_number_of_activations() -> None:
 
 @pytest.mark.parametrize("parameters", [36, 300])
 def test_slow_parameters_among_many_of_one_shape_are_observed(parameters: int) -> None:
-    times = PlaceTimes()
+    times = SiteTimes()
     step = [(0, 0, memory, 400 if memory >= parameters - 5 else 40) for memory in range(parameters)]
     note(times, *step)
     fast, slow = sorted(note(times, *step), key=lambda item: item[1])
@@ -76,8 +76,8 @@ def test_slow_parameters_among_many_of_one_shape_are_observed(parameters: int) -
 
 
 def test_parameters_that_become_slow_are_observed() -> None:
-    times = PlaceTimes()
-    usual = [(0, 0, memory, 40) for memory in range(MOST_PLACES + 10)]
+    times = SiteTimes()
+    usual = [(0, 0, memory, 40) for memory in range(MOST_SITES + 10)]
     later = [(0, 0, 1000 + memory, 400) for memory in range(5)]
     assert note(times, *usual, *usual) == set()
     note(times, *usual, *later)
@@ -85,7 +85,7 @@ def test_parameters_that_become_slow_are_observed() -> None:
 
 
 def test_interrupted_calls_do_not_hide_a_slow_parameter() -> None:
-    times = PlaceTimes()
+    times = SiteTimes()
     parameters = [(0, 0, memory, 300 if memory == 39 else 40) for memory in range(40)]
     interrupted = [(0, 1, 1000 + call, 900) for call in range(10)]
     fresh = [(0, 1, 2000 + call, 50) for call in range(100)]
@@ -93,11 +93,11 @@ def test_interrupted_calls_do_not_hide_a_slow_parameter() -> None:
     assert (0, (0, 39)) in note(times, *parameters)
 
 
-def test_number_of_places_is_bounded() -> None:
-    times = PlaceTimes()
+def test_number_of_sites_is_bounded() -> None:
+    times = SiteTimes()
     calls = [(0, memory % 100, memory, 30 + memory % 7 * 100) for memory in range(4000)]
     assert len(note(times, *calls, *calls)) <= MOST_LOOKS
-    assert len(times._by_signature[0]) <= 2 * MOST_PLACES
+    assert len(times._by_signature[0]) <= 2 * MOST_SITES
 
 
 @pytest.mark.usefixtures("_one_thread")
