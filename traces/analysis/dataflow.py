@@ -1,7 +1,6 @@
 """Dataflow of a trace: for each call, the earlier calls that created or last wrote the memory of its arguments.
 
-The calls are read twice: once to find the last call that uses each storage, and once to follow storages from call to
-call. This takes 8 bytes for each storage, and more for storages in use.
+The calls are read twice, which takes 8 bytes for each storage, and more for storages in use.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ UNKNOWN = -1
 
 
 class MemoryNumbers:
-    """Map from numbers of storages, which begin at 0 in a trace, to integers from 0 to 2 ** 31 - 1, stored compactly.
-
-    `get` returns `UNKNOWN` for a storage that has no integer.
-    """
+    """Compact map from numbers of storages to integers from 0 to 2 ** 31 - 1; `get` returns `UNKNOWN` for others."""
 
     def __init__(self) -> None:
         self._near = array("i")
@@ -48,10 +44,7 @@ class MemoryNumbers:
         self._near[storage] = number
 
     def raise_to(self, storages: Integers, numbers: Integers) -> None:
-        """For each storage, keep the larger of its current integer and the new one in `numbers`.
-
-        storages, numbers : (N,)
-        """
+        """For each storage, keep the larger of its current integer and the one in `numbers`."""
         self._count += len(storages)
         far = (storages < 0) | (storages >= self._end)
         if self._far:
@@ -83,15 +76,11 @@ class DataflowStep:
     """A call, the storages that it uses, and the earlier calls that it depends on.
 
     number : index of the call in the trace's call table
-    op, module, phase, thread : operator, path of the module, phase and thread of the call
-    start_ns : start of the call since the start of the capture
-    duration_ns : measured time on the host
     host_ns : `duration_ns`, or for a call that the capture slowed, the median of the signature's other calls if any
     device_ns : time in which the call kept an accelerator busy; None for a call on the host only
     time_ns : time on the device if the call ran on one, else `host_ns`
     after : numbers of the earlier calls that created or last wrote the memory of its arguments
-    inputs, outputs : numbers of the storages of its arguments and of its results
-    writes : numbers of the storages of arguments that it writes into
+    inputs, outputs, writes : numbers of the storages of its arguments, of its results, and of arguments that it writes
     """
 
     number: int
@@ -114,11 +103,8 @@ class DataflowStep:
 class Storage:
     """Memory that holds tensors.
 
-    number : number of the storage in the trace
-    bytes : bytes from its start to the end of the last argument that it holds, or of the last result if it holds no
-        arguments
-    made_by : index of the call that first returned a tensor in it; None for memory from before the capture, such as
-        parameters
+    bytes : from its start to the end of the last argument that it holds, or of the last result if it holds no arguments
+    made_by : index of the call that first returned a tensor in it; None for memory from before the capture
     first, last : indices of the first and the last call that use it
     """
 
@@ -131,8 +117,6 @@ class Storage:
 
 class Dataflow:
     """The calls of a trace, each with the calls that it depends on; calls nested in another call are left out.
-
-    Each iteration over the object begins again with the first call.
 
     has_memory : True if the trace records which storages its calls use
     writers : during iteration, the call that made or last wrote each live storage

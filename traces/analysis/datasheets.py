@@ -11,20 +11,13 @@ from opgrip.traces.analysis.machine_ceilings import FLOAT8, TF32
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """Highest memory bandwidth and arithmetic rates of a GPU according to its manufacturer.
-
-    gb_per_s : bandwidth of its memory
-    tflops : rate of matrix products in Tflop/s, by dtype
-    """
+    """Highest memory bandwidth in GB/s and rates of matrix products in Tflop/s, by dtype, of a GPU."""
 
     gb_per_s: float
     tflops: Mapping[str, float]
 
     def rate(self, dtype: str | None) -> float | None:
-        """Return the rate of matrix products in Gflop/s for a dtype, or None if the datasheet lacks the dtype.
-
-        All float8 dtypes have the same rate.
-        """
+        """Return the rate of matrix products in Gflop/s, or None if unknown; all float8 dtypes have the same rate."""
         name = FLOAT8 if (dtype or "").startswith(FLOAT8) else dtype or ""
         tflops = self.tflops.get(name)
         return None if tflops is None else tflops * 1e3

@@ -34,11 +34,10 @@ STEP, TRACE, CALL = "step", "trace", "call"
 class Cases:
     """All calls on one side of a comparison that have the same key, and so the same operator and arguments.
 
-    call : short text of the call with its arguments
-    time_ns : total time in ns, computed with the median time of each signature
+    time_ns : total time, computed with the median time of each signature
     models : tensor arguments of the first signature among these calls, each with its value model if it has one
     times_us : for each signature, median time of a call and number of calls
-    call_of_profile : short text of the call without the details that profiles lack
+    call_of_profile : text of the call without the details that profiles lack
     """
 
     op: str = ""
@@ -51,7 +50,7 @@ class Cases:
 
     @property
     def median_us(self) -> float | None:
-        """Median time in us of a call of the most frequent signature."""
+        """Median time of a call of the most frequent signature."""
         return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
 
     def include(self, other: Cases) -> None:
@@ -67,8 +66,6 @@ class Side:
 
     cases : calls with the same operator and arguments, by their key
     header : header of the first trace
-    traces, calls : number of traces and of calls
-    time_ns : total time of the calls
     steps : number of steps in all traces; None if a trace does not record its steps
     """
 
@@ -116,10 +113,7 @@ class Side:
         self.time_ns += other.time_ns
 
     def by_call(self) -> Side:
-        """Return this side without value models, with one `Cases` for each text of a call as profiles have it.
-
-        Calls that differ only in details that profiles lack, such as strides, are joined.
-        """
+        """Return this side without value models, with calls joined that differ only in details that profiles lack."""
         joined: dict[str, Cases] = {}
         for cases in self.cases.values():
             key = cases.call_of_profile or cases.call
@@ -127,12 +121,11 @@ class Side:
         return replace(self, cases=joined)
 
     def units(self, unit: str) -> float:
-        """Return the number of steps, traces or calls, whichever `unit` names, but at least 1."""
         return max(1, {STEP: self.steps or 0, TRACE: self.traces, CALL: self.calls}[unit])
 
 
 def unit_of(before: Side, after: Side) -> str:
-    """Return the unit per which both sides count their calls: per step if known, else per trace, else per call."""
+    """Return the unit per which both sides count their calls: step if known, else trace, else call."""
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
@@ -242,10 +235,7 @@ PATTERN = "*?["
 
 
 def paths_of(side: Path) -> list[Path]:
-    """Return the trace files of a side, sorted by name; raise `UserError` if there are none.
-
-    `side` is a trace file, a folder of trace files, or a pattern of file names.
-    """
+    """Return the trace files of a side: a file, a folder of traces, or a pattern of file names."""
     # a folder can also be the trace of another tool
     if side.is_dir() and format_of(side) is None:
         paths = sorted(path for path in side.iterdir() if path.name.endswith(SUFFIXES))
@@ -261,12 +251,7 @@ def paths_of(side: Path) -> list[Path]:
 
 
 def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
-    """Return one side of a comparison, with the calls and times of all files, which are read one after another.
-
-    paths : traces, or files of `write_day`
-    partial : accept cut and damaged traces
-    unbounded : read records of any size and number; otherwise limits protect against hostile files
-    """
+    """Return one side of a comparison; its files are read one after another."""
     side = Side()
     for path in paths:
         if path.name.endswith(SUFFIX):
@@ -281,7 +266,7 @@ MOST_LEAVES = 60  # maximum number of arguments that an outline lists one by one
 
 
 def outline(value: Any) -> str:
-    """Return a short text of an argument or a list of arguments, such as `(float32[2,3], 1, [2, 2])`."""
+    """Return a short text of an argument or of nested arguments, such as `(float32[2,3], 1, [2, 2])`."""
     many = sum(1 for _ in islice(leaves(value), MOST_LEAVES + 1)) > MOST_LEAVES
     return shortened(_short(value) if not many else _first_leaves(value), MOST)
 
@@ -311,6 +296,6 @@ def _short(value: Any) -> str:
 
 
 def call_outline(signature: Signature) -> str:
-    """Return a short text of a call with this signature, such as `aten.mul.Tensor(float32[2,3], 2.5)`."""
+    """Return a short text of a call, such as `aten.mul.Tensor(float32[2,3], 2.5)`."""
     words = [f"{name}={outline(value)}" for name, value in signature.kwargs.items()]
     return f"{signature.op}({shortened(', '.join([*map(outline, signature.args), *words]), MOST)})"

@@ -1,4 +1,4 @@
-"""Comparison of two traces: their signatures, numbers of calls, shares of time, and values; and its output files."""
+"""Comparison of two traces or sets of traces: signatures, numbers of calls, shares of time, and values."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ Statistics = Mapping[str, float]
 
 
 def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
-    """Return statistics (mean, `std`, range, shares of zeros, nan and infinities) of values drawn from a value model.
-
-    For booleans, the mean is the share of True. The result is empty if no values can be drawn.
-    """
+    """Return statistics of values drawn from a value model; empty if no values can be drawn."""
     generator = torch.Generator().manual_seed(SEED)
     shape = spec.shape if prod(spec.shape) <= SAMPLED else (SAMPLED,)
     if 0 in shape:
@@ -57,9 +54,8 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
     """Return the statistics that changed, with their values before and after.
 
-    A mean or standard deviation counts as changed if the difference exceeds `tolerance` times the standard deviation,
-    the lowest or highest value if it exceeds ten times this limit, and the share of zeros, nan or infinities if it
-    exceeds `tolerance`.
+    A mean or standard deviation changed if the difference exceeds `tolerance` times the standard deviation, the lowest
+    or highest value if it exceeds ten times this limit, and a share if it exceeds `tolerance`.
     """
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))
@@ -86,12 +82,10 @@ FACTS = ("opgrip", "torch", "python", "model", "run", "device", "devices", "seed
 class Tolerances:
     """Limits up to which differences between two traces are not reported.
 
-    counts : difference in the number of calls, relative to the larger number; per step if steps are known
-    shares : difference in a signature's share of the total time, 0 to 1
-    values : difference in statistics of values, relative to the spread of the values; for zeros, nan
-        and infinities, difference in their share
-    least : smallest share of the total time, 0 to 1, of a signature that is reported as new, gone, or called more or
-        less often
+    counts : difference in the number of calls, relative to the larger number
+    shares : difference in the share of the total time, 0 to 1
+    values : difference in statistics of values, relative to the spread of the values
+    least : smallest share of the total time, 0 to 1, of a signature whose number of calls is compared
     """
 
     counts: float = 0.0
@@ -102,13 +96,10 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Comparison of one signature, which occurs in one or both traces.
+    """Comparison of one signature; pairs are of both sides.
 
-    key : text that identifies the signature, the same in all traces
-    call : short text of the call with its arguments
-    counts : number of calls in each trace
-    shares : share of each trace's time that the signature's calls take, 0 to 1
-    median_us : median time of a call in each trace, or None
+    key : text that identifies the signature in all traces
+    shares : shares of each side's time, 0 to 1
     values : statistics that changed, as (index of the tensor, name of the statistic, value before, value after)
     kinds : kinds of differences, out of `KINDS`
     """
@@ -125,11 +116,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """An operator whose share of the time or of the calls changed, summed over all shapes.
-
-    shares : share of each side's time that the operator's calls take, 0 to 1
-    call_shares : share of each side's calls that are calls of the operator, 0 to 1
-    """
+    """An operator whose share of the time or of the calls changed, summed over all shapes; shares are 0 to 1."""
 
     op: str
     shares: tuple[float, float]
@@ -140,14 +127,11 @@ class OperatorRow:
 class TraceDifference:
     """Differences between two sides, each of which is one or more traces.
 
-    names : names of the two sides in the output
     facts : header fields that differ, as (name, value before, value after)
     rows : all signatures, largest change of time first
     unit : unit per which calls are counted: `step`, `trace` or `call`
     units : number of these steps, traces or calls on each side
-    operators : operators whose share of the time or of the calls changed
-    by_call : True if strides, settings and values were ignored, because one side is a file of another tool, which lacks
-        them
+    by_call : True if strides, settings and values were ignored, because one side is a file of another tool
     """
 
     names: tuple[str, str]
@@ -190,10 +174,6 @@ def compare_traces(
     names: tuple[str, str],
     tolerances: Tolerances = Tolerances(),
 ) -> TraceDifference:
-    """Return the differences between two traces, or between several traces on each side.
-
-    names : names of the two sides in the output
-    """
     sides = [_side_of([side] if isinstance(side, Trace) else side) for side in (before, after)]
     return compare_sides(sides[0], sides[1], names, tolerances)
 
@@ -201,10 +181,6 @@ def compare_traces(
 def compare_sides(
     before: Side, after: Side, names: tuple[str, str], tolerances: Tolerances = Tolerances()
 ) -> TraceDifference:
-    """Return the differences between two sides of a comparison, each of which sums up one or more traces.
-
-    names : names of the two sides in the output
-    """
     by_call = before.header.get("converted_from") != after.header.get("converted_from")
     if by_call:
         before, after = before.by_call(), after.by_call()
@@ -297,10 +273,7 @@ def _name(model: ValueModel | None) -> str | None:
 
 
 def write_difference(difference: TraceDifference, path: Path, force: bool) -> None:
-    """Write all rows to a `.json` file, or the rows that differ to a Markdown file.
-
-    force : replace an existing file
-    """
+    """Write all rows to a `.json` file, or the rows that differ to a Markdown file."""
     if path.suffix == ".json":
         write_json(difference.as_json(), path, force)
     else:
@@ -308,7 +281,7 @@ def write_difference(difference: TraceDifference, path: Path, force: bool) -> No
 
 
 def values_text(row: Row) -> str:
-    """Return a text of the statistics of values that changed in a row, such as `tensor 0 mean 0.5 → 0.7`."""
+    """Return the statistics that changed in a row as text, such as `tensor 0 mean 0.5 → 0.7`."""
     return ", ".join(
         f"tensor {place} {name} {_number(one)} → {_number(other)}" for place, name, one, other in row.values
     )

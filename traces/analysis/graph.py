@@ -16,10 +16,8 @@ PRUNED = 1 << 12  # maximum number of chains that are kept in addition to chains
 class GraphFacts:
     """Facts about the dataflow graph of a trace.
 
-    calls, dependencies, storages : number of calls, of dependencies between calls, and of storages
     time_ns : sum of the times of all calls, on the device for calls that ran on one
     host_ns : sum of the times of all calls on the host
-    has_device : True if some calls ran on a device
     critical_path : indices of the calls in the slowest chain in which each call depends on the previous one
     critical_ns, critical_host_ns : sums of the calls' `time_ns` and `host_ns` over this chain
     peak_bytes : maximum memory in use at once, except memory allocated before the first call
@@ -44,11 +42,7 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True)
 class TraceGraph:
-    """All calls and storages of a trace.
-
-    steps : calls by number, without the calls made inside another call
-    storages : storages by number
-    """
+    """All calls, without those made inside another call, and all storages of a trace, by number."""
 
     steps: dict[int, DataflowStep]
     storages: dict[int, Storage]
@@ -56,7 +50,6 @@ class TraceGraph:
 
 
 def make_graph(trace: Trace) -> TraceGraph:
-    """Return all calls and storages of a trace with their dependencies, in memory."""
     flow, watch = Dataflow(trace), _Watch()
     steps: dict[int, DataflowStep] = {}
     storages: dict[int, Storage] = {}

@@ -1,7 +1,6 @@
 """Peaks of a machine: bandwidth of each memory level, arithmetic rate by dtype, and launch time of an operator.
 
-They are measured once and stored in a file. Bandwidth is measured with copies; the fastest run counts, because no run
-can exceed the peak.
+They are measured once and stored in a file. The fastest run counts, because no run can exceed the peak.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ FLOAT8 = "float8"  # prefix of the names of all float8 types
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Memory level: a cache or the main memory.
+    """A cache or the main memory.
 
     name : `L1`, `L2`, `L3`, `memory`
-    size : size of the cache in bytes; None for the main memory
+    size : bytes; None for the main memory
     sharing : number of processors that share the cache
     bandwidth : GB/s of a copy, reads plus writes, by number of threads
     """
@@ -58,7 +57,6 @@ class Level:
     bandwidth: dict[int, float]
 
     def holds(self, size: int, threads: int) -> bool:
-        """Return True if `size` bytes, divided among `threads` threads, fit into this level."""
         return self.size is None or size <= self.size * max(1, threads // self.sharing)
 
 
@@ -67,13 +65,11 @@ class Ceilings:
     """Peaks of a machine.
 
     machine : name of the processor or GPU, and other facts on which the peaks depend
-    device : device that was measured, such as `cpu` or `cuda`
     threads : largest number of threads that was measured
     levels : memory levels, nearest cache first
     rates : Gflop/s of a matrix product by dtype and number of threads
     launch_us : time of an operator on one element, which consists of launch and allocation
     dispatch_us : time of an operator that makes a view
-    torch, time : version of torch, and time of the measurement
     """
 
     machine: tuple[str, ...]
@@ -87,21 +83,17 @@ class Ceilings:
     time: str
 
     def level(self, size: int, threads: int, cold: bool) -> Level:
-        """Return the nearest level in which `size` bytes fit, divided among `threads` threads.
-
-        cold : True if the caches do not hold the data yet; the main memory is returned then
-        """
+        """Return the nearest level in which `size` bytes fit; the main memory if the caches are cold."""
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
-        """Return the bandwidth of a memory level in GB/s when `threads` threads use it."""
+        """Return the bandwidth of a memory level in GB/s."""
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Return the arithmetic rate of `threads` threads in Gflop/s, for a dtype or for `TF32`.
+        """Return the arithmetic rate in Gflop/s for a dtype or `TF32`, or None if it was not measured.
 
-        All float8 dtypes share one rate. Any other dtype that was not measured has the rate of float32. The result is
-        None if that was not measured either.
+        All float8 dtypes share one rate. Any other dtype that was not measured has the rate of float32.
         """
         rates = self.rates.get(dtype or "")
         if rates is None and (dtype or "").startswith(FLOAT8):
@@ -112,7 +104,6 @@ class Ceilings:
 
 
 def ceilings_path(device: str) -> Path:
-    """Return the path of the file with this machine's peaks."""
     depends = [*processor(device), str(_processors()), torch.__version__, str(FORM)]
     key = hashlib.blake2b("\n".join(depends).encode(), digest_size=8).hexdigest()
     return cache_folder() / "machine" / f"{torch.device(device).type}-{key}.json"
@@ -127,7 +118,6 @@ def read_cached_ceilings(device: str) -> Ceilings | None:
 
 
 def keep(ceilings: Ceilings, device: str) -> Path:
-    """Write the peaks to this machine's file, and return the path of that file."""
     path = ceilings_path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
     write(ceilings, path, force=True)
@@ -158,10 +148,7 @@ def from_json(fields: dict[str, Any]) -> Ceilings:
 
 
 def find_implausible_rate(ceilings: Ceilings) -> str | None:
-    """Return a text that names the slowest arithmetic rate if it is too slow to be real on an accelerator, else None.
-
-    The result is None for a CPU, because a dtype for which it has no instructions can really be that slow.
-    """
+    """Return a text that names the slowest arithmetic rate if it is too slow to be real, else None."""
     rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in ceilings.rates.items()}
     if ceilings.device == "cpu" or not rates:
         return None
@@ -194,10 +181,7 @@ CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def levels(device: str, threads: Sequence[int]) -> list[Level]:
-    """Measure the bandwidth of the caches and the main memory of a device.
-
-    threads : numbers of copying threads to measure on the CPU
-    """
+    """Measure the bandwidth of the caches and the main memory; `threads` are numbers of copying threads on the CPU."""
     if torch.device(device).type == "cpu":
         levels = [*_cpu_caches(threads), memory(device, threads)]
     else:
@@ -212,10 +196,6 @@ def levels(device: str, threads: Sequence[int]) -> list[Level]:
 
 
 def memory(device: str, threads: Sequence[int]) -> Level:
-    """Measure the bandwidth of the main memory of a device.
-
-    threads : numbers of copying threads to measure on the CPU
-    """
     free = free_memory(device) or MOST_BYTES
     if torch.device(device).type != "cpu":
         return _on_device(device, "memory", None, min(MOST_BYTES, free // 4))
@@ -232,10 +212,7 @@ def _cpu_caches(threads: Sequence[int]) -> Iterator[Level]:
 
 
 def no_less(rates: dict[int, float]) -> dict[int, float]:
-    """Return, for each number of threads, the highest rate measured with at most this number of threads.
-
-    On a busy machine, the measured rate may decrease with more threads.
-    """
+    """Return, for each number of threads, the highest rate measured with at most this number of threads."""
     return {count: max(value for other, value in rates.items() if other <= count) for count in rates}
 
 
@@ -265,7 +242,7 @@ def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
 
 
 def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
-    """Return name, size in bytes and number of sharing processors of each data cache in the system's `folder`."""
+    """Return name, size in bytes and number of sharing processors of each data cache."""
     levels = []
     for index in sorted(Path(folder).glob("index*")):
         facts = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
@@ -322,10 +299,7 @@ def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
-    """Return the time of the fastest run in seconds; a run that takes longer than `enough_s` is not repeated.
-
-    The first run is not timed, because it loads libraries and kernels (145 ms for bfloat16 on an H100).
-    """
+    """Return the time of the fastest run in seconds; a run that takes longer than `enough_s` is not repeated."""
     run()
     start = perf_counter()
     run()
@@ -347,10 +321,7 @@ def _count(listed: str) -> int:
 def bandwidth(device: str = "cpu") -> float:
     """Return the memory bandwidth in bytes per second, reads plus writes, that torch's threads reach on this machine.
 
-    The value comes from `opgrip machine` if that command was run, else from an earlier measurement; else it is
-    measured.
-
-    Raises UserError if the machine lacks the device.
+    It comes from `opgrip machine` if that command was run, else from an earlier measurement; else it is measured.
     """
     check_device(device)
     threads = torch.get_num_threads() if device == "cpu" else 1
@@ -361,10 +332,7 @@ def bandwidth(device: str = "cpu") -> float:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth, in bytes per second, of the device that a trace used.
-
-    Raises `UserError` if this machine lacks that device.
-    """
+    """Return the memory bandwidth, in bytes per second, of the device that a trace used."""
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")
     try:

@@ -62,18 +62,10 @@ def merge(
 ) -> tuple[int, int]:
     """Write one trace with the calls of all traces, on a common clock; equal records are written once.
 
-    Returns the numbers of calls and of signatures of operators, counted as in `opgrip trace info`.
+    Returns the numbers of calls and of signatures of operators. Blocks are copied one by one, so that memory does not
+    grow with the calls.
 
-    Memory does not grow with the calls: blocks are copied one by one, in the order of the files.
-
-    align : correct the clocks of ranks by the collectives that they share; the header's `clocks` records the
-        corrections
-    force : replace an existing file
-    partial : accept cut and damaged traces
-    unbounded : read records of any size and number; otherwise limits protect against hostile files
-
-    Raises UserError if a file is not a trace, is already merged, is named twice, is a copy of another, or is cut
-    and `partial` is false; nothing is written then.
+    align : correct the clocks of ranks by the collectives that they share; the header's `clocks` records this
     """
     _check_once(paths)
     headers = [read_header(path, unbounded).fields for path in paths]

@@ -32,7 +32,6 @@ class TimelinePlace:
     """Module or function that makes calls.
 
     name : path of a module, or qualified name of a function
-    phase : `forward`, `backward` or `optimizer`
     file : file of the function; empty for a module
     around : recorded stack frames of the function's callers, innermost first
     """
@@ -45,8 +44,7 @@ class TimelinePlace:
     def goes_on(self, other: TimelinePlace) -> bool:
         """Return True if a call in `other`, right after a call in this module or function, belongs to the same run.
 
-        Name, phase, file and callers must agree. Deeper in the program, fewer outer stack frames may be recorded;
-        missing ones are ignored.
+        Deeper in the program, fewer outer stack frames may be recorded; missing ones are ignored.
         """
         if (self.name, self.phase, self.file) != (other.name, other.phase, other.file):
             return False
@@ -54,11 +52,9 @@ class TimelinePlace:
 
 
 class Placed(Protocol):
-    """An object with the module or function that made a call."""
-
     @property
     def place(self) -> TimelinePlace | None:
-        """Module or function that made the call, or None."""
+        """Module or function that made the call."""
 
 
 P = TypeVar("P", bound=Placed)
@@ -79,10 +75,7 @@ def frames_of(scope: Scope) -> list[tuple[str, str]]:
 
 
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
-    """Yield each run of consecutive calls that one thread made in the same module or function.
-
-    Calls outside known modules and functions are left out. `calls` must be the calls of one thread in start order.
-    """
+    """Yield each run of consecutive calls that one thread made in the same known module or function."""
     run: list[P] = []
     around: TimelinePlace | None = None
     for place, call, begins in in_runs(calls):
@@ -98,8 +91,8 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
     """Yield the calls of one thread that a known module or function made, each with that module or function.
 
-    Each item is (module or function, call, flag); the flag is True if the call begins a run of consecutive calls of the
-    same module or function. Callers that only later calls show are added to the module or function during the run.
+    Each item is (module or function, call, flag); the flag is True if the call begins a run. Callers that only later
+    calls show are added to the module or function during the run.
     """
     place: TimelinePlace | None = None
     for call in calls:
@@ -182,7 +175,6 @@ def _rows(calls: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def timeline_lines(trace: Trace) -> Iterator[str]:
-    """Yield the lines of a JSON file in the Chrome trace format, with one event per line."""
     comma = ""
     yield '{"displayTimeUnit": "ns", "traceEvents": [\n'
     for event in timeline(trace):

@@ -38,13 +38,6 @@ COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors", "storages")
 
 @dataclass(frozen=True, slots=True)
 class SignatureOutline:
-    """Properties of a signature that a selection of calls needs.
-
-    kind, op : kind and operator of the signature
-    values : numbers of its value models
-    written : for each tensor argument, True if a call may write it
-    """
-
     kind: str
     op: str
     values: tuple[int, ...]
@@ -53,12 +46,8 @@ class SignatureOutline:
 
 @dataclass(slots=True)
 class Outline:
-    """Calls of a trace in file order, with the records that they refer to; everything that a selection of calls needs.
+    """Calls of a trace in file order, with what a selection of calls needs of the records that they refer to.
 
-    header : fields of the header
-    signatures : the needed fields of each signature, by number
-    scopes : scopes by number
-    observed : records with the values of calls that are not the first of their signature, in file order
     effects : by signature, numbers of the value models in its `Effects` record
     graphs : graphs, by the signature of their launches
     thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is each call's number of
@@ -88,7 +77,6 @@ class Outline:
         return first
 
     def op_of(self, signature: int) -> str:
-        """Return the operator of a signature, or an empty string if the trace lacks the signature."""
         item = self.signatures.get(signature)
         return "" if item is None else item.op
 
@@ -105,12 +93,7 @@ class Outline:
 
 
 def read_outline(reader: TraceReader, partial: bool) -> Outline:
-    """Return the outline of a trace, for a selection of calls; the file is read once.
-
-    partial : accept a cut trace
-
-    Raises UserError if the trace contains no calls, or is cut and `partial` is false.
-    """
+    """Return the outline of a trace; the file is read once."""
     outline = Outline()
     end: End | None = None
     pieces: dict[str, list[NDArray[np.int64]]] = {name: [] for name in COLUMNS}
@@ -167,8 +150,7 @@ class TracePart:
     """Conditions that select a part of a trace; a selected call meets all of them.
 
     steps : indices of the first step and of the step after the last one; None for the end of the trace
-    phases : `forward`, `backward`, `optimizer`
-    modules, ops : shell patterns for the call's module and operator, of which one must match
+    modules, ops : shell patterns, of which one must match
     time_ns : range of start times, counted from the start of the capture; None for the end of the trace
     """
 
@@ -179,16 +161,12 @@ class TracePart:
     time_ns: tuple[int, int | None] | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the conditions as a JSON object for the header of a trimmed trace."""
         values = {name: getattr(self, name) for name in self.__slots__}
         return {name: list(value) for name, value in values.items() if value}
 
 
 def selected_calls(outline: Outline, part: TracePart) -> Flags:
-    """Return a mask of the calls that meet the conditions, or ran inside a function whose own call meets them.
-
-    Raises UserError if no call is selected, or if steps are selected but the trace does not record them.
-    """
+    """Return a mask of the calls that meet the conditions, or ran inside a function whose own call meets them."""
     flags = np.ones(len(outline.start_ns), dtype=np.bool_)
     if part.ops:
         flags &= _matching(outline, part.ops, "op", outline.op_of, outline.signature)
@@ -266,7 +244,7 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 
 
 class KeptFlow:
-    """For each call, its producers: the earlier calls that created or last wrote the memory that it reads.
+    """For each call, the earlier calls that created or last wrote the memory that it reads.
 
     Of calls inside each other, which use the same memory, only one level is kept: calls inside extension functions are
     left out, and so are functions that were recorded with `--grip` as calls around their inner calls.
@@ -306,7 +284,7 @@ class KeptFlow:
         return flags
 
     def cut_edges(self, flags: Flags) -> int:
-        """Return how often a selected call (`flags`, a mask) reads memory that an omitted call wrote."""
+        """Return how often a selected call reads memory that an omitted call wrote."""
         return int(np.count_nonzero(flags[self._readers] & ~flags[self._producers]))
 
 

@@ -1,7 +1,4 @@
-"""Writer of a part of a trace: the selected calls, and the records that they refer to.
-
-Records keep their numbers, so that a signature has the same number in the trace and in its part.
-"""
+"""Writer of a part of a trace: the selected calls, and the records that they refer to. Records keep their numbers."""
 
 from __future__ import annotations
 
@@ -58,8 +55,7 @@ from opgrip.traces.table.step_starts import StepStarts
 class Trimmed:
     """Result of writing a part of a trace.
 
-    calls, of_calls : number of calls in the part and in the whole trace, counted as in `opgrip trace info`
-    signatures, of_signatures : number of signatures in the part and in the whole trace
+    calls, of_calls, signatures, of_signatures : numbers in the part and in the whole trace, as in `opgrip trace info`
     producers : number of calls that were added because selected calls read their results, directly or indirectly
     cut_edges : how often a call reads memory that an omitted call wrote
     losses : content of a trace that the source file lacks because another tool wrote it
@@ -85,13 +81,7 @@ def trim(
 ) -> Trimmed:
     """Write a part of a trace. The trace is read twice, and a few numbers per call are kept in memory.
 
-    part : conditions that the selected calls meet
     with_producers : add all calls that selected calls depend on, directly or indirectly, for their arguments
-    force : replace an existing file
-    partial : accept a cut or damaged trace
-    unbounded : read records of any size and number; otherwise limits protect against hostile files
-
-    Raises UserError if no call is selected, or the trace cannot be read; nothing is written then.
     """
     outline = read_outline(TraceReader(path, unbounded), partial)
     flags = selected_calls(outline, part)

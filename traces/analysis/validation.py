@@ -52,7 +52,6 @@ class Finding:
     record : number of the record in the file, counted from 1; the last record for problems of the whole file
     kind : `form` for an unreadable line, `schema`, `number` for a duplicate number, `reference` for a dangling
         reference, `time` for calls that overlap without nesting, `total` for a wrong total
-    message : text for the user
     """
 
     record: int
@@ -62,11 +61,9 @@ class Finding:
 
 @dataclass(slots=True)
 class Validation:
-    """Problems found in a trace file.
+    """Problems found in a trace file, by kind and in record order; at most `MOST` are listed.
 
     records : number of records read
-    findings : the first `MOST` findings, in record order
-    counts : number of findings by kind
     notes : facts worth knowing that are not errors
     """
 
@@ -261,10 +258,7 @@ class TimeCheck:
         self._open: dict[int, deque[tuple[int, int]]] = {}
 
     def see(self, place: int, record: Calls) -> None:
-        """Check the times of a block of calls; add at most one finding for each kind of error.
-
-        place : number of the block's record in the file, counted from 1
-        """
+        """Check the times of a block of calls; add at most one finding for each kind of error."""
         open_calls = self._open.setdefault(record.thread, deque(maxlen=MOST_OPEN))
         crossing: list[int] = []
         disordered: list[int] = []
@@ -292,10 +286,7 @@ class TimeCheck:
 
 
 def validate(path: str | Path, unbounded: bool = False) -> Validation:
-    """Return the problems of a trace file; a file of another tool is converted to a trace first.
-
-    Raises UserError if the file is missing, is not a trace, has a newer major version, or exceeds a limit.
-    """
+    """Return the problems of a trace file; a file of another tool is converted to a trace first."""
     reader = TraceReader(path, unbounded)
     validation = Validation(reader.path)
     read_header(path, unbounded)

@@ -1,11 +1,9 @@
 """Time in and between the operators of a function, corrected for the cost of the capture and for interruptions.
 
 Recording a call of a known signature costs some microseconds, which are subtracted (`CaptureCost`). Recording a new
-signature takes many times as long and lengthens the gap between two calls; so does inspecting the values of a later
-call. Therefore the gap between two calls counts at most with the typical gap between the same two calls. Perturbed
-calls, and gaps before them, are only used if there are no others.
-
-A call on an accelerator counts with its device time only, because the host runs ahead of the device.
+signature, or inspecting the values of a later call, lengthens the gap between two calls much more. Therefore a gap
+counts at most with the typical gap between the same two calls, and perturbed calls only if there are no others. A call
+on an accelerator counts with its device time only, because the host runs ahead of the device.
 """
 
 from __future__ import annotations
@@ -37,11 +35,7 @@ LOW = 0.25  # quantile used as the typical time; a low one, because capture and 
 
 @dataclass(frozen=True, slots=True)
 class CaptureCost:
-    """Time that recording adds to the program.
-
-    operator_ns : added to the measured time of each call
-    between_ns : added to the time between a call and the next one
-    """
+    """Time that recording adds to each call, and between a call and the next one."""
 
     operator_ns: float = 0.0
     between_ns: float = 0.0
@@ -52,8 +46,7 @@ class FunctionTimes:
     """Typical times of a trace's calls and of the gaps between them, in ns.
 
     cost : time that recording added, which is subtracted
-    calls : typical time of a call on the host, by signature and scope
-    device_calls : typical time of a call on an accelerator, by signature and scope
+    calls, device_calls : typical time of a call on the host and on an accelerator, by signature and scope
     clean : typical gap by pair of consecutive calls, from gaps in which the capture recorded nothing new
     typical : typical gap of a pair of calls that is not in `clean`
     """
@@ -65,21 +58,18 @@ class FunctionTimes:
     typical: int
 
     def between_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time in ns between two consecutive calls within a function; 0 if one ran on a device."""
+        """Return the host time between two consecutive calls within a function; 0 if one ran on a device."""
         if before.device_ns is not None or after.device_ns is not None:
             return 0.0
         return self.gap_ns(before, after)
 
     def operator_ns(self, call: MadeCall) -> float:
-        """Return the time of a call in ns: the device time if it ran on a device, else the host time."""
         return self.host_ns(call) if call.device_ns is None else self._on_device(call)
 
     def host_ns(self, call: MadeCall) -> float:
-        """Return the time of a call on the host in ns, including the launch of its kernels."""
         return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
 
     def gap_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time in ns from the end of a call to the start of the next call within the same function."""
         typical_ns = self.clean.get(step_of(before, after), self.typical)
         return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
 
@@ -88,11 +78,7 @@ class FunctionTimes:
 
 
 def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> FunctionTimes:
-    """Return the typical times of a trace's calls and of the gaps between them.
-
-    looked_at : signatures for which the capture inspected the values of more than one call
-    cost : time that recording added to each call and gap
-    """
+    """Return typical times; `looked_at` are signatures for which the capture inspected the values of several calls."""
     distinct = calls.distinct()
     # use unperturbed calls, or all if all were perturbed
     place = [distinct["signature"], distinct["scope"]]
@@ -108,10 +94,7 @@ def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost
 
 
 def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:
-    """Yield each two consecutive calls of operators that belong to the same call of a Python function.
-
-    calls : calls of one thread in start order
-    """
+    """Yield each two consecutive calls of one thread that belong to the same call of a Python function."""
     before: MadeCall | None = None
     for _, call, begins in in_runs(calls):
         if before is not None and not begins:
@@ -192,7 +175,6 @@ class Traffic:
         self._memory = MemoryNumbers()
 
     def note(self, calls: Iterable[MadeCall]) -> None:
-        """Add all calls of a trace, in start order."""
         for call in calls:
             function = self._number_of(call)
             for storage, writes in zip(call.inputs, call.operation.writes, strict=False):
@@ -214,12 +196,8 @@ class Traffic:
     def cross(self, call: MadeCall, borders: Borders) -> None:
         """Add the bytes that a call reads or writes outside the memory that belongs to its function only.
 
-        For a storage that the function did not create, bytes that the call reads and bytes that it writes are added.
-        For a storage that the function created, written bytes are added if other functions use the storage or if no
-        recorded call reads it. Otherwise nothing is added, because the storage can stay inside one kernel.
-        Bytes that several calls of the function read or write count once.
-
-        borders : bytes that the earlier calls of the function read and wrote; the call's bytes are added here
+        Of a storage that the function created, written bytes count if other functions use it or no recorded call reads
+        it; otherwise it can stay inside one kernel. Bytes that several calls of the function read or write count once.
         """
         borders.pass_by(call)
         operation = call.operation
@@ -249,8 +227,7 @@ class Borders:
     extents : bytes from the start of a storage to the end of the last tensor that is read, by storage
     writes : bytes written, by storage
     has_dataflow : True if the trace records the storages of a call of the function
-    first : bytes of the arguments of the first call that moves data
-    last : bytes of the results of the last call that moves data
+    first, last : bytes of the arguments of the first call, and of the results of the last call, that moves data
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)
@@ -261,7 +238,6 @@ class Borders:
     last: int = 0
 
     def pass_by(self, call: MadeCall) -> None:
-        """Update `has_dataflow`, `first` and `last` with the next call of the function."""
         if any(storage != NO_STORAGE for storage in (*call.inputs, *call.outputs)):
             self.has_dataflow = True
         if call.operation.moves:
@@ -270,12 +246,9 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Add a read of a tensor of `size` bytes.
-
-        The bytes read from a storage are limited to the largest `extent` of its tensors.
+        """Add a read of a tensor of `size` bytes that ends `extent` bytes after the start of its storage.
 
         shape : key of the tensor among those in its storage; a second read with the same key adds nothing
-        extent : bytes from the start of the storage to the end of the tensor
         """
         self.reads.setdefault(storage, {})[shape] = size
         self.extents[storage] = max(self.extents.get(storage, 0), extent)
@@ -285,7 +258,7 @@ class Borders:
 
     @property
     def bytes(self) -> int:
-        """Total bytes read and written. If the trace records no storages, it is estimated as `first` + `last`."""
+        """Total bytes read and written; estimated as `first` + `last` if the trace records no storages."""
         if not self.has_dataflow:
             return (self.first or 0) + self.last
         inwards = sum(min(sum(sizes.values()), self.extents[storage]) for storage, sizes in self.reads.items())

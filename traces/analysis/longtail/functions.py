@@ -42,7 +42,6 @@ DENSE_SHARE = 0.5  # maximum share of a long-tail function's operator time in de
 class LongTailFunction:
     """A Python function that consists of many small operators, with sums over all its calls in all traces.
 
-    name, file : qualified name and source file
     pattern : value of `opcapture --grip` that selects the function
     calls : number of calls, estimated from the source lines of its operators (see `Invocations`)
     launches, backward_launches : number of calls of operators by the function, and by its backward pass
@@ -52,7 +51,6 @@ class LongTailFunction:
     backward_ns : part of `operator_ns` and `between_ns` that is spent in backward passes
     bytes : bytes that the function reads and writes (see `Traffic`)
     fused_ns : time to read and write these bytes at the memory bandwidth
-    traces : number of traces that call it
     command : `opcapture` command that runs the program again and records the calls of the function
     """
 
@@ -73,21 +71,20 @@ class LongTailFunction:
 
     @property
     def wall_ns(self) -> float:
-        """Time in ns in and between the operators of the function, without the functions that it calls."""
+        """Time in and between the operators of the function, without the functions that it calls."""
         return self.operator_ns + self.between_ns
 
     @property
     def saving_ns(self) -> float:
-        """Upper bound in ns of the time that is saved if one kernel replaces the function."""
+        """Upper bound of the time that is saved if one kernel replaces the function."""
         return max(0.0, self.wall_ns - self.fused_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class LongTail:
-    """The long-tail functions of traces, and totals.
+    """The long-tail functions of traces, largest possible saving first, and totals.
 
-    functions : functions, largest possible saving first
-    traces, launches : number of traces, and of calls of operators in them
+    launches : number of calls of operators in the traces
     wall_ns : time of all functions that call operators, including functions that are not long-tail
     bandwidths : memory bandwidths in bytes per second from which `fused_ns` was computed
     device_launches : number of calls of operators that have a time on a device
@@ -128,12 +125,11 @@ class _Sum:
 def find_longtail(
     traces: Iterable[Trace], bandwidth: Callable[[Trace], float], cost: CaptureCost = NOTHING
 ) -> LongTail:
-    """Return the long-tail functions of traces.
+    """Return the long-tail functions of traces, which are read one after another.
 
     These are functions with at least `FEWEST_LAUNCHES` operators per call, which spend at most `DENSE_SHARE` of their
     operator time in dense operators, such as convolutions and matrix products.
 
-    traces : traces, which are read one after another
     bandwidth : returns the memory bandwidth, in bytes per second, of the device on which a trace was recorded
     cost : time that recording added, which is subtracted
     """
@@ -261,10 +257,6 @@ MOST_OMITTED = 5  # maximum number of functions that are printed as left out
 
 
 def print_longtail(longtail: LongTail, top: int, file: IO[str]) -> None:
-    """Print a line of totals and a table of functions, largest possible saving first.
-
-    top : maximum number of functions in the table
-    """
     ranked = longtail.functions
     saving = sum(item.saving_ns for item in ranked)
     head = (
@@ -315,10 +307,6 @@ COLUMNS = (
 
 
 def write_rows(longtail: LongTail, path: Path, force: bool) -> None:
-    """Write all functions with all their columns to a `.json` or `.csv` file.
-
-    force : replace an existing file
-    """
     rows = [{**asdict(item), "wall_ns": item.wall_ns, "saving_ns": item.saving_ns} for item in longtail.functions]
     if path.suffix == ".json":
         facts = {"traces": longtail.traces, "calls": longtail.launches, "wall_ns": longtail.wall_ns}

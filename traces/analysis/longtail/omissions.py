@@ -1,6 +1,4 @@
-"""Find long-tail functions that no kernel needs to replace, such as constructors, and write the commands that record
-the others.
-"""
+"""Long-tail functions that no kernel needs to replace, such as constructors, and commands that record the others."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ class Spans:
         self._first_backward_ns: int | None = None
 
     def note(self, call: MadeCall) -> None:
-        """Add the next operator that the thread called."""
         end = call.start_ns + call.duration_ns
         span = self._spans.setdefault(function_of(call), _Span(call.start_ns, end))
         span.first_ns, span.last_ns = min(span.first_ns, call.start_ns), max(span.last_ns, end)
@@ -54,9 +51,7 @@ class Spans:
         """Return the functions within which almost all work of the thread ran, such as the program's main loop.
 
         Each was called once, lasted at least the share `WHOLE` of the time, and made at most the share `OWN` of the
-        calls itself.
-
-        counts : number of calls of each function
+        calls itself; `counts` are the numbers of calls of each function.
         """
         spans = self._spans.values()
         calls = sum(span.calls for span in spans)
@@ -73,10 +68,7 @@ class Spans:
 
 
 def models_forward(trace: Trace) -> set[Function]:
-    """Return the `forward` functions of the models in a trace, which are the modules that no other module calls.
-
-    All forward calls of a step run inside such a function.
-    """
+    """Return the `forward` functions of the modules that no other module calls."""
     return {
         (scope.file, scope.function)
         for scope in trace.scopes
@@ -85,10 +77,7 @@ def models_forward(trace: Trace) -> set[Function]:
 
 
 def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
-    """Return the constructors of modules, and other constructors that the program calls once.
-
-    counts : number of calls of each function
-    """
+    """Return the constructors of modules, and other constructors that the program calls once."""
     module_types = {scope.module_type for scope in trace.scopes}
     # a module whose submodules make all its calls has no scope
     module_types |= {name.split(".")[-2] for _, name in counts if name.endswith(".forward")}
@@ -102,12 +91,7 @@ def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
 def reason_to_omit(
     header: Mapping[str, Any], function: Function, building: Container[Function], containing: Container[Function]
 ) -> str | None:
-    """Return why a function is not listed as long-tail, such as "loads data", or None if it is listed.
-
-    header : header of the trace
-    building : constructors that build the model
-    containing : functions that contain the program or a step of it
-    """
+    """Return why a function is not listed as long-tail, such as "loads data", or None if it is listed."""
     file, name = function
     if function in building or name.rpartition(".")[2] in INITIALIZERS:
         return "builds the model"

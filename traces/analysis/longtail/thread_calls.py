@@ -33,13 +33,11 @@ DENSE_PARTS = (
 class Operation:
     """Properties of a signature that the analysis of long-tail functions needs.
 
-    interface : tensors in the arguments and results
     argument_bytes, result_bytes : bytes of each tensor; elements repeated by a stride of 0 count once
     writes : for each argument, True if calls may write it
     shapes : for each argument, a key that distinguishes it from other arguments in the same storage
     extents : for each argument, bytes from the start of its storage to the end of the argument
     moves : True if it reads or writes elements; a view does not
-    dense : True if the operator is one kernel that does much work (see `is_dense`)
     exchanges : True if it exchanges data with other processes or waits for them
     """
 
@@ -73,11 +71,7 @@ def operation_of(signature: Signature) -> Operation:
 
 
 def is_dense(signature: Signature) -> bool:
-    """Return True if the operator is one kernel that does much work.
-
-    Such operators are convolutions, matrix products, attention, recurrent layers, normalization, pooling, resampling,
-    embedding lookups, functions of extensions and compiled regions.
-    """
+    """Return True if the operator is one kernel that does much work: products, pooling, functions of extensions, ..."""
     if signature.kind != OPERATOR:
         return True
     name = signature.op.partition(".")[2].rpartition(".")[0].lstrip("_")
@@ -85,7 +79,7 @@ def is_dense(signature: Signature) -> bool:
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the number of bytes of a tensor's elements; elements repeated by a stride of 0 count once."""
+    """Return the bytes of a tensor's elements; elements repeated by a stride of 0 count once."""
     if spec.stride is None:
         return sum(map(bytes_of, spec.parts))
     sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if step or not size)
@@ -115,14 +109,8 @@ class MadeCall:
     """A call of an operator, with the Python function that called it.
 
     number : index in the trace's call table
-    operation : properties of the call's signature
     place : Python function that made the call; None outside functions of the program, and for communication between
         processes
-    module : path of the module in which the call ran
-    scope, line : number of the call's scope, and source line
-    signature : number of the call's signature
-    start_ns : start of the call since the start of the capture
-    duration_ns : measured time on the host
     host_ns : `duration_ns`, or for a perturbed call the median of the signature's other calls if there are any
     perturbed : True if the capture's own work ran right before or during the call
     device_ns : time that the call kept an accelerator busy; None for a call on the host only
@@ -146,10 +134,7 @@ class MadeCall:
 
 
 class MadeCalls:
-    """Calls of operators that a program made directly, not inside other calls of operators.
-
-    For a long trace, the objects are created during each iteration instead of kept in memory.
-    """
+    """Calls of operators that a program made directly, not inside other calls of operators."""
 
     def __init__(self, trace: Trace, operations: Mapping[int, Operation]) -> None:
         self._trace = trace
@@ -163,7 +148,6 @@ class MadeCalls:
         return (call for _, call in self._made())
 
     def of(self, thread: Thread) -> Iterator[MadeCall]:
-        """Yield the calls of a thread in start order."""
         if self._kept is not None:
             return iter(self._kept_of.get(thread, ()))
         return (call for own, call in self._made(thread) if own == thread)
@@ -264,13 +248,11 @@ class _Open:
 
 
 class Invocations:
-    """Estimate of how often one thread called each Python function.
+    """Estimate of how often one thread called each Python function; a trace records operators only.
 
-    A trace records operators, not calls of Python functions. A new call of a function is assumed to begin in two cases:
-    its first operator occurs again on the same line, after an operator on another line or after other functions; or an
-    operator occurs on an earlier line after other functions. A loop around the whole body therefore counts as several
-    calls. Operators in backward passes begin no call; a function that only occurs in backward passes counts as called
-    once.
+    A new call of a function is assumed to begin if its first operator occurs again on the same line, after an operator
+    on another line or after other functions, or if an operator occurs on an earlier line after other functions.
+    Operators in backward passes begin no call; a function that only occurs in backward passes counts as called once.
     """
 
     def __init__(self) -> None:
@@ -279,7 +261,6 @@ class Invocations:
         self._index = -1
 
     def note(self, call: MadeCall) -> None:
-        """Add the next operator that the thread called."""
         self._index += 1
         if call.place is None:
             return

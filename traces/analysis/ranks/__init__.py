@@ -1,3 +1,1 @@
-"""Analysis of traces of several ranks: shared collectives, a common clock, and the time that ranks wait for
-each other.
-"""
+"""Analysis of traces of several ranks: shared collectives, a common clock, and the time that ranks wait."""

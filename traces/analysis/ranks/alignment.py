@@ -31,7 +31,7 @@ FEWEST = 3  # minimum number of shared collectives for comparing two clocks
 class Clock:
     """Difference between the clock of one process and the clock of the merged trace.
 
-    offset_ns : correction in ns that is left after the start times of the captures were compared; 0 if the clocks agree
+    offset_ns : correction that is left after the start times of the captures were compared; 0 if the clocks agree
         within the noise
     measured_ns : offset derived from the ends of collectives; None if it was not measured
     spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
@@ -44,15 +44,11 @@ class Clock:
     collectives: int = 0
 
     def as_json(self) -> dict[str, int | None]:
-        """Return the clock as a JSON object for the header of a merged trace."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 def align(meetings: Meetings, processes: int) -> list[Clock]:
     """Return the clock of each process relative to the first process.
-
-    meetings : calls of collectives that several processes took part in
-    processes : number of processes
 
     Two processes that share no collectives are compared through others that share collectives with both.
     """
@@ -146,9 +142,7 @@ def measure_clocks(
 ) -> list[Clock]:
     """Return the clock of each process, as a correction in addition to `shifts`; each trace is read once.
 
-    paths, headers : trace of each process, and the header of that trace
     shifts : correction in ns of each process, derived from the start times of the captures
-    unbounded : read records of any size and number; otherwise limits protect against hostile files
     """
     events: dict[int, Events] = {}
     kinds = [SignatureKinds() for _ in paths]
@@ -176,11 +170,8 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """Return at most `most` collectives of each process group.
-
-    If a group has more, every 2nd, 4th, ... of its collectives is kept, so that all ranks keep the same ones.
-
-    events, kinds : collectives of one rank, and the signatures of its trace
+    """Return at most `most` collectives of each process group: every 2nd, 4th, ..., so that all ranks keep the same
+    ones.
     """
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
@@ -192,7 +183,6 @@ def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
 
 
 def shifted(events: Events, shift_ns: int) -> Events:
-    """Return collectives with `shift_ns` added to all their times."""
     names = ("start_ns", "launched_ns", "wait_ns", "end_ns")
     moved = {name: getattr(events, name) + shift_ns for name in names}
     for name in ("wait_ns", "end_ns"):
@@ -204,7 +194,6 @@ def shifted(events: Events, shift_ns: int) -> Events:
 class Meetings:
     """Calls of collectives by all ranks, sorted by collective: N calls of M collectives. Arrays are (N,) unless stated.
 
-    kinds, groups : names of the kinds of collectives, and of the process groups
     first : (M,), index of each collective's first call
     process : index of the process that made the call
     kind, group : indices into `kinds` and `groups`
@@ -232,12 +221,12 @@ class Meetings:
 
     @property
     def number(self) -> Integers:
-        """(N,), for each call of a collective, the index of the collective that it belongs to."""
+        """(N,), index of the collective that each call belongs to."""
         return np.repeat(np.arange(len(self.first)), self.sizes)
 
     @property
     def sizes(self) -> Integers:
-        """(M,), for each collective, the number of its calls, one for each rank that took part."""
+        """(M,), number of calls of each collective, one for each rank that took part."""
         return np.diff(np.append(self.first, len(self.process)))
 
 
@@ -249,9 +238,7 @@ def match(
     Calls are matched by process group and by order within the group, which is the same for all members. Once members of
     a group call collectives of different kinds, the rest of the group is not matched.
 
-    events : calls of collectives in each process, on a common clock
-    collectives : for each process, the collective of each signature
-    ranks : rank of each process in the whole program
+    events, collectives : by process, calls on a common clock, and the collective of each signature
     """
     kinds: dict[str, int] = {}
     groups: dict[str, int] = {}

@@ -86,12 +86,10 @@ def namespace_of(signature: Signature) -> str | None:
 
 
 def name_of(signature: Signature) -> str:
-    """Return the name of a signature's operator without namespace and overload."""
     return signature.op.split(".")[1] if "." in signature.op else ""
 
 
 def exchange_of(signature: Signature) -> ExchangeOp | None:
-    """Return the description of a signature's operator, or None if it exchanges no tensors between processes."""
     namespace = namespace_of(signature)
     return None if namespace is None else _EXCHANGES[namespace].get(name_of(signature))
 
@@ -102,7 +100,6 @@ def is_functional(signature: Signature) -> bool:
 
 
 def is_wait(signature: Signature) -> bool:
-    """Return True if a call waits for a collective to end."""
     return namespace_of(signature) is not None and name_of(signature) == WAIT
 
 
@@ -112,22 +109,14 @@ def group_of(signature: Signature) -> GroupSpec | None:
 
 
 def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
-    """Return the rank, within its group, of a collective's root or of the other process of a message.
-
-    The result is None if the operator has neither.
-
-    exchange : description of the operator, from `exchange_of`
-    """
+    """Return the rank, within its group, of a collective's root or of the other process of a message, if any."""
     if not exchange.has_peer:
         return None
     return next((leaf for leaf in signature.args[exchange.count :] if type(leaf) is int), None)
 
 
 def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
-    """Return True if the program continued before the collective ended.
-
-    The argument `async_op` is not recorded if it has its default, or in older versions of torch; True is assumed then.
-    """
+    """Return True if the program continued before the collective ended."""
     others = (*signature.args[exchange.count :], *signature.kwargs.values())
     return next((leaf for leaf in others if type(leaf) is bool), True)
 
@@ -136,8 +125,6 @@ def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
 class Collective:
     """A collective as one rank called it.
 
-    kind : `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `barrier`, `broadcast`, ...
-    group : name of its process group
     ranks : global ranks of the group's members; empty if unknown
     rank, root : global rank of the caller and of the root, or None
     waits : True if the program waits for the end right after the call
@@ -198,11 +185,10 @@ WHOLE = frozenset({REDUCE_SCATTER, ALL_GATHER, ALL_TO_ALL, GATHER, SCATTER})
 
 
 def bus_factor(kind: str, ranks: int) -> float:
-    """Return the factor between the two bandwidths that nccl-tests define for a collective of `ranks` processes.
+    """Return bus bandwidth divided by algorithm bandwidth, as nccl-tests define them; 0 for a barrier.
 
-    It is bus bandwidth divided by algorithm bandwidth; 0 for a barrier, which moves no data. Algorithm bandwidth is
-    size divided by time. Bus bandwidth can be compared with the capacity of a link, for any number of ranks.
-    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
+    Bus bandwidth can be compared with the capacity of a link, for any number of ranks. Source: NVIDIA nccl-tests,
+    doc/PERFORMANCE.md; gather and scatter as in its `gather_perf` and `scatter_perf`.
     """
     factor = _FACTORS.get(SEND_RECV if kind in MESSAGES else kind)
     return 0.0 if factor is None else factor(ranks)
@@ -211,8 +197,6 @@ def bus_factor(kind: str, ranks: int) -> float:
 def size_of(kind: str, member_bytes: int, ranks: int) -> int:
     """Return the size in bytes that is divided by the time of a collective to get its algorithm bandwidth.
 
-    kind : collective, such as `all_reduce`
     member_bytes : size of each member's part; for an all-to-all, of everything that this rank sends
-    ranks : number of ranks that take part
     """
     return member_bytes * ranks if kind in WHOLE - {ALL_TO_ALL} else member_bytes

@@ -41,8 +41,7 @@ class Events:
     signature : number of the call's signature
     ordinal : number of earlier collectives in the same group
     start_ns, launched_ns : start and end of the call
-    wait_ns, end_ns : times at which the program began to wait for the collective and continued; `UNKNOWN` if the trace
-        does not show them
+    wait_ns, end_ns : times at which the program began to wait for the collective and continued, or `UNKNOWN`
     """
 
     signature: Integers
@@ -64,13 +63,7 @@ class _Thread:
 
 @dataclass(slots=True)
 class SignatureKinds:
-    """Signatures of a trace that are collectives, waits for collectives, or views.
-
-    collectives : description of each collective, by number of the signature
-    numbers : numbers of the signatures of collectives
-    waits : numbers of the signatures that wait for a collective
-    views : numbers of the signatures that make views
-    """
+    """Signatures of a trace that are collectives, waits for collectives, or views, by number."""
 
     collectives: dict[int, Collective] = field(default_factory=dict)
     numbers: NumberSet = field(default_factory=NumberSet)

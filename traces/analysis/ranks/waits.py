@@ -32,13 +32,11 @@ Integers = NDArray[np.int64]
 class RankWaits:
     """Tables of the times that ranks of a merged trace waited for each other in collectives.
 
-    ranks : one row for each rank: rank, process, calls, span_ms, compute_ms, collectives, collective_ms, waiting_ms,
-        share (of the span that it waited), last (number of collectives at which it arrived last), caused_ms (time that
-        others waited for it), unknown (number of collectives whose end is unknown)
-    pairs : one row for each pair of ranks, longest wait first: rank, waits_for, collectives, waiting_ms
-    places : one row for each operation, group, size and source line, longest wait first: kind, group, ranks,
-        size_bytes, function, file, line, collectives, waiting_ms (sum over all ranks), longest_ms, slowest (rank that
-        arrived last most often, or -1), last (number of times that it did)
+    ranks : one row for each rank; `share` of the span that it waited, `last` is the number of collectives at which it
+        arrived last, `caused_ms` the time that others waited for it, `unknown` the number of collectives without an end
+    pairs : one row for each pair of ranks, longest wait first
+    places : one row for each operation, group, size and source line, longest wait first; `waiting_ms` is the sum over
+        all ranks, `slowest` the rank that arrived last most often, or -1, `last` how often it did
     unmatched : number of calls of collectives without a matching call in another trace
     """
 
@@ -48,19 +46,12 @@ class RankWaits:
     unmatched: int
 
     def as_json(self) -> dict[str, Any]:
-        """Return each of the three tables as a JSON-compatible list of rows, and the number of unmatched calls."""
         tables = {name: getattr(self, name).to_dict("records") for name in ("ranks", "pairs", "places")}
         return {**tables, "unmatched": self.unmatched}
 
 
 def find_waits(path: Path, partial: bool = False, unbounded: bool = False) -> RankWaits:
-    """Return the times that ranks of a merged trace waited for each other; the trace is read once.
-
-    partial : accept a cut trace
-    unbounded : read records of any size and number; otherwise limits protect against hostile files
-
-    Raises UserError if the trace is cut, has only one process, or has no shared collectives.
-    """
+    """Return the times that ranks of a merged trace waited for each other; the trace is read once."""
     reader = TraceReader(path, unbounded)
     ranks = _read(reader)
     if reader.missing and not partial:

@@ -110,21 +110,12 @@ class Redactor:
         return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", is_value=True))
 
     def operator(self, field: str, op: str, kind: str = "") -> str:
-        """Return the redacted name of an operator.
-
-        field : field of the record, for the report
-        kind : kind of the signature, such as `FUNCTION`
-        """
         image = self._names.operator(op, kind)
         self.note(field, "operator", op, image, self._names.reason_of_operator(image))
         return image
 
     def fields(self, value: Any, at: Position, **replacements: Any) -> Any:
-        """Return a redacted record or argument.
-
-        at : position of the value in the record
-        replacements : redacted values of some fields, by field name; all others are redacted as their class declares
-        """
+        """Return a redacted record or argument; `replacements` are fields that are redacted already."""
         redacted = dict(replacements)
         cls: Any = type(value)
         for name, privacy, default in fields_to_redact(cls):
@@ -154,11 +145,7 @@ class Redactor:
         return self.word(privacy.kind, name, value, at)
 
     def word(self, kind: str, label: str, value: Any, at: Position) -> Any:
-        """Return the redacted form of a name, or of a list of names.
-
-        kind : kind of name, a key of `NAME_RULES`
-        label : name of the kind in the report, if the rule has none
-        """
+        """Return the redacted form of a name, or of a list of names; `kind` is a key of `NAME_RULES`."""
         if value is None:
             return None
         if isinstance(value, tuple | list):
@@ -172,17 +159,12 @@ class Redactor:
         return image
 
     def note(self, field: str, label: str, text: str, image: str, why: str) -> None:
-        """Add a text to the report if it stays, or the hash that replaces it.
-
-        field, label : field of the record, and kind of text
-        text, image : the text before and after redaction
-        why : reason why the text stays
-        """
+        """Add a text to the report if it stays, or the hash (`image`) that replaces it."""
         if self._report is not None:
             self._report.add_text(field, label, text, image, why)
 
     def tree(self, value: Any, at: Position) -> Any:
-        """Return the redacted form of the argument `value` at position `at`, which may be nested in containers."""
+        """Return the redacted form of an argument, which may be nested in containers."""
         cls = type(value)
         if value is None or isinstance(value, bool | torch.Size | EllipsisType):
             return value
@@ -303,11 +285,8 @@ def _extent(tree: Any) -> int:
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return the name and type that the operator's schema declares for an argument.
-
-    If the schema lacks the argument, these are the text of `place` and an empty type.
-
-    place : position or keyword of the argument
+    """Return the name and type that the operator's schema declares; the text of `place` and "" if it lacks the
+    argument.
     """
     parameters = schema_arguments(op)
     if isinstance(place, int):

@@ -1,6 +1,4 @@
-"""Redaction of dictionaries in a trace's header, such as settings and hardware, by the tables that declare their
-fields.
-"""
+"""Redaction of dictionaries in a trace's header by the tables that declare their fields."""
 
 from __future__ import annotations
 
@@ -41,8 +39,6 @@ _LEFT_OUT = object()
 
 
 class TableRedactor(NamedTuple):
-    """Redacts dictionaries of a trace's header by the tables of `traces/schema/privacy.py` that declare their keys."""
-
     policy: Policy
     names: NameHasher
     report: RedactionReport | None
@@ -50,8 +46,6 @@ class TableRedactor(NamedTuple):
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
         """Return a dictionary with its declared entries redacted; an entry of which nothing may stay is left out.
 
-        value : the dictionary
-        table : how each of its keys is redacted
         field : name of the record's field in the report; with `header`, a key is reported as `header.KEY`
         """
         redacted: dict[str, Any] = {}
@@ -98,7 +92,7 @@ class TableRedactor(NamedTuple):
         return self.names.word(str(value))
 
     def stop_reason(self, value: Any) -> Any:
-        """Return the redacted reason why a flight recorder wrote its file, which is a signal or an error."""
+        """Return the redacted signal or error because of which a flight recorder wrote its file."""
         if not isinstance(value, str):
             return _LEFT_OUT
         return value if value in Signals.__members__ else self.names.error(value)

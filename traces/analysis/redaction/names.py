@@ -1,6 +1,4 @@
-"""Hashing of a program's names; and words that are not hashed because torch, Python or the operating system
-define them.
-"""
+"""Hashing of a program's names, and words that stay because torch, Python or the operating system define them."""
 
 from __future__ import annotations
 
@@ -68,7 +66,7 @@ _OTHER_EXCEPTIONS = frozenset(("OutOfMemoryError", "AcceleratorError", "LinAlgEr
 
 
 def is_public_operator(op: str) -> bool:
-    """Return True for an operator of torch, or of an extension that anyone can install, whose name reveals nothing."""
+    """Return True for an operator of torch, or of an extension that anyone can install."""
     if op.startswith((*EXTENSIONS, HIGHER_ORDER)) or is_graph_launch(op):
         return True
     namespace, dot, _ = op.partition(".")
@@ -112,10 +110,7 @@ def optimizer_classes() -> frozenset[str]:
 
 
 def public_version(text: str) -> str:
-    """Return a version without the suffix of a private build (`2.6.0+acme` becomes `2.6.0`).
-
-    The result is empty if the text is not a version.
-    """
+    """Return a version without the suffix of a private build (`2.6.0+acme` becomes `2.6.0`); "" for other texts."""
     number, plus, build = text.partition("+")
     if not VERSION.fullmatch(number):
         return ""
@@ -142,7 +137,6 @@ class NameHasher:
         self._key = blake2b(policy.salt).digest()
 
     def word(self, text: str) -> str:
-        """Return the hash of a text."""
         # the file name of a program can hold lone surrogates
         data = text.encode("utf-8", "surrogatepass")
         return f"x{blake2b(data, key=self._key, digest_size=DIGITS).hexdigest()}"
@@ -226,7 +220,6 @@ class NameHasher:
         return self.object_name(name)
 
     def reason_of_operator(self, op: str) -> str:
-        """Return the reason why the name of an operator is not hashed."""
         if is_public_operator(op):
             return "operators and extensions that everybody can install"
         if op in OWN_PLACES or op.startswith(OWN_PLACES_OF):
@@ -239,7 +232,6 @@ class NameHasher:
         )
 
     def hides(self, op: str) -> bool:
-        """Return True if the policy hashes the name of this operator."""
         return self._policy.hide_operators and not is_public_operator(op)
 
     def label(self, text: str) -> str:
@@ -267,7 +259,6 @@ class NameHasher:
         return self.word(name)
 
     def text(self, text: str) -> str:
-        """Return a string argument, hashed unless it reveals nothing (see `is_public_text`)."""
         if is_public_text(text):
             return text
         return self.word(text)
@@ -280,18 +271,14 @@ class NameHasher:
         return text.translate({ord(letter): ALPHABET[place] for place, letter in enumerate(letters)})
 
     def error(self, text: str) -> str:
-        """Return the exception's class from an error message, without the rest of the text."""
+        """Return the exception's class from an error message."""
         match = EXCEPTION.match(text)
         if match is not None and is_public_exception(match[0]):
             return match[0]
         return self.word(text)
 
     def reason(self, text: str) -> str:
-        """Return the redacted reason why calls were dropped.
-
-        A reason is an error, of which the class stays; a list of classes that ran the call; or that the call does no
-        work.
-        """
+        """Return the redacted reason why calls were dropped: an error's class, or the classes that ran the call."""
         if text in (ON_META, ON_FAKE):
             return text
         before, run_by, classes = text.partition("run by ")
@@ -300,11 +287,9 @@ class NameHasher:
         return self.error(text)
 
     def known(self, text: str, words: Collection[str]) -> str:
-        """Return a text, hashed unless it is one of `words`."""
         return text if text in words else self.word(text)
 
     def reduction(self, text: str) -> str:
-        """Return the reduction of a collective, such as `SUM`, hashed unless torch defines it."""
         return text if text in REDUCTIONS or self._policy.keeps(SCALARS) else self.text(text)
 
     def _parts(self, text: str, separator: str, stays: Callable[[str], bool]) -> str:
@@ -312,7 +297,6 @@ class NameHasher:
 
 
 def is_word_of_python(name: str) -> bool:
-    """Return True if Python or torch prescribes this function name, such as `__init__` or `forward`."""
     is_special = name.startswith("__") and name.endswith("__") and hasattr(object, name)
     return is_special or name in FUNCTION_WORDS or name in MADE_UP
 
@@ -321,9 +305,8 @@ def is_word_of_python(name: str) -> bool:
 class NameRule:
     """How names of one kind are redacted.
 
-    redact : returns the redacted name
     why : reason why a name of this kind can stay unhashed, for the report
-    kept_by : kind of names; if the policy's `keep` contains it, all names of the rule stay
+    kept_by : kind of content; if the policy's `keep` contains it, all names of the rule stay
     label : name of the kind in the report; empty for the name of the record's field
     """
 

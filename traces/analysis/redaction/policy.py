@@ -1,6 +1,4 @@
-"""Settings of a redaction (the kinds of names that stay, and the salt of hashes), and the report of everything that
-stays.
-"""
+"""Settings of a redaction, and the report of everything that stays."""
 
 from __future__ import annotations
 
@@ -50,11 +48,7 @@ def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
 
 
 def salt_of(path: Path) -> bytes:
-    """Return the salt from a file; if the file does not exist, create it with a random salt, readable only by its
-    owner.
-
-    Raises UserError if the file cannot be read or created, or is too short or too regular for a salt.
-    """
+    """Return the salt from a file; a missing file is created with a random salt, readable only by its owner."""
     if path.exists():
         return _read_salt(path)
     part, salt = partial_path(path), secrets.token_bytes(SALT_BYTES)
@@ -92,13 +86,7 @@ MOST = 100_000  # maximum number of distinct texts and numbers that the report l
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """A text or number that stays in the redacted trace.
-
-    field : field of the record, such as `signature.args`
-    kind : kind of text or number: `operator`, `string`, `integer`, ...
-    value : the text, or the number with its operator
-    why : reason why it stays
-    """
+    """A text or number, with its operator, that stays in the redacted trace, and the reason why."""
 
     field: str
     kind: str
@@ -110,9 +98,7 @@ class Remaining:
 class RedactionReport:
     """Report of the texts and numbers that stay in a redacted trace, and of the hashes that replace others.
 
-    counts : number of occurrences of each text or number
     others : number of texts and numbers that are counted but not listed
-    salted : hashes that replace names
     """
 
     counts: Counter[Remaining] = field(default_factory=Counter)
@@ -126,19 +112,13 @@ class RedactionReport:
             self._add(Remaining(".".join(name.split(".")[:2]), kind, text, why))
 
     def add_number(self, name: str, op: str, image: float, why: str) -> None:
-        """Add a number that stays in the arguments of an operator.
-
-        name : field of the record
-        image : number in the redacted trace
-        why : reason why it stays
-        """
         self._add(Remaining(name, "integer" if isinstance(image, int) else "float", f"{op}: {image}", why))
 
     def add_values(self, data: object) -> None:
         self._add(Remaining("values.data", "exact values", str(data), ASKED))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
-        """Yield a row for each group of texts or numbers that stay: field, kind, number of different ones, reason."""
+        """Yield field, kind, number of different texts or numbers, and reason of each group that stays."""
         groups: Counter[tuple[str, str, str]] = Counter((entry.field, entry.kind, entry.why) for entry in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why

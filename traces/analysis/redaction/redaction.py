@@ -64,7 +64,7 @@ class Redaction:
         return [op for op in operators if not is_public_operator(op) and not self.names.hides(op)]
 
     def records(self, record: Record) -> list[Record]:
-        """Return a list with the redacted record; it is empty for value models and unknown types of records."""
+        """Return a list with the redacted record; it is empty for removed value models and unknown types of records."""
         name = RECORD_NAMES.get(type(record))
         if name is None:
             return []
@@ -166,11 +166,7 @@ class RedactedFile:
 def redact(
     path: str | Path, output: Path, policy: Policy, force: bool = False, partial: bool = False, unbounded: bool = False
 ) -> RedactedFile:
-    """Write a redacted copy of a trace; memory grows with its signatures, not with its calls.
-
-    partial : accept a cut or damaged trace
-    unbounded : read records of any size and number; otherwise limits protect against hostile files
-    """
+    """Write a redacted copy of a trace; memory grows with its signatures, not with its calls."""
     reader = TraceReader(path, unbounded)
     report = RedactionReport()
     redaction = Redaction(policy, report)
