@@ -4,9 +4,8 @@ A hook of the capture runs in the middle of the program, so an exception can rea
 from a signal handler that raises, from `PyThreadState_SetAsyncExc` (timeouts of threads), or from a debugger's trace
 function. The hook must pass such an exception on. A fault of the hook itself must only cost a record.
 
-The functions decide by the place in the code that raised the exception, not by the exception's type, because a signal
-handler and a hook can both raise `RuntimeError`. Code of the program that a hook calls, such as an object's `__repr__`,
-counts as part of the hook, because it would not have run without a capture.
+The functions decide by the line that raised the exception, not by the exception's type. Code of the program that a hook
+calls, such as an object's `__repr__`, counts as part of the hook, because it would not have run without a capture.
 """
 
 from __future__ import annotations
@@ -41,10 +40,8 @@ def raise_if_from_program(error: BaseException) -> None:
 
 
 def is_from_program(error: BaseException) -> bool:
-    """Return True if a caught exception is meant for the program, False if it is a fault of the hook that caught it.
-
-    It is meant for the program if a signal handler, trace function or another thread raised it while the hook ran, or
-    if it is no `Exception`, such as `KeyboardInterrupt`.
+    """Return True if a signal handler, trace function or other thread raised the exception, or if it is no
+    `Exception`.
     """
     if not isinstance(error, Exception):
         return True
@@ -116,11 +113,7 @@ SWITCHES = ("append", "force", "partial", "resume")  # flags without a value tha
 
 
 class UserError(Exception):
-    """An error that the user can correct; commands print it as one line and exit with status 2.
-
-    problem : description of the mistake, with the name of the file, option or package
-    hint : remedy for the user; empty if it is clear from the problem
-    """
+    """An error that the user can correct; commands print problem and remedy as one line and exit with status 2."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -135,14 +128,14 @@ class UserError(Exception):
 class NothingSelectedError(UserError):
     """Raised if a trace contains nothing that the user selected; not an error if another of several traces does.
 
-    advice : end of the hint that also applies to other traces, such as a better pattern to try; empty if there is none
+    advice : end of the hint that also applies to other traces, such as a better pattern to try
     """
 
     advice = ""
 
 
 class MissingFileError(UserError, FileNotFoundError):
-    """Raised for an input file that does not exist."""
+    pass
 
 
 class ExistingFileError(UserError, FileExistsError):
@@ -151,9 +144,7 @@ class ExistingFileError(UserError, FileExistsError):
 
 @contextmanager
 def in_words_of_python() -> Iterator[None]:
-    """Name options in the message of a `UserError` raised in the block as Python keywords: `dry_run=True` for
-    `--dry-run`.
-    """
+    """Name options in the message of a `UserError` as Python keywords: `dry_run=True` for `--dry-run`."""
     try:
         yield
     except UserError as error:
@@ -172,11 +163,11 @@ def _keyword(word: str) -> str:
 
 
 class FormatError(ValueError):
-    """Raised for a record that does not conform to the trace format."""
+    """Raised for content that does not conform to the format of a file, of opgrip or of another tool."""
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """Return the class and message of an error on one line; the message is cut to `most` characters."""
+    """Return the class and message of an error on one line."""
     try:
         text = shortened(" ".join(str(error).split()), most)
     except Exception as fault:
@@ -197,8 +188,8 @@ MOST = 1000  # maximum number of characters of an unknown error's message
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` for the innermost line of an error's traceback that belongs to the user's code,
-    not to a library; an empty string if the traceback has no such line.
+    """Return ` at FILE:LINE` for the innermost line of a traceback that belongs to the user's code; "" if there is
+    none.
     """
     files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]
@@ -206,8 +197,8 @@ def place_of(error: BaseException) -> str:
 
 
 def cause_of(error: BaseException, most: int = MOST) -> str:
-    """Return the cause of an error on one line: a short text for common errors such as lack of memory, otherwise
-    class and message, cut to `most` characters.
+    """Return the cause of an error on one line: a short text for common errors such as lack of memory, else its
+    message.
     """
     try:
         text = " ".join(str(error).split())

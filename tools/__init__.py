@@ -1,3 +1,1 @@
-"""Programs built on capture and replay: the command `opgrip`, the decorator `grip`, the pytest plug-in and the HTML
-report.
-"""
+"""Programs built on capture and replay: the command `opgrip`, `grip`, the pytest plug-in and the HTML report."""

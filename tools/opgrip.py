@@ -26,7 +26,6 @@ GROUPS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; see `opgrip --help`."""
     argv = sys.argv[1:] if argv is None else list(argv)
     named = {name: verb for words in (1, 2) if (verb := verbs.get(name := " ".join(argv[:words]))) is not None}
     program: list[str] = []
@@ -97,11 +96,7 @@ def _list_verbs() -> str:
 
 
 def make_parser(prepared: Collection[str] | None = None) -> argparse.ArgumentParser:
-    """Return the parser of `opgrip`, with a parser for each subcommand; `trace info` is the subcommand `info` of the
-    group `trace`.
-
-    prepared : names of the subcommands whose options are added; None for all
-    """
+    """Return the parser of `opgrip`; only the subcommands in `prepared` have their options, all if it is None."""
     parser = _OpgripParser("opgrip", usage=USAGE, epilog=_list_verbs())
     add_version(parser)
     # listed below, with the names in each group

@@ -1,7 +1,7 @@
 """Construction of live arguments from the specs in a trace, using classes that the caller provides.
 
-Nothing is imported, and no code of these classes runs: objects are created without calling constructors, and their
-fields are set directly.
+Nothing is imported, and no code of these classes runs: objects are created without constructors, and their fields are
+set directly.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SAFE_OBJECTS.update(_safe_objects())
 
 
 class CannotMake(Exception):
-    """Raised if an argument cannot be constructed; the message gives the reason."""
+    """Raised if an argument cannot be constructed."""
 
 
 def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
@@ -76,9 +76,7 @@ def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[
 
     classes : classes and functions that may occur, by `module:qualname`, by qualname, or by the first part of the
         qualname
-    make_tensor : function that returns the tensor for a `TensorSpec`; by default, `tree` already has tensors
-
-    Raise `UserError` if the class of an argument is not provided, or it cannot be constructed for another reason.
+    make_tensor : returns the tensor for a `TensorSpec`; by default, `tree` already has tensors
     """
     try:
         return _Maker(classes, make_tensor).make(tree)
@@ -280,10 +278,8 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
 
     A tensor that requires a gradient is the result of an operator and not a leaf, so that a function may write into it.
 
-    values : function that returns a tensor's values in the requested shape, in which dimensions of stride 0 have size 1
-    device : function that maps a recorded device to the device to use
-
-    Raise `FormatError` for a tensor that is not a plain strided tensor.
+    values : returns a tensor's values in the requested shape, in which dimensions of stride 0 have size 1
+    device : maps a recorded device to the device to use
     """
     extents: dict[Any, int] = {}
     for place, spec in enumerate(specs):
@@ -316,7 +312,7 @@ def once_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor with a spec's shape and strides that uses a storage; autograd does not see it as a view."""
+    """Return a tensor with a spec's shape and strides over a storage; autograd does not see it as a view."""
     assert spec.stride is not None, "the tensor is strided"
     empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
     return empty.set_(storage, spec.offset, spec.shape, spec.stride)

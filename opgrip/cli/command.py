@@ -1,4 +1,4 @@
-"""Functions that start and end a command, set its exit status, and word its messages."""
+"""Start and end of a command, its exit status, and the wording of its messages."""
 
 from __future__ import annotations
 
@@ -41,10 +41,9 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)  # error numbers 
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser of command-line arguments that prints errors as one line, and keeps the line breaks of its description
-    and epilog in the help.
+    """A parser of arguments that prints errors as one line, and keeps the line breaks of its description and epilog.
 
-    surplus : hint printed in the error if the command line has a positional argument too many; empty for no hint
+    surplus : hint printed in the error if the command line has a positional argument too many
     """
 
     def __init__(self, *args: object, surplus: str = "", **kwargs: object) -> None:
@@ -56,8 +55,7 @@ class OneLineParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Any = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the arguments, and exit with an error that names the command or subcommand that received an unknown
-        argument.
+        """Parse the arguments; an error names the command or subcommand that received an unknown argument.
 
         If the command takes several files as positional arguments, options may stand between them.
         """
@@ -85,33 +83,24 @@ class OneLineParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"invalid choice {value!r}: {hint}")
 
     def error(self, message: str) -> NoReturn:
-        """Print `message` as a one-line error on stderr, and exit with status 2."""
         end = "" if message.endswith("?") else ":"
         self.exit(USAGE_ERROR, f"{self.prog}: error: {message}{end} see {self.prog} --help\n")
 
 
 class ShortHelp(argparse.RawDescriptionHelpFormatter):
-    """Help formatter of argparse that leaves some options out of the help text.
-
-    hidden : names of the options to leave out, without `--` and with `_` in place of `-`
-    """
+    """Help formatter that leaves the options in `hidden` out of the help text."""
 
     def __init__(self, prog: str, hidden: Collection[str] = ()) -> None:
         super().__init__(prog)
         self._hidden = hidden
 
     def add_argument(self, action: argparse.Action) -> None:
-        """Add the line of an argument to the help, unless its option is hidden."""
         if action.dest not in self._hidden:
             super().add_argument(action)
 
 
 def add_help_all(parser: argparse.ArgumentParser, hidden: Collection[str]) -> None:
-    """Leave the options named in `hidden` out of a command's `--help`, and add the option `--help-all`, which shows
-    them.
-
-    `hidden` contains option names without `--` and with `_` in place of `-`.
-    """
+    """Leave the options named in `hidden` out of a command's `--help`, and add `--help-all`, which shows them."""
     parser.formatter_class = partial(ShortHelp, hidden=frozenset(hidden))
     parser.add_argument("--help-all", action=_ShowAll, nargs=0, help=f"show all options ({len(hidden)} more) and exit")
 
@@ -128,9 +117,7 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Add to a command that reads traces the options `--partial` (use the intact part of a damaged file) and
-    `--unbounded` (read files above the size limits).
-    """
+    """Add the options `--partial` and `--unbounded` to a command that reads traces."""
     parser.add_argument(
         "--partial", action="store_true", help="use the intact part of a cut or damaged trace instead of refusing it"
     )
@@ -154,11 +141,8 @@ def run_command(
 ) -> int:
     """Parse the arguments of a command, call `run` with them, and return the exit status of the process.
 
-    The exit status is the return value of `run`; 2 after a `UserError`, which is printed as one line; 130 after Ctrl-C;
-    0 if a program that reads the output through a pipe, such as `head`, ends before the command.
-
-    run : the command, called with the parsed arguments
-    argv : arguments of the command line; None for `sys.argv[1:]`
+    It is the return value of `run`; 2 after a `UserError`, which is printed as one line; 130 after Ctrl-C; 0 if a
+    program that reads the output through a pipe, such as `head`, ends before the command.
     """
     open_closed_streams()
     args = parser.parse_args(argv)
@@ -205,14 +189,10 @@ def printable(text: object) -> str:
 
 
 def positive(text: str) -> int:
-    """Return the integer in `text`; raise `ArgumentTypeError` unless it is at least 1 and fits into 64 bits."""
     return _whole(text, 1)
 
 
 def seed(text: str) -> int:
-    """Return the random seed in `text`; raise `ArgumentTypeError` unless it is an integer that
-    `torch.manual_seed` accepts.
-    """
     match = re.fullmatch(r"\s*[-+]?\d+\s*", text)
     if match is None or not -(1 << 63) <= int(text) < 1 << 64:
         raise argparse.ArgumentTypeError(f"{text!r} is not a 64-bit integer")
@@ -220,7 +200,6 @@ def seed(text: str) -> int:
 
 
 def part_of_one(text: str) -> float:
-    """Return the number in `text`; raise `ArgumentTypeError` unless it is from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -231,7 +210,6 @@ def part_of_one(text: str) -> float:
 
 
 def not_negative(text: str) -> int:
-    """Return the integer in `text`; raise `ArgumentTypeError` unless it is at least 0 and fits into 64 bits."""
     return _whole(text, 0)
 
 
@@ -253,7 +231,6 @@ WILD = "*?[]"
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
     """Return the hint `did you mean x or y?` with the names that are spelled like a mistyped word.
 
-    names : the valid names
     otherwise : text to return if no name is similar to the word
     form : format string of each name in the hint, such as `--{}`
     """
@@ -265,15 +242,13 @@ def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: s
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the names joined to a text such as `x, y or z`; there must be at least one name."""
+    """Return the names joined to a text such as `x, y or z`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 
 
 def nearest(pattern: str, names: Iterable[str], most: int = MOST) -> list[str]:
-    """Return the `most` names that are spelled most like a shell pattern such as `aten.ad*`, the most similar
-    name first.
-    """
+    """Return the names that are spelled most like a shell pattern such as `aten.ad*`, the most similar one first."""
     word = pattern.lower().strip(WILD)
     return sorted(names, key=lambda name: (-_likeness(word, name.lower()), name))[:most]
 
@@ -291,20 +266,12 @@ _START = (
 
 
 def own_python(module: str, *args: str) -> list[str]:
-    """Return a command that runs a module like `python -m`, with this process's interpreter and module search path.
-
-    module : dotted name of the module
-    args : command-line arguments for the module
-    """
+    """Return a command that runs a module like `python -m`, with this process's interpreter and module search path."""
     return [sys.executable, "-c", _START, os.pathsep.join(sys.path), module, *args]
 
 
 def counted(count: int, noun: str, plural: str | None = None) -> str:
-    """Return a number followed by its noun, in the singular or plural: `1 case`, `1,200 cases`.
-
-    noun : the noun in the singular
-    plural : the noun in the plural; None if it is the singular with `s`
-    """
+    """Return a number followed by its noun, in the singular or plural: `1 case`, `1,200 cases`."""
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 

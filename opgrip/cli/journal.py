@@ -1,4 +1,4 @@
-"""Journal: a file that stores the finished items of a long run, so that an interrupted run can resume."""
+"""A file that stores the finished items of a long run, so that an interrupted run can resume."""
 
 from __future__ import annotations
 
@@ -20,23 +20,14 @@ NEW_RUN = "start again with --force"
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """Two functions that convert an item of a journal to data for `json` and back.
-
-    encode : returns data for `json.dumps` from an item
-    decode : returns the item from that data; may raise ValueError, TypeError, KeyError, IndexError or AttributeError
-        for other data
-    """
+    """Two functions that convert an item of a journal to data for `json` and back."""
 
     encode: Callable[[T], Any]
     decode: Callable[[Any], T]
 
 
 def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
-    """Return the words that tell the user that a journal belongs to a run with other options.
-
-    stored : settings of the run that wrote the journal
-    identity : settings of this run
-    """
+    """Return the words that tell the user that a journal belongs to a run with other options."""
     return "of a run with other options"
 
 
@@ -47,18 +38,13 @@ class Journal(Generic[T]):
     caller removes it. If it has no items, it is removed when the `with` block ends.
 
     path : the file; None to keep the items in memory only
-    codec : converts items to JSON data and back
     identity : settings of the run; a file that was written with other settings cannot be resumed
     resume : True to continue with the items that the file has
     replace : True to discard the items that the file has
     blamed : file named in the error message if the journal cannot be written; None to name the journal
     describe : called with the settings in the file and the settings of this run if they differ; returns words for the
         error message, such as `of a run with other options`
-
     items : items read from the file, followed by the added items
-
-    Raises UserError if the file has items and neither `resume` nor `replace` is set, if it belongs to another run
-    or is damaged, or if it cannot be written.
     """
 
     def __init__(
@@ -118,7 +104,7 @@ class Journal(Generic[T]):
         return whole
 
     def add(self, item: T) -> None:
-        """Append an item to `items` and to the file; raise `UserError` if the file cannot be written."""
+        """Append an item to `items` and to the file."""
         if self._file is not None:
             try:
                 self._file.write(json.dumps(self._codec.encode(item)).encode() + b"\n")
@@ -140,7 +126,6 @@ class Journal(Generic[T]):
         self.close()
 
     def close(self) -> None:
-        """Close the file, and remove it if the journal has no items."""
         if self._file is None or self.path is None:
             return
         with suppress(OSError):

@@ -1,8 +1,4 @@
-"""Functions that return the value of a command-line option from its text, for argparse, and the options that select
-cases by index.
-
-Each function raises `argparse.ArgumentTypeError` if the text is not a valid value.
-"""
+"""Values of command-line options from their texts, for argparse, and the options that select cases by index."""
 
 from __future__ import annotations
 
@@ -32,14 +28,12 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Return the integers in a text such as `1,4`, without duplicates; each must be at least 1."""
+    """Return the positive integers in a text such as `1,4`, without duplicates."""
     return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
 
 
 def cpus(text: str) -> tuple[int, ...]:
-    """Return the processor numbers in a text such as `0,2-3`, in ascending order; this process must be allowed
-    to use them.
-    """
+    """Return the numbers of the processors in a text such as `0,2-3`, in ascending order."""
     numbers: set[int] = set()
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part.strip())
@@ -60,7 +54,6 @@ def image_size(text: str) -> tuple[int, int]:
 
 
 def tolerance(text: str) -> float:
-    """Return the number in `text`, which must be finite and at least 0."""
     return _number(text, "a tolerance", lambda number: 0 <= number < float("inf"))
 
 
@@ -77,9 +70,7 @@ SHORT_DTYPES = {
 
 
 def floating_dtype(text: str) -> str:
-    """Return the name of a floating-point dtype without `torch.`, such as `float32`, from its name or a short
-    form such as `fp32`.
-    """
+    """Return the name of a floating-point dtype, such as `float32`, from its name or a short form such as `fp32`."""
     import torch
 
     dtype = getattr(torch, SHORT_DTYPES.get(text, text), None)
@@ -89,7 +80,6 @@ def floating_dtype(text: str) -> str:
 
 
 def share(text: str) -> float:
-    """Return the number in `text`, which must be above 0 and at most 1."""
     return _number(text, "a share between 0 and 1", lambda number: 0 < number <= 1)
 
 
@@ -105,17 +95,15 @@ def percent(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """Return the number of seconds in `text`, which must be above 0."""
     return _number(text, "a number of seconds", lambda number: 0 < number < 1e9)
 
 
 def duration(text: str) -> float:
-    """Return the number of seconds in `text`, which must be at least 0."""
     return _number(text, "a number of seconds of at least 0", lambda number: 0 <= number < 1e9)
 
 
 def interval(text: str) -> float:
-    """Return the number of seconds in a text such as `10min`, `90s` or `2h`; a number without a unit is in seconds."""
+    """Return the number of seconds in a text such as `10min`, `90s`, `2h` or `5`."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(s|min|h|d|)", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 10min, 90s or 2h")
@@ -155,9 +143,7 @@ INDEXED = 1 << 62  # number of cases above which `random.sample` cannot take a r
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Options that select some of the cases of a table or configuration file, by index or at random; the help
-    texts explain each.
-    """
+    """Options that select some of the cases of a table or configuration file, by index or at random."""
 
     start: int = option(
         0,
@@ -184,14 +170,12 @@ class Cut:
         return not self.start and self.stop is None and self.sample is None
 
     def size(self, count: int) -> int:
-        """Return how many cases the options select from a file with `count` cases."""
         size = max(0, min(count, count if self.stop is None else self.stop) - self.start)
         return size if self.sample is None else min(size, self.sample)
 
     def places(self, count: int) -> Sequence[int]:
-        """Return the indices of the cases that the options select from a file with `count` cases, in ascending order.
-
-        Raises UserError if the file has cases, but `--start` and `--stop` exclude all of them.
+        """Return the indices of the cases that the options select from a file with `count` cases, in ascending
+        order.
         """
         stop = min(count, count if self.stop is None else self.stop)
         if count and stop <= self.start:

@@ -39,11 +39,10 @@ _titles: dict[type, str] = {}
 class Option:
     """Declaration of one command-line option, stored in the metadata of a dataclass field.
 
-    help : help text, in which `%(default)s` is replaced by the default; or a function that returns it, if the text
-        depends on plug-ins
+    help : help text, in which `%(default)s` is replaced by the default; or a function that returns it
     word : name of the option without `--` and with `_` in place of `-`; None if it is the field's name
     short : one-letter flag such as `-o`
-    parse : function that returns the value from its text; None to keep the text
+    parse : returns the value from its text; None to keep the text
     metavar : placeholder of the value in the help; None for the word in `METAVARS`, or argparse's
     choices : allowed values; None if all are allowed
     repeated : True if the option can be given several times; the value is then a tuple
@@ -71,19 +70,14 @@ class Option:
 
 
 def option(default: Any, help: str | Callable[[], str], **others: Any) -> Any:
-    """Return a dataclass field that declares an option; `others` are further attributes of `Option`.
-
-    If the default is False, the option is a flag without a value.
-    """
+    """Return a dataclass field that declares an option; `others` are further attributes of `Option`."""
     if (placeholder := METAVARS.get(others.get("parse", str))) is not None:
         others.setdefault("metavar", placeholder)
     return field(default=default, metadata={OPTION: Option(help, **others)})
 
 
 def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
-    """Yield a tuple for each option that a dataclass declares: field name, option name without `--` and with `_`
-    in place of `-`, default value, declaration.
-    """
+    """Yield field name, option name, default value and declaration of each option of a dataclass."""
     for item in fields(declared):
         about = item.metadata.get(OPTION)
         if about is not None:
@@ -96,7 +90,7 @@ def words_in(*declared: type) -> list[str]:
 
 
 def titled(title: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator for a dataclass of options; it sets the title under which the help lists these options."""
+    """Return a decorator for a dataclass of options that sets the title under which the help lists them."""
 
     def entitle(declared: type[T]) -> type[T]:
         _titles[declared] = title
@@ -106,16 +100,11 @@ def titled(title: str) -> Callable[[type[T]], type[T]]:
 
 
 def title_of(declared: type) -> str:
-    """Return the title under which the help lists the options of a dataclass, by default `others`."""
     return _titles.get(declared, "others")
 
 
 def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -> None:
-    """Add the options of several dataclasses to a parser, and add `--help-all`.
-
-    The help lists the options under the title of their dataclass; options that are not `common` appear only in
-    `--help-all`.
-    """
+    """Add the options of several dataclasses to a parser, under their titles, and `--help-all`."""
     declared = list(declared)
     add_help_all(parser, [word for group in declared for _, word, _, about in options_in(group) if not about.common])
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -128,7 +117,6 @@ def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -
 
 
 def add_options(group: argparse._ActionsContainer, declared: type) -> None:
-    """Add the options that a dataclass declares to a parser, or to one of its argument groups."""
     for _, word, default, about in options_in(declared):
         flags = [*([about.short] if about.short else []), flag_of(word)]
         help_text = about.help if isinstance(about.help, str) else about.help()
@@ -145,7 +133,6 @@ def add_options(group: argparse._ActionsContainer, declared: type) -> None:
 
 
 def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
-    """Return an instance of a dataclass of options with the values of the parsed command-line arguments."""
     return declared(**{name: getattr(args, word) for name, word, _, _ in options_in(declared)})
 
 
@@ -157,10 +144,8 @@ def flag_of(word: str) -> str:
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
     """Raise `UserError` if the command line sets an option that does not apply to the command's inputs.
 
-    declared : the dataclasses of options to check
     purposes : kinds of input that the command does not have; an option whose `only` contains one of them must not be
         set
-    hint : hint of the error
     """
     for group in declared:
         for _, word, default, about in options_in(group):
@@ -170,14 +155,14 @@ def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes:
 
 
 class Repeated(argparse.Action):
-    """Action of argparse for an option that can be given several times; its value is the tuple of all values."""
+    """Action for an option that can be given several times; its value is the tuple of all values."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
         setattr(args, self.dest, (*getattr(args, self.dest), value))
 
 
 class Following(Repeated):
-    """Action of argparse for an option that several values can follow; its value is the tuple of those given last."""
+    """Action for an option that several values can follow; its value is the tuple of those given last."""
 
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
         setattr(args, self.dest, tuple(value))
@@ -196,15 +181,9 @@ def arguments_of(
     """Return the parsed command-line arguments that have the same effect as keywords of a Python call.
 
     words : command-line arguments to parse in addition to the keywords
-    keywords : values by option name, with `_` in place of `-`; a value is a number, a string, True, or a list or tuple
-        of these, or None for the default
-    excluded : names of options that are not accepted as keywords
+    keywords : values by option name, with `_` in place of `-`; None stands for the default
     only : names of the accepted options, or None for all; the error for any other option says that `replay()` accepts
         it
-
-    Raises TypeError if a keyword is not the name of an accepted option.
-
-    Raises UserError if a value is not valid for its option.
     """
     args = parser.parse_args(words)
     others = {*OF_COMMANDS, *excluded}

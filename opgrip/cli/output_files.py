@@ -1,4 +1,4 @@
-"""Functions that write an output file completely or not at all, and that read compressed files."""
+"""Output files that are written completely or not at all, and compressed files."""
 
 from __future__ import annotations
 
@@ -29,14 +29,11 @@ _FORMULA = re.compile(r"'*(?:[=@\t\r]|[+-](?!\d+(?:\.\d+)?$))")
 
 
 def quoted(text: str) -> str:
-    """Return a text for a cell of a .csv file, with `'` in front of a text that a spreadsheet would run as a
-    formula.
-    """
+    """Return a text for a cell of a .csv file, with `'` in front of what a spreadsheet would run as a formula."""
     return f"'{text}" if _FORMULA.match(text) else text
 
 
 def unquoted(text: str) -> str:
-    """Return the text from which `quoted` made a cell."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
@@ -44,11 +41,7 @@ _parts = count()
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of the temporary file that becomes the output file `path`.
-
-    It is in the same folder, contains the process id, and has the suffixes of `path`, from which the compression is
-    determined.
-    """
+    """Return the path of the temporary file that becomes the output file; its suffixes determine the compression."""
     # keep a link and replace its target
     path = path.resolve()
     stem, dot, suffixes = path.name.partition(".")
@@ -72,11 +65,8 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Raise `UserError` if an output file cannot be written, if it exists and `force` is False, or if its name does
-    not end in one of the suffixes.
-
-    path : the file; None if the command writes none, so that nothing is checked
-    suffixes : allowed endings of the name, such as `.csv`; empty if all are allowed
+    """Check an output file, if there is one, as `check_writable` does, and that its name ends in one of the suffixes,
+    if any.
     """
     if path is None:
         return
@@ -89,10 +79,7 @@ def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -
 
 
 def create(path: Path, force: bool) -> IO[bytes]:
-    """Create and open the temporary file that `give_name` later renames to `path`.
-
-    Raises UserError if the file cannot be written, or if `path` exists and `force` is False.
-    """
+    """Create and open the temporary file that `give_name` later renames to `path`."""
     check_writable(path, force)
     try:
         return partial_path(path).open("xb")
@@ -110,9 +97,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def open_ordinary(path: Path) -> IO[bytes]:
-    """Open a file for reading and writing, and create it if it does not exist.
-
-    Raises UserError if the path is a link, folder, pipe or device.
+    """Open a file for reading and writing; it is created if missing, and refused if it is a link, folder, pipe or
+    device.
     """
     problem = UserError(f"{path} is not a regular file", "remove it")
     try:
@@ -129,14 +115,7 @@ def open_ordinary(path: Path) -> IO[bytes]:
 
 
 def give_name(part: Path, path: Path, force: bool) -> None:
-    """Rename a completely written temporary file to the name of the output file.
-
-    part : the temporary file
-    path : the output file, with symbolic links resolved when the temporary file was created
-    force : True to replace an existing output file; if False, the temporary file is kept when there is one
-
-    Raises ExistingFileError if the output file exists and `force` is False.
-    """
+    """Rename a completely written temporary file to the name of the output file, whose symbolic links are resolved."""
     if not force:
         try:
             os.link(part, path)
@@ -159,8 +138,8 @@ def discard(file: IO[bytes]) -> None:
 
 
 def abandon(file: IO[bytes]) -> None:
-    """Make an open temporary file write to the null device: after a fork, only the parent process may write to
-    the real file.
+    """Make an open temporary file write to the null device: after a fork, only the parent may write to the real
+    file.
     """
     if file.closed:
         return
@@ -171,9 +150,7 @@ def abandon(file: IO[bytes]) -> None:
 
 @contextmanager
 def whole_file(path: Path, force: bool) -> Iterator[IO[bytes]]:
-    """Open a temporary file for the block; rename it to `path` if the block succeeds, and remove it if the block
-    raises an exception.
-    """
+    """Open a temporary file for the block, and rename it to `path` if the block raises no exception."""
     target = path.resolve()
     file = create(path, force)
     try:
@@ -191,15 +168,11 @@ def write_text(text: str, path: Path, force: bool) -> None:
 
 
 def write_json(data: Any, path: Path, force: bool, **options: Any) -> None:
-    """Write data to a file as indented JSON; `options` are keywords of `json.dumps`."""
     write_text(json.dumps(data, indent=1, **options) + "\n", path, force)
 
 
 def csv_text(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return CSV text with a line of column names and one line per row; None and NaN become empty cells.
-
-    Unprintable characters become escapes, and formulas of spreadsheets become text, because the data may be untrusted.
-    """
+    """Return CSV text; None and NaN become empty cells, and unprintable characters and formulas are escaped."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
@@ -214,12 +187,6 @@ def _csv_cell(cell: Any) -> Any:
 
 
 def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[bytes, bytes] | None = None) -> None:
-    """Write a table to an open file as Parquet.
-
-    metadata : additional key-value metadata of the file
-
-    Raises MissingPackageError if pyarrow is not installed.
-    """
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     table = arrow.Table.from_pandas(frame, preserve_index=False)
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), **(metadata or {})})
@@ -228,12 +195,9 @@ def write_parquet_table(frame: pd.DataFrame, file: IO[bytes], metadata: Mapping[
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Create a temporary folder for the block; rename it to `path` if the block succeeds, and remove it if the block
-    raises an exception.
+    """Create a temporary folder for the block, and rename it to `path` if the block raises no exception.
 
-    Raises ExistingFileError if `path` exists; a folder is never replaced, because it may contain other files.
-
-    Raises UserError if the folder cannot be created.
+    A folder is never replaced, because it may contain other files.
     """
     if path.exists() or path.is_symlink():
         raise ExistingFileError(f"{path} exists", "name a folder that does not exist")
@@ -265,7 +229,7 @@ class ByteSink(Protocol):
 
 
 class Damage(Exception):
-    """Raised at the place in a compressed file from which on it cannot be decompressed; the message is the reason."""
+    """Raised after the last readable bytes of a compressed file; the message is the reason."""
 
 
 def compress_to(raw: IO[bytes], name: str) -> ByteSink:
@@ -279,12 +243,7 @@ def compress_to(raw: IO[bytes], name: str) -> ByteSink:
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, in pieces.
-
-    Raises Damage after the last readable bytes, if the compressed data is cut or broken.
-
-    Raises UserError if the file cannot be opened.
-    """
+    """Yield the decompressed bytes of a file, in pieces; raise `Damage` if the compressed data is cut or broken."""
     if path.is_fifo():
         raise UserError(f"{path} is a pipe", "name a file, because the data is read more than once")
     try:

@@ -28,10 +28,7 @@ class MissingPackageError(UserError):
 def needed(module: str, extra: str = "") -> Any:
     """Import a module of an optional package, or one that loads slowly, and return it.
 
-    module : dotted name of the module
     extra : name of the extra of opgrip that lists the package; empty if none does
-
-    Raises MissingPackageError if the module is not installed.
     """
     try:
         return importlib.import_module(module)
@@ -42,10 +39,7 @@ def needed(module: str, extra: str = "") -> Any:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs the packages of an extra of opgrip; empty if there is no such extra.
-
-    The command lists the packages, because `pip install opgrip[EXTRA]` fails if opgrip runs from a checkout.
-    """
+    """Return the command that installs the packages of an extra of opgrip; empty if there is no such extra."""
     packages = _packages_of(extra)
     return f"pip install {' '.join(map(shlex.quote, packages))}" if packages else ""
 
@@ -81,8 +75,6 @@ class Registry(Generic[T]):
         self._loaded = False
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Return a decorator that adds the decorated object to the registry as the plug-in with this name."""
-
         def enter(entry: T) -> T:
             self._entries[name] = entry
             return entry
@@ -90,7 +82,6 @@ class Registry(Generic[T]):
         return enter
 
     def names(self) -> list[str]:
-        """Return the names of all plug-ins in alphabetical order."""
         return sorted(self._load())
 
     def get(self, name: str) -> T | None:
@@ -100,7 +91,6 @@ class Registry(Generic[T]):
         return [entry for _, entry in self.items()]
 
     def items(self) -> Iterator[tuple[str, T]]:
-        """Yield a pair of name and plug-in for each plug-in, sorted by name."""
         return iter(sorted(self._load().items()))
 
     def _load(self) -> dict[str, T]:
@@ -130,10 +120,8 @@ class _NamedLikeItsFunction(ModuleType):
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` of a package, which import its public names on first use (PEP
-    562).
+    """Return `__getattr__` and `__dir__` of a package, which import its public names on first use (PEP 562).
 
-    package : full name of the package
     modules : by public name, the full name of the module that defines it; for a public submodule, its own full name
     """
 

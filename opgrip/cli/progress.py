@@ -23,11 +23,7 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def loading(prog: str) -> Iterator[None]:
-    """Show `loading torch ...` on a terminal while the block imports torch, and remove it afterwards; print
-    nothing elsewhere.
-
-    prog : name of the command, which the line begins with
-    """
+    """Show `loading torch ...` on a terminal while the block imports torch."""
     if "torch" in sys.modules or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -49,28 +45,21 @@ LARGE_BYTES = 20_000_000  # file size in bytes above which reading takes seconds
 
 
 class Advance(Protocol):
-    """Function that a task calls after each of its steps, to update the progress display.
-
-    The argument `now` is a text on the task's current state, shown if the line has space for it.
-    """
+    """Function that a task calls after each of its steps, to update the progress display."""
 
     def __call__(self, now: str = "") -> None:
-        """Count one more finished step; `now` is a text on the current state for the progress display."""
+        """Count one more finished step; `now` describes the current state, shown if the line has space for it."""
 
 
 # callback with the name of a part of a task, its finished steps, and its total steps
 ProgressCallback: TypeAlias = Callable[[str, int, int], None]
 
 
-def ignore_progress(part: str, done: int, total: int) -> None:
-    """Do nothing; used in place of a progress callback if no progress is displayed."""
+def ignore_progress(part: str, done: int, total: int) -> None: ...
 
 
 class Reporter:
-    """Prints a command's progress and notices to stderr.
-
-    prog : name of the command, printed in front of each notice
-    """
+    """Prints a command's progress and notices, which begin with its name, to stderr."""
 
     def __init__(self, prog: str) -> None:
         self.prog = prog
@@ -90,13 +79,11 @@ class Reporter:
 
     @contextmanager
     def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Advance]:
-        """Display the progress of a task while the block runs; on a terminal the display disappears afterwards.
+        """Display the progress of a task while the block runs; the block gets a function to call after each finished
+        step.
 
-        The block gets a function to call after each finished step. That call draws the display: a thread that draws it
-        would disturb measurements.
+        That call draws the display, because a thread that draws it would disturb measurements.
 
-        text : description of the task
-        total : number of steps; None if unknown
         measures : True if the task measures times; if False, a thread updates the elapsed time between steps
         """
         if not self._can_redraw:
@@ -185,7 +172,6 @@ class Reporter:
 
 
 def has_widgets() -> bool:
-    """Return True if Jupyter's widgets are installed."""
     return find_spec("ipywidgets") is not None
 
 
@@ -193,18 +179,15 @@ class QuietReporter(Reporter):
     """Reporter for calls from Python: displays progress on a terminal or in Jupyter, and issues notices as warnings."""
 
     def say(self, text: str) -> None:
-        """Issue the notice as a Python warning."""
         warnings.warn(text, stacklevel=3)
 
-    def begin(self, text: str) -> None:
-        """Print no line for a task whose progress cannot be displayed."""
+    def begin(self, text: str) -> None: ...
 
 
 class SilentReporter(Reporter):
-    """Reporter that prints nothing; all but one of several identical processes use it, so that notices appear once."""
+    """Reporter of all but one of several identical processes, so that notices appear once."""
 
-    def say(self, text: str) -> None:
-        """Do not print the notice."""
+    def say(self, text: str) -> None: ...
 
     @property
     def _can_redraw(self) -> bool:

@@ -1,4 +1,4 @@
-"""Functions that find the terminal's width, print lines, and wrap text."""
+"""The terminal's width, and printed and wrapped lines."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ _CUT_NUMBER = re.compile(r"[\d.]*\d\.?$")
 
 
 def shorten(text: str, most: int = MOST) -> str:
-    """Return the text with unprintable characters escaped, cut to `most` characters with `…` at the end if it is
-    longer.
+    """Return the text with unprintable characters escaped, cut to `most` characters with `…` at the end.
 
     A number at the cut is left out completely, since a part of it would be a wrong number.
     """
@@ -48,9 +47,7 @@ def shorten(text: str, most: int = MOST) -> str:
 
 
 def fold(text: str, width: int) -> list[str]:
-    """Return the text as lines of at most `width` terminal columns, broken between words and not within numbers
-    where possible.
-    """
+    """Return the text as lines of at most `width` terminal columns, broken between words where possible."""
     lines = [""]
     for piece in _pieces(text, width, _BREAKS):
         if cell_len((lines[-1] + piece).rstrip()) <= width:
@@ -71,10 +68,7 @@ def _pieces(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> Iterato
 
 
 def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
-    """Return a rich console that writes to `file`; without a file, to stderr if `stderr` is True, otherwise to stdout.
-
-    If the environment variable NO_COLOR is set, the console writes no colours, bold or italic text.
-    """
+    """Return a rich console that writes to `file`, or without a file to stderr or stdout; it respects NO_COLOR."""
     # this file and other files that print import rich late, to keep `--help` fast
     from rich.console import Console
 
@@ -85,7 +79,7 @@ def console_for(file: IO[str] | None = None, stderr: bool = False) -> Console:
 def print_line(line: str, file: IO[str], style: str = "", indent: int = 0) -> None:
     """Print a line to a file; on a terminal, wrap it to the width.
 
-    style : rich style of the text, such as `bold`; empty for none
+    style : rich style of the text, such as `bold`
     indent : number of spaces in front of the second and later lines of a wrapped line
     """
     from rich.text import Text

@@ -35,9 +35,7 @@ LABELS = ((1.2, (1.0, 2.0, 5.0)), (2.5, (1.0, 3.0)))
 
 
 def check_plottable(path: Path) -> None:
-    """Raise `UserError` if the suffix of an output path is not that of an image format, or if matplotlib is not
-    installed.
-    """
+    """Raise `UserError` if a path has no suffix of an image format, or if matplotlib is not installed."""
     if path.suffix.removeprefix(".") not in METADATA:
         names = ", ".join(f".{kind}" for kind in METADATA)
         raise UserError(f"{path} does not end in the suffix of an image format", f"end it in one of {names}")
@@ -45,13 +43,7 @@ def check_plottable(path: Path) -> None:
 
 
 def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None:
-    """Draw a figure and write it to an open file.
-
-    draw : function that returns the figure; it is called with opgrip's plot style active
-    kind : format of the file: `svg`, `pdf` or `png`
-
-    Raises MissingPackageError if matplotlib is not installed.
-    """
+    """Draw a figure in opgrip's plot style and write it to an open file; `kind` is `svg`, `pdf` or `png`."""
     with in_style():
         draw().savefig(file, format=kind, metadata=METADATA[kind])
 
@@ -59,7 +51,6 @@ def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None
 def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
     """Return a figure with `rows` times `columns` plots, and their axes, row by row.
 
-    title : title above all plots; empty for none
     options : arguments of `matplotlib.figure.Figure.subplots`, and `size`, the (width, height) of the figure in inches
     """
     size = options.pop("size", (6.6, 3.6))
@@ -82,8 +73,7 @@ def literal(text: object, most: int = 60) -> str:
 def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least: float = -inf) -> None:
     """Set the label of an axis, and print its numbers with SI prefixes and a unit, such as `20 us`.
 
-    name : the label
-    unit : the unit without prefix, such as `s`; empty for none
+    unit : the unit without prefix, such as `s`
     scale : factor that converts the plotted values to `unit`, such as 1e-6 for values in us and the unit s
     least : plotted values below this have no number
     """
@@ -95,10 +85,7 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least:
 
 
 def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Give an axis a logarithmic scale and a range that contains all values, which must be above 0.
-
-    which : `x` or `y`
-    """
+    """Give an axis (`which` is `x` or `y`) a logarithmic scale and a range that contains all values above 0."""
     ticker = needed("matplotlib.ticker", "plot")
     low, high = min(values), max(values)
     decades = log10(high / low)
@@ -116,7 +103,7 @@ def marked(place: int) -> dict[str, Any]:
 
 
 def add_legend(figure: Figure, axes: Axes, columns: int = 3) -> None:
-    """Add a legend with `columns` columns below a plot, outside of it, so that it hides no points."""
+    """Add a legend below a plot, outside of it, so that it hides no points."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside lower center", ncols=columns)
@@ -161,10 +148,7 @@ PLAIN_TEXT = "tex2jax_ignore mathjax_ignore"  # element classes whose text noteb
 
 
 def as_html(lines: Sequence[str], table: pd.DataFrame, draw: Callable[[], Figure] | None = None) -> str:
-    """Return an HTML fragment with lines of text, a figure if matplotlib is installed, and a table.
-
-    draw : function that returns the figure; it is called with opgrip's plot style active; None for no figure
-    """
+    """Return an HTML fragment with lines of text, a figure if matplotlib is installed, and a table."""
     shown = table.copy()
     for name in table.select_dtypes(exclude="number"):
         shown[name] = [printable(cell) if isinstance(cell, str) else cell for cell in table[name]]

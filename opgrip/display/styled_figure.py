@@ -18,7 +18,6 @@ class StyledFigure(Figure):
     """A matplotlib figure that is always drawn in opgrip's plot style, and that Jupyter shows as an image."""
 
     def savefig(self, *args: Any, **options: Any) -> None:
-        """Write the figure to a file in opgrip's plot style; the arguments are matplotlib's."""
         with in_style():
             super().savefig(*args, **options)
 

@@ -26,18 +26,15 @@ INDENT = "  "  # indentation of text below its row
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a printed table: its heading, and how its cells are computed from the rows and fitted to the
-    terminal.
+    """A column of a printed table: its heading, and how its cells are computed and fitted to the terminal.
 
     value : name of the attribute of a row that the cell shows, or a function of the row; `-` is printed for None
     form : format specification of Python for the value, such as `,.1f`; such cells are right-aligned and never wrapped;
         empty for text
     rank : on a narrow terminal, columns with the highest rank are left out first; columns with rank 0 never
-    least : number of characters to which a column of text may be narrowed, by wrapping, before other columns are left
-        out
+    least : number of characters to which a column of text may be narrowed before other columns are left out
     below : True to print the cell on a line below its row if the terminal is narrow or the text is long
-    is_command : True if the cell is a shell command, which is printed on one line below its row so that it can be
-        copied
+    is_command : True if the cell is a shell command, which is printed on one line below its row to be copied
     most : number of characters to which a longer cell is cut
     when : function of a row; the column is printed if it is true for at least one row; None to print it always
     """
@@ -53,17 +50,11 @@ class TableColumn:
     when: Callable[[Any], object] | None = None
 
     def cell(self, row: Any) -> str:
-        """Return the text that this column shows for a row, with unprintable characters escaped."""
         value = getattr(row, self.value) if isinstance(self.value, str) else self.value(row)
         return "-" if value is None else shorten(format(value, self.form), self.most)
 
     def least_width(self, cells: Sequence[str], most: int) -> int:
-        """Return the smallest width of this column in characters: headings are broken between words only, and numbers
-        never.
-
-        cells : texts of the column's cells
-        most : width to which text may be wrapped although `least` is larger
-        """
+        """Return the smallest width of this column: headings are broken between words only, and numbers never."""
         widest = _widest(cells)
         return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least, most))
 
@@ -75,11 +66,8 @@ def print_table(
     title: str = "",
     style: Callable[[Any], str | None] = lambda row: None,
 ) -> None:
-    """Print a table that fits the width of the terminal; print nothing if `rows` is empty.
+    """Print a table that fits the width of the terminal, or without a terminal each column as wide as its longest text.
 
-    If the output is not a terminal, each column is as wide as its longest text.
-
-    title : line above the table; empty for none
     style : returns the rich style of a row, such as `bold`, or None
     """
     if not rows:
@@ -132,9 +120,6 @@ def _print(lines: Sequence[Sequence[Segment]], console: Console) -> None:
 
 
 def shown_columns(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[TableColumn]:
-    """Return the columns to print for some rows: those without a condition `when`, or whose condition at least
-    one row meets.
-    """
     return [column for column in columns if column.when is None or any(map(column.when, rows))]
 
 
@@ -178,7 +163,6 @@ def literal(text: str) -> str:
 
 
 def markdown_table(columns: Sequence[TableColumn], rows: Sequence[Any]) -> list[str]:
-    """Return a table as lines of Markdown: the headings, the separator and one line per row."""
     columns = shown_columns(columns, rows)
     lines = [" | ".join(column.heading for column in columns), " | ".join("---" for _ in columns)]
     lines += [" | ".join(literal(column.cell(row)) for column in columns) for row in rows]

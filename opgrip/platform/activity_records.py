@@ -1,5 +1,4 @@
-"""Records that an accelerator keeps of its activities (kernels, copies and fills), and of the launches that started
-them.
+"""Records that an accelerator keeps of its kernels, copies and fills, and of the launches that started them.
 
 torch's profiler collects these records. Its interfaces are private and differ between versions of torch.
 """
@@ -38,17 +37,14 @@ def running_profile() -> str | None:
 
 
 def injected_profiler() -> str | None:
-    """Return a text such as `nsys profiles the program` if an external profiler was injected into this process,
-    otherwise None.
-
-    Such a profiler takes the records of kernels, so that torch's profiler gets none.
+    """Return a text such as `nsys profiles the program` if an external profiler takes the records of kernels, else
+    None.
     """
     return next((f"{name} profiles the program" for key, name in _INJECTIONS.items() if key in os.environ), None)
 
 
 class ActivityProfile:
-    """A profile by torch's profiler with the activities of the accelerator and their launches, without torch's
-    operators.
+    """A profile by torch's profiler with the activities of the accelerator and their launches.
 
     It uses the private profiler interface, because `torch.profiler.profile` would issue a warning in the program.
     """
@@ -74,13 +70,8 @@ _sleep = _places.take("torch.cuda._sleep", None, "the first calls of a captured 
 
 
 def launch_nothing(kind: str) -> bool:
-    """Launch kernels that do nothing in the current stream, so that the first recorded kernels are not the program's.
-
-    kind : device type, such as `cuda`
-
-    Returns
-    -------
-    False if there is no such kernel for this device type
+    """Launch empty kernels, so that the first recorded kernels are not the program's; return False without such a
+    kernel.
     """
     if kind != "cuda" or _sleep is None:
         return False
@@ -90,10 +81,7 @@ def launch_nothing(kind: str) -> bool:
 
 
 def recorded_activities() -> dict[str, Any]:
-    """Return the activity kinds of torch's profiler for the accelerators whose work it can record, by device type.
-
-    Accelerators that a package outside torch provides are left out: the profiler lists them even if it records nothing.
-    """
+    """Return the activity kinds of torch's profiler, by device type, for the accelerators whose work it can record."""
     activities = [] if _events is None else torch.profiler.supported_activities()
     return {item.name.lower(): item for item in activities if item.name in ("CUDA", "XPU")}
 
@@ -111,14 +99,12 @@ _WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def is_launch(event: Any) -> bool:
-    """Return True if an event of torch's profiler is the launch of an accelerator's activity by the host."""
     if _has_activity_type:
         return bool(event.activity_type().endswith(_LAUNCH))
     return bool(event.device_type() == _HOST and event.correlation_id() > 0)
 
 
 def is_work(event: Any) -> bool:
-    """Return True if an event of torch's profiler is an activity of an accelerator: a kernel, a copy or a fill."""
     if _has_activity_type:
         return bool(event.activity_type().endswith(_WORK))
     return bool(event.device_type() != _HOST and not event.is_user_annotation())
@@ -128,12 +114,10 @@ def is_work(event: Any) -> bool:
 class LaunchedWork:
     """A kernel, copy or fill on an accelerator, and the launch that started it; all times in ns.
 
-    name : name of the kernel, or of the copy or fill
     thread : id of the launching thread: the system's id, or the lower bits of Python's
-    at_ns : time at which the launch began
+    at_ns, launched_ns : times at which the launch began and returned
     duration_ns : duration of the kernel, copy or fill
     launch : correlation number of the launch; a launch may start several kernels
-    launched_ns : time at which the launch returned
     start_ns : time at which the kernel, copy or fill began on the accelerator
     """
 
@@ -153,7 +137,6 @@ class LaunchedWork:
 def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWork]:
     """Return each kernel, copy and fill with its launch, from the events of a profile.
 
-    events : events of torch's profiler, in which a launch and the work that it starts have the same correlation number
     distance_ns : time by the system's clock, which the events use, minus time by the clock of the returned times
     """
     launches: dict[int, Any] = {}
@@ -179,10 +162,7 @@ def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWor
 
 
 def records_work(device: str) -> bool:
-    """Return True if torch's profiler can record the activities of a device now.
-
-    False for a device without such records, and while another profiler uses them.
-    """
+    """Return True if torch's profiler can record the activities of a device now; no other profiler may use them."""
     return (
         torch.device(device).type in recorded_activities() and running_profile() is None and injected_profiler() is None
     )
@@ -190,9 +170,7 @@ def records_work(device: str) -> bool:
 
 @contextmanager
 def recorded_work() -> Iterator[list[LaunchedWork]]:
-    """Record the kernels, copies and fills that the accelerator runs in the block; the list is filled at the end
-    of the block.
-    """
+    """Record the kernels, copies and fills that the accelerator runs in the block; the list is filled at its end."""
     work: list[LaunchedWork] = []
     profile = ActivityProfile()
     profile.start()

@@ -1,5 +1,4 @@
-"""Detection of disturbed measurements: other programs or virtual machines used the processors, or page faults were
-slow.
+"""Detection of disturbed measurements: other programs used the processors, or page faults were slow.
 
 Timing a loop in the main thread does not detect this: a parallel operator waits at each barrier for a thread that got
 no processor, and takes a hundred times as long, while the main thread runs undisturbed.
@@ -37,12 +36,7 @@ WARM_NS, RARE = 200_000, 10
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How often and how long this process's threads have waited for a processor, up to a point in time.
-
-    at_ns : the point in time
-    time_ns : total waiting time
-    count : number of waits
-    """
+    """How often and how long this process's threads have waited for a processor, up to a time."""
 
     at_ns: int
     time_ns: int
@@ -51,10 +45,9 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage of the processors that this process may run on, from /proc/stat, in ns summed over processors since the
-    start of the machine.
+    """Usage of the processors that this process may run on, in ns summed over processors since the start of the
+    machine.
 
-    at_ns : time at which the usage was read
     busy_ns : time in which a processor ran any program, or which a hypervisor took
     stolen_ns : the part of `busy_ns` that a hypervisor took
     own_ns : time in which a processor ran this process, or one that works for it
@@ -71,11 +64,9 @@ class Contention:
 
     The kernel counts the waits of each thread; if it does not, involuntary context switches are counted instead.
 
-    proc : folder of the proc file system
     threads : number of threads that run at the same time; None for the number that torch uses for one operator
     ignored : native id of a thread whose waits are not counted
-    workers : function that returns the ids of the processes that do the measured work, whose waits are counted instead
-        of this process's; None if this process does it
+    workers : returns the ids of the processes that do the measured work; None if this process does it
     """
 
     def __init__(
@@ -97,7 +88,6 @@ class Contention:
         self._asked = self.read()
 
     def read(self) -> Waits:
-        """Return the waits of the measured threads up to now."""
         now = perf_counter_ns()
         if now - self._listed_ns > THREADS_NS:
             self._listed_ns = now
@@ -134,11 +124,10 @@ class Contention:
         return time_ns - WAKING_NS * count > SHARE * run_ns if self._files else count > 0
 
     def is_run_contended(self, marks: Sequence[Waits], run_ns: float) -> bool:
-        """Return True if a run that ends now was slower because its threads waited for a processor, during it or
-        shortly before.
+        """Return True if a run that ends now was slower because its threads waited for a processor, during or shortly
+        before it.
 
         marks : waits read at the start of each of the latest runs, of which this run is the last
-        run_ns : duration of the run
         """
         start = marks[-1]
         if self.is_contended(start, run_ns):
@@ -152,17 +141,15 @@ class Contention:
 
     @property
     def is_shared(self) -> bool:
-        """Return True if other programs used more than a tenth (`MOST_BY_OTHERS`) of this process's processors
-        in the last fraction of a second.
+        """Return True if other programs used more than a tenth of this process's processors in the last fraction of a
+        second.
         """
         self._look_at_others()
         return self._others > MOST_BY_OTHERS
 
     @property
     def has_room(self) -> bool:
-        """Return True if other programs left at least as many processors free, in the last fraction of a second,
-        as an operator has threads.
-        """
+        """Return True if other programs recently left at least as many processors free as an operator has threads."""
         self._look_at_others()
         processors = len(os.sched_getaffinity(0))
         threads = min(self._threads or torch.get_num_threads(), processors)
@@ -237,7 +224,6 @@ def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
 
     faults : number of page faults in a run
     system_ns : time that the kernel spent in the run
-    usual_ns : usual time of one page fault
     """
     usual = faults * usual_ns / TICK_NS
     chance: float = 3 * usual**0.5 + 3
@@ -246,13 +232,9 @@ def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
 
 @functools.cache
 def usual_fault_ns() -> float | None:
-    """Measure the usual time of a page fault in ns, for memory that the system provides without delay.
+    """Measure the usual time of a page fault in ns; None if it cannot be measured here.
 
-    The measurement frees pages and writes to them again, since the system provides recently freed pages first.
-
-    Returns
-    -------
-    None if the system cannot free single pages, or uses huge pages, whose page faults have no usual time
+    The measurement frees pages and writes to them again, since the system provides recently freed pages without delay.
     """
     if not hasattr(mmap, "MADV_DONTNEED") or _has_huge_pages():
         return None

@@ -26,13 +26,11 @@ class Beat:
 
 
 class Heartbeat:
-    """Memory in which a child process stores the step that it is at, shared with its supervisor.
+    """Shared memory in which a child process stores the step that it is at.
 
-    Writing takes a fraction of a microsecond, so that a child can write before every run of a call. The memory contains
-    the number of writes and the newest entries, each with a hash of its fields and its number. The hash lets a reader
-    detect an incomplete entry; if a child is killed while it writes, the previous entry is still valid.
-
-    file : descriptor of the shared file, which the child inherits
+    Writing takes a fraction of a microsecond. The memory contains the number of writes and the newest entries, each
+    with a hash. It lets a reader detect an incomplete entry; if a child is killed while it writes, the previous one is
+    valid.
     """
 
     _COUNT, _ENTRY = struct.Struct("q"), struct.Struct("qqqq")
@@ -54,24 +52,17 @@ class Heartbeat:
             self.rest()
 
     def enter(self, item: int, part: int = IDLE) -> None:
-        """Store that the child begins a step.
-
-        item : index of the item that the child works on
-        part : index of the part of the item, or `IDLE` if the item has no parts
-        """
+        """Store that the child begins a step."""
         number, since_ns = self._count[0] + 1, monotonic_ns()
         check = hash((number, item, part, since_ns))
         self._ENTRY.pack_into(self._memory, self._offset(number), item, part, since_ns, check)
         self._count[0] = number
 
     def rest(self) -> None:
-        """Store that the child works on no item now."""
         self.enter(IDLE)
 
     def read(self) -> Beat:
-        """Return the step that the child is at; a step without an item if the child has overwritten the memory
-        with other data.
-        """
+        """Return the step that the child is at; a step without an item if the memory was overwritten."""
         for _ in range(self._MOST_READS):
             number = self._count[0]
             item, part, since_ns, check = self._ENTRY.unpack_from(self._memory, self._offset(number))

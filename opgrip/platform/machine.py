@@ -25,9 +25,7 @@ SHARE_OF_FREE = 0.9  # share of free memory that cases may use
 
 
 def page_size(header: Mapping[str, Any]) -> int | None:
-    """Return the size in bytes of a memory page on the machine of a trace, from its header; None if missing or
-    implausible.
-    """
+    """Return the size of a memory page from a trace's header; None if missing or implausible."""
     page = header.get("page_size")
     return page if type(page) is int and 0 < page <= LARGEST_PAGE else None
 
@@ -43,9 +41,7 @@ def cache_folder() -> Path:
 
 
 def processor(device: str) -> list[str]:
-    """Return the properties of a device that compiled code depends on: architecture, model and instruction set
-    of the CPU, or name of the GPU.
-    """
+    """Return the properties of a device on which compiled code depends, such as architecture and instruction set."""
     import torch
 
     module = _module_of(device)
@@ -56,9 +52,7 @@ def processor(device: str) -> list[str]:
 
 
 def last_cache_bytes(device: str) -> int:
-    """Return the size in bytes of the last-level cache that a core of the CPU, or the accelerator, uses; 32 MB
-    if unknown.
-    """
+    """Return the size of the last-level cache that a core of the CPU, or the accelerator, uses; 32 MB if unknown."""
     module = _module_of(device)
     if module is not None:
         properties = module.get_device_properties(device) if hasattr(module, "get_device_properties") else None
@@ -80,8 +74,8 @@ def available_memory(device: str) -> int | None:
 
 
 def free_memory(device: str) -> int | None:
-    """Return the number of free bytes on a device, or None if unknown; on the CPU, the limit of a container
-    counts too.
+    """Return the number of free bytes on a device, or None if unknown; on the CPU, the limit of a container counts
+    too.
     """
     module = _module_of(device)
     if module is not None:
@@ -121,10 +115,7 @@ def lines(path: str) -> list[str]:
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the torch device with a name such as `cuda:1`, whether or not this machine has the device.
-
-    Raises UserError if torch knows no device of this name.
-    """
+    """Return the torch device with a name such as `cuda:1`, whether or not this machine has the device."""
     import torch
 
     unknown = UserError(f"{name!r} is not a device known to torch", "name one such as cpu, cuda or cuda:1")
@@ -139,10 +130,7 @@ def parse_device(name: str) -> torch.device:
 
 
 def check_device(name: str) -> torch.device:
-    """Return the torch device with a name such as `cuda:1`.
-
-    Raises UserError if torch knows no device of this name, or cannot use it on this machine.
-    """
+    """Return the torch device with a name such as `cuda:1`; raise `UserError` if this machine lacks it."""
     import torch
 
     device = parse_device(name)
@@ -158,10 +146,7 @@ def check_device(name: str) -> torch.device:
 def measure_once(what: str, device: str, measure: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
     """Return the numbers that `measure` returns, from a cache if it was called before on this machine.
 
-    The cache is the file `measured.json` in `cache_folder()`; an entry belongs to one measurement, device, processor,
-    number of threads and version of torch.
-
-    what : name of the measurement
+    An entry of the cache belongs to one measurement, device, processor, number of threads and version of torch.
     """
     import torch
 
@@ -203,12 +188,9 @@ KINDS = ("GPU", "MIG")  # prefixes of device identifiers: whole GPUs and MIG ins
 
 
 class Gpu:
-    """Counters and properties of an NVIDIA GPU, read from NVML.
+    """Counters and properties of an NVIDIA GPU, read from NVML; None for values that the GPU or its driver does not
+    have.
 
-    A method returns None, or leaves a value out, if the GPU, its driver or its virtual machine does not provide the
-    value.
-
-    nvml : the module `pynvml`, initialized
     handle : NVML's handle of the GPU or MIG instance; clocks are read from the whole GPU
     """
 
@@ -219,13 +201,13 @@ class Gpu:
         self._whole = handle if whole is None else whole
 
     def energy_mj(self) -> float | None:
-        """Return the energy in mJ that the GPU has used since its driver was loaded; None for older GPUs and MIG
+        """Return the energy that the GPU has used since its driver was loaded; None for older GPUs and MIG
         instances.
         """
         return _number(self._read("nvmlDeviceGetTotalEnergyConsumption", self._handle))
 
     def power_mw(self) -> float | None:
-        """Return the power in mW that the GPU uses now; on some GPUs, the mean over the last second."""
+        """Return the power that the GPU uses now; on some GPUs, the mean over the last second."""
         return _number(self._read("nvmlDeviceGetPowerUsage", self._handle))
 
     def clock_mhz(self) -> float | None:
@@ -243,9 +225,7 @@ class Gpu:
         return [name for name in REASONS if name not in IDLE and int(mask or 0) & self._bit(name)]
 
     def limits(self) -> dict[str, float | bool]:
-        """Return properties of the GPU that do not change while programs run, such as the highest clock rates
-        and whether ECC is on, by their names in traces.
-        """
+        """Return properties of the GPU that do not change while programs run, by their names in traces."""
         readings = {
             "power_limit_w": _scaled(self._read("nvmlDeviceGetEnforcedPowerLimit", self._whole), 1e-3),
             "max_sm_mhz": self._max_clock_mhz("NVML_CLOCK_SM", 1),
@@ -285,12 +265,7 @@ class Gpu:
 
 
 def open_gpu(device: str) -> Gpu:
-    """Return the counters of a GPU for `--energy`.
-
-    device : name of a torch device, such as `cuda:0`
-
-    Raises UserError if the device is not an NVIDIA GPU, or if NVML is missing or does not permit access.
-    """
+    """Return the counters of a GPU for `--energy`; raise `UserError` if they cannot be read."""
     if device.partition(":")[0] != "cuda":
         raise UserError(f"--energy needs an NVIDIA GPU, and {device} is not one", "remove --energy")
     try:
@@ -305,10 +280,6 @@ def open_gpu(device: str) -> Gpu:
 
 
 def find_gpu(device: str) -> Gpu | None:
-    """Return the counters of a GPU, or None if they cannot be read.
-
-    device : name of a torch device, such as `cuda:0`
-    """
     try:
         return open_gpu(device)
     except UserError:

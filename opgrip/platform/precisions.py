@@ -1,8 +1,7 @@
 """Reduced precision of float32 operators, such as TF32, which programs can set for each backend since torch 2.9.
 
-Once a program changes one of these settings, reading torch's older global settings raises an error.
-
-A setting's name is its path below `torch.backends`, such as `cuda.matmul`.
+Once a program changes one of these settings, reading torch's older global settings raises an error. A setting's name is
+its path below `torch.backends`, such as `cuda.matmul`.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ _OLDER = {"cuda.matmul": "cuda.matmul.allow_tf32", "cudnn.conv": "cudnn.allow_tf
 def read_precision(place: str) -> str | None:
     """Return the precision that is set for a backend, such as `tf32`; None if this version of torch has no such
     setting.
-
-    place : name of the setting, such as `cuda.matmul`
     """
     try:
         return _READERS[place]()
@@ -55,10 +52,7 @@ def read_precision(place: str) -> str | None:
 
 
 def allows_tf32(place: str) -> bool:
-    """Return True if the program's settings allow a GPU backend to compute float32 operators as TF32.
-
-    place : name of the setting, such as `cuda.matmul`
-    """
+    """Return True if the program's settings allow a GPU backend to compute float32 operators as TF32."""
     value = read_precision(place)
     if value is not None:
         return value == "tf32"
@@ -69,11 +63,6 @@ def allows_tf32(place: str) -> bool:
 
 
 def set_precision(place: str, value: Any) -> None:
-    """Set the precision of a backend; torch raises an error if this version or backend does not accept it.
-
-    place : name of the setting, such as `cuda.matmul`
-    value : the precision, such as `tf32`
-    """
     attrgetter(place)(torch.backends).fp32_precision = value
 
 
@@ -82,9 +71,6 @@ def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
 
     Convolutions and recurrent networks have separate settings, which allow TF32 by default. A subgraph case or a sample
     may contain all kinds of operators; for these the result is True if any setting allows TF32.
-
-    operator : name of the operator, such as `aten.mm`, or of the gripped function or sample
-    context : recorded settings of the call
     """
     values = parse_precisions(str(context.get("fp32_precision", "")))
     of_products = "tf32" if context.get("matmul_precision") in ("high", "medium") else "ieee"
@@ -100,9 +86,7 @@ def is_tf32(operator: str, context: Mapping[str, Any]) -> bool:
 
 
 def describe_precisions() -> str:
-    """Return the precision settings that differ from torch's defaults, as a text such as
-    `cuda.matmul:tf32,mkldnn.conv:bf16`.
-    """
+    """Return the settings that differ from torch's defaults, as a text such as `cuda.matmul:tf32,mkldnn.conv:bf16`."""
     return _describe(tuple(map(read_precision, PLACES)))
 
 
@@ -117,8 +101,6 @@ def _describe(values: tuple[str | None, ...]) -> str:
 
 
 def parse_precisions(text: str) -> dict[str, str]:
-    """Return precision by name of the setting, from a text that `describe_precisions` returned; unknown settings
-    are left out.
-    """
+    """Return precision by name of the setting, from a text of `describe_precisions`, without unknown settings."""
     pairs = (part.partition(":") for part in text.split(","))
     return {place: value for place, _, value in pairs if place in PLACES and value in VALUES}

@@ -13,15 +13,13 @@ FOUND = "found"
 
 
 class PrivatePlaces:
-    """The private interfaces of torch that a module uses, each declared with a description of what happens
-    without it.
-    """
+    """The private interfaces of torch that a module uses, each declared with what happens without it."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Callable[[], bool], str]] = {}
 
     def take(self, name: str, fallback: Any, otherwise: str) -> Any:
-        """Return the torch object with a dotted name, or `fallback` if this version of torch lacks it; no module is
+        """Return the torch object with a dotted name, or `fallback` if this version of torch lacks it; nothing is
         imported.
 
         otherwise : what happens if torch lacks the object, as a short text for `report`
@@ -31,13 +29,7 @@ class PrivatePlaces:
         return fallback if thing is None else thing
 
     def take_later(self, name: str, fallback: Any, otherwise: str) -> Callable[[], Any]:
-        """Return a function that imports an object of torch on its first call and returns it; for modules that load
-        slowly.
-
-        name : dotted name of the object
-        fallback : returned by the function if this version of torch lacks the object
-        otherwise : what happens in that case, as a short text for `report`
-        """
+        """Return a function that imports an object of torch on its first call; for modules that load slowly."""
 
         def is_there() -> bool:
             _import_around(name)
@@ -52,18 +44,15 @@ class PrivatePlaces:
         return thing
 
     def declare(self, name: str, is_usable: Callable[[], bool], otherwise: str) -> None:
-        """Declare a private interface of torch, for `report`.
-
-        name : dotted name of the interface
-        is_usable : returns True if this version of torch has the interface in the form that is expected
-        otherwise : what happens in other versions of torch, as a short text
+        """Declare a private interface of torch; `is_usable` returns True if this version of torch has it in the
+        expected form.
         """
         if not otherwise.strip() or name in self._places:
             raise ValueError(f"{name} is declared twice, or without a text on what happens if torch lacks it")
         self._places[name] = (is_usable, otherwise)
 
     def report(self) -> dict[str, str]:
-        """Return for each declared interface, by its name, `found` or the text on what happens without it."""
+        """Return for each declared interface `found`, or the text on what happens without it."""
         return {name: FOUND if is_usable() else otherwise for name, (is_usable, otherwise) in self._places.items()}
 
 

@@ -1,11 +1,9 @@
 """Start and watch child processes that may crash, hang or use too much memory, and report their end.
 
-`run_program` runs a command to its end. A `Child` is a process that exchanges JSON lines with this one. It runs either
-a function in a fork, which starts fast but must not be used once torch has started threads, or a module in a new
-Python process. A child writes a `Heartbeat` to shared memory before each step, so that its supervisor knows which step
-crashed or hangs. A child leads a process group, so that its own children end with it.
-
-A confined child runs in bubblewrap: without network, and with a file system that is read-only except for some folders.
+`run_program` runs a command to its end. A `Child` exchanges JSON lines with this process. It runs either a function in
+a fork, which starts fast but must not be used once torch has started threads, or a module in a new Python process. It
+writes a `Heartbeat` before each step, so that its supervisor knows which step crashed or hangs, and leads a process
+group, so that its own children end with it. A confined child runs in bubblewrap.
 """
 
 from __future__ import annotations
@@ -126,7 +124,6 @@ class Child:
         return process.pid
 
     def fileno(self) -> int:
-        """Return the descriptor from which the child's messages are read, for `select`."""
         return self._from
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -137,9 +134,8 @@ class Child:
                 text = text[os.write(self._to, text) :]
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return the messages that the child sends within `wait_s` seconds, or an `Ended` if the child has ended.
-
-        A child whose step takes longer than the time limit is killed.
+        """Return the messages that the child sends within `wait_s` seconds, or an `Ended` if it has ended or took too
+        long.
         """
         if not select.select([self._from], [], [], wait_s)[0]:
             self._end_if_late()
@@ -155,10 +151,8 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
-        """Wait for the result that the child sends by `answer`, and return it; return an `Ended` if the child ends
-        without a result.
-
-        A `UserError` that the child sent is raised. `report` is called with each progress report of the child.
+        """Return the result that the child sends by `answer`, or an `Ended`; raise a `UserError` that the child
+        sent.
         """
         answer: dict[str, Any] | None = None
         while not isinstance(received := self.receive(), Ended):
@@ -191,7 +185,6 @@ class Child:
             kill_group(self.pid)
 
     def close(self) -> None:
-        """Kill the child if it still runs, and close its pipes and files."""
         self.kill()
         self._wait()
         self._close_input()
@@ -238,9 +231,7 @@ class Child:
 
 
 def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
-    """Return the request of a module that a `Child` runs, its heartbeat, and the descriptor on which the module sends
-    messages; further messages to the module arrive on descriptor 0.
-    """
+    """Return the request of a module that a `Child` runs, its heartbeat, and the descriptor for its messages."""
     # output of extensions must not come between messages
     output = os.dup(1)
     os.dup2(2, 1)
@@ -256,7 +247,6 @@ def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
 
 
 def write_message(output: int, message: Any) -> None:
-    """Send a message, data for `json.dumps`, from a child to its parent over the descriptor `output`."""
     text = json.dumps(message).encode() + b"\n"
     while text:
         text = text[os.write(output, text) :]
@@ -265,8 +255,7 @@ def write_message(output: int, message: Any) -> None:
 def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) -> None:
     """Call a function in a child, send its result or the `UserError` that it raises to the parent, and exit.
 
-    run : called with a function that sends its arguments as a progress report; returns the result
-    output : descriptor on which the child sends messages
+    run : called with a function that sends its arguments as a progress report
     """
     try:
         message = run(lambda *progress: write_message(output, {"progress": progress}))
@@ -293,7 +282,7 @@ def kill_group(pid: int) -> None:
 
 
 def last_words(errors: IO[bytes]) -> str:
-    """Return the last line in `errors`, the file to which a process's stderr is redirected, and empty the file."""
+    """Return the last line of the file to which a process's stderr is redirected, and empty the file."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     errors.seek(0)
@@ -302,10 +291,7 @@ def last_words(errors: IO[bytes]) -> str:
 
 
 def how_it_ended(status: int) -> str:
-    """Return a clause on how a process ended, such as `it ended its process with status 1`.
-
-    status : its exit status, or minus the number of the signal that ended it
-    """
+    """Return a clause such as `it ended its process with status 1`; `status` is negative for a signal."""
     if status == DEVICE_LOST:
         return "it made the device unusable"
     if status >= 0:
@@ -320,8 +306,6 @@ class Finished:
     """Outcome of a program that was run.
 
     status : exit status; minus the number of the signal that ended it; None if it was killed because it took too long
-    output : text that it wrote to stdout
-    errors : text that it wrote to stderr
     """
 
     status: int | None
@@ -338,8 +322,6 @@ def run_program(
 ) -> Finished:
     """Run a command in a new process group until it ends, then kill the processes that it left running.
 
-    timeout_s : seconds after which the command is killed; None for no limit
-    env : environment variables of the command; None to pass on the variables of this process
     log : file to which its stdout and stderr are written; None to return them
     started : called with the process id when the command has started
     """
@@ -373,10 +355,8 @@ BWRAP = "bwrap"
 
 
 def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return the words to put in front of a command so that bubblewrap runs it without network and with a read-only
-    file system.
-
-    writable : folders that the command may write to
+    """Return the words before a command with which bubblewrap runs it, without network and with `writable` folders
+    only.
     """
     binds = [word for folder in writable for word in ("--bind", folder, folder)]
     mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
@@ -384,7 +364,6 @@ def bubblewrap(writable: Sequence[str]) -> list[str]:
 
 
 def check_bubblewrap() -> None:
-    """Raise `UserError` if bubblewrap is not installed or cannot confine a process on this machine."""
     if shutil.which(BWRAP) is None:
         raise UserError("--sandbox needs bubblewrap (bwrap), which is not installed", "apt install bubblewrap")
     finished = run_program([*bubblewrap(()), "true"])

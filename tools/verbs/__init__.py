@@ -1,5 +1,5 @@
-"""The subcommands of `opgrip`. Each is a module of this package, or an entry point `opgrip.verbs` of
-another package.
+"""The subcommands of `opgrip`. Each is a module of this package, or an entry point `opgrip.verbs` of another
+package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ Run: TypeAlias = Callable[[argparse.Namespace], int]
 class Verb:
     """A subcommand of `opgrip`.
 
-    summary, examples : one-line summary and examples for its help
     prepare : function that adds its options to a parser; None if it has none
     run : function that runs the subcommand and returns the exit status
     runs_program : True if the words after `--` belong to a program; they are then stored in `args.program`
@@ -41,11 +40,7 @@ verbs: Registry[Verb] = Registry("opgrip.tools.verbs", "opgrip.verbs")
 
 
 def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None, **others: Any) -> Callable[[Run], Run]:
-    """Return a decorator that registers a function as the `run` of a new subcommand.
-
-    name : group and name, such as `trace info`
-    summary, examples, prepare, others : attributes of `Verb`
-    """
+    """Return a decorator that registers a function as the `run` of a new subcommand, such as `trace info`."""
 
     def register(run: Run) -> Run:
         verbs.register(name)(Verb(summary, examples, prepare, run, **others))
@@ -55,7 +50,6 @@ def verb(name: str, summary: str, examples: str, prepare: Prepare | None = None,
 
 
 def add_capture(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--capture` to a parser."""
     parser.add_argument(
         "--capture",
         type=Path,
@@ -65,17 +59,10 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
-    """Add the options `--output` and `--force` to a parser; `help` is the help text of `--output`.
-
-    required : True if the user must pass `--output`
-    """
+    """Add the options `--output` and `--force` to a parser; `help` is the help text of `--output`."""
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=help)
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 
 
 def report_output(args: argparse.Namespace, what: str) -> None:
-    """Print on stderr that a subcommand has written its output file.
-
-    what : description of the content, such as `3 rows`
-    """
     print(f"{args.prog}: wrote {what} to {args.output}", file=sys.stderr)

@@ -23,10 +23,7 @@ MOST_NOTES, MOST_NOTE = 10, 200
 
 
 def say_notes(notes: Sequence[str], reporter: Reporter, more: str = "") -> None:
-    """Print the first `MOST_NOTES` notes about files of a corpus.
-
-    more : text to print after the number of notes that are not shown
-    """
+    """Print the first `MOST_NOTES` notes about files of a corpus, and `more` after the number of the others."""
     for note in notes[:MOST_NOTES]:
         reporter.say(shortened(printable(note), MOST_NOTE))
     if len(notes) > MOST_NOTES:
@@ -128,10 +125,7 @@ def _write(table: pd.DataFrame, corpus: Corpus, args: argparse.Namespace) -> Non
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return the smallest and the largest number of models in which a row has to occur; None for no upper limit.
-
-    text : `2`, `2:`, `:3`, `2:5` (5 included), or `all`
-    """
+    """Return the numbers in `2`, `2:`, `:3`, `2:5` (5 included) or `all`; None for no upper limit."""
     if text == "all":
         return ALL, None
     first, colon, last = text.partition(":")

@@ -1,6 +1,4 @@
-"""`opgrip results list`, `merge`, `prune`, `score`, `show` and `opgrip compare`: work with results that opreplay
-stored.
-"""
+"""`opgrip results list`, `merge`, `prune`, `score`, `show` and `opgrip compare`: results that opreplay stored."""
 
 from __future__ import annotations
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--store`, the folder of the results store, to a parser."""
     parser.add_argument(
         "--store",
         type=Path,
@@ -31,17 +28,13 @@ def add_store(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add the argument RUN and the option `--store` to a parser."""
     names = "results file, run of the results store (or the start or end of its name), or latest for the newest run"
     parser.add_argument("which", metavar="RUN", help=names)
     add_store(parser)
 
 
 def read_runs(store: Path | None, *names: str) -> list[Results]:
-    """Return the results of files, or of runs of the results store, given by name.
-
-    store : folder of the store; None for the default one
-    """
+    """Return the results of files, or of runs of the results store, given by name."""
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
 

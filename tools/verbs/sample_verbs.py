@@ -139,7 +139,6 @@ def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
 
 
 def gigabytes(text: str) -> float:
-    """Return the number of bytes per second for a text that is a number of GB/s."""
     try:
         number = float(text)
     except ValueError:

@@ -1,6 +1,4 @@
-"""`opgrip trace export-case`: writes a call, module, function or gripped sample as a Python script that only needs
-torch.
-"""
+"""`opgrip trace export-case`: writes a call, module, function or gripped sample as a Python script."""
 
 from __future__ import annotations
 

@@ -116,8 +116,6 @@ def _without_surrogates(table: pd.DataFrame, by: str) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A table of calls: its title, and the columns by which calls are grouped."""
-
     title: str
     columns: tuple[str, ...]
 

@@ -102,9 +102,7 @@ def run_trim(args: argparse.Namespace) -> int:
 
 
 def steps(text: str) -> tuple[int, int | None]:
-    """Return (first step, step before which the range ends; None for no end) for a text such as `1`, `0:2`, `2:` or
-    `:2`.
-    """
+    """Return the range in a text such as `1`, `0:2`, `2:` or `:2`; its end is None if left out."""
     match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a step such as 1 or a range such as 0:2")
@@ -117,9 +115,7 @@ def steps(text: str) -> tuple[int, int | None]:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return (start, end) in ns for a text `START:END`, whose times are in seconds or have units; the end is None if
-    left out.
-    """
+    """Return start and end in ns of a text `START:END`, in seconds or with units; the end is None if left out."""
     first, colon, end = text.partition(":")
     if not colon:
         raise argparse.ArgumentTypeError(f"{text!r} is not an interval such as 1.5s:2s")

@@ -131,7 +131,6 @@ def _numbers(trace: ZooTrace) -> list[object]:
 
 
 def summary(traces: Sequence[ZooTrace]) -> str:
-    """Return one line with the number of traces, models and calls, and the size of the files."""
     recordings = [trace.recording for trace in traces if trace.recording is not None]
     size = sum(recording.size_bytes for recording in recordings) / 1e6
     models = counted(len({trace.model for trace in traces}), "model")
@@ -264,7 +263,6 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 def facts(trace: ZooTrace) -> list[tuple[str, str]]:
-    """Return (name, text) of the facts about a trace of the zoo."""
     lines = [
         ("name", trace.name),
         ("model", f"{trace.model} of {trace.library}, {trace.family}"),

@@ -1,7 +1,6 @@
 """Facts about devices, libraries and settings that affect measured times, and reasons to doubt those times.
 
-Only accelerators that the process already uses are queried, so that no accelerator is started. Facts that they do not
-report are left out.
+Only accelerators that the process already uses are queried, so that no accelerator is started.
 """
 
 from __future__ import annotations
@@ -52,9 +51,7 @@ def doubt_of_events(calls: pd.DataFrame) -> str | None:
     """Return the reason, with a remedy, to doubt device times measured with events, or None.
 
     If the device waits for the host, the event before a call is reached at once, and the measured time includes the
-    launch. Such a time is not longer than the host time of the call.
-
-    calls : rows of `Trace.distinct_calls`
+    launch.
     """
     device_ns = calls["device_ns"].fillna(0) * calls["count"]
     share = float(device_ns[calls["device_ns"] <= calls["duration_ns"]].sum()) / max(float(device_ns.sum()), 1.0)
@@ -109,7 +106,7 @@ HOST = ("cpu", "meta")  # device types that do not count as accelerators
 
 
 def device_of(signature: Signature) -> str:
-    """Return the device of a signature: the first accelerator among its tensors' devices, else the host."""
+    """Return the first accelerator among the devices of a signature's tensors, else the host."""
     devices = [spec.device for spec in tensors([signature.args, signature.kwargs, signature.outputs])]
     devices = devices or [
         str(leaf) for leaf in leaves([signature.args, signature.kwargs]) if type(leaf) is torch.device
@@ -118,9 +115,8 @@ def device_of(signature: Signature) -> str:
 
 
 def describe_accelerators(devices: Sequence[str]) -> Facts:
-    """Return facts about devices under the keys `devices`, `libraries` and `settings`; empty without devices.
-
-    devices : names such as `cuda:0`, of kinds that this process uses or may start
+    """Return facts about devices such as `cuda:0` under the keys `devices`, `libraries` and `settings`; {} without
+    devices.
     """
     if not devices:
         return {}
@@ -141,7 +137,7 @@ def describe_accelerators(devices: Sequence[str]) -> Facts:
 
 
 def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
-    """Return the items of both dictionaries; nested dictionaries are merged too, and `second` wins for equal keys."""
+    """Return the items of both dictionaries, nested ones merged; `second` wins for equal keys."""
     merged = dict(first)
     for name, value in second.items():
         before = merged.get(name)
@@ -153,7 +149,7 @@ def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
 
 
 def facts_in_words(accelerator: object) -> Iterator[tuple[str, str]]:
-    """Yield title and text of lines that describe devices, libraries and their settings; equal devices share a line.
+    """Yield title and text of lines that describe devices, libraries and settings; equal devices share a line.
 
     accelerator : the result of `describe_accelerators`, or unchecked content of an untrusted file
     """

@@ -25,7 +25,6 @@ class NumberSet:
         self._array: Integers | None = None
 
     def put(self, number: int, is_in: bool = True) -> None:
-        """Add a number to the set if `is_in` is True, else remove it."""
         (self._numbers.add if is_in else self._numbers.discard)(number)
         self._array = None
 
@@ -33,7 +32,7 @@ class NumberSet:
         return number in self._numbers
 
     def flags(self, column: Integers) -> NDArray[np.bool_]:
-        """Return a mask, (N,), of the numbers in `column`, (N,), that belong to the set."""
+        """Return a mask of the numbers in `column` that belong to the set."""
         if self._array is None:
             self._array = np.array(sorted(self._numbers), dtype=np.int64)
         return np.isin(column, self._array)
@@ -50,8 +49,8 @@ Select = Callable[[CallBlock], CallBlock]
 class CallSource:
     """The blocks of calls of a trace, or the selected part of each block, with the device times of later records.
 
-    read : function that reads the blocks again from the file
-    select : function that returns the selected part of a block; None to select whole blocks
+    read : reads the blocks again from the file
+    select : returns the selected part of a block; None to select whole blocks
     """
 
     def __init__(self, read: Callable[[], Iterable[CallBlock]], select: Select | None = None) -> None:
@@ -79,14 +78,10 @@ class CallSource:
                 self._kept = None
 
     def add_times(self, record: DeviceTimes) -> None:
-        """Add a record of device times that was written after the calls."""
         self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
 
     def weigh_graphs(self, signatures: Iterable[Signature]) -> None:
-        """Determine how a launch's time is divided among the calls of its CUDA graph, after all records were read.
-
-        Raise `UserError` if the launches run too many calls.
-        """
+        """Determine how a launch's time is divided among the calls of its CUDA graph, after all records were read."""
         if self.graphs.graphs:
             calls = sum(
                 launches * len(self.graphs.graphs.get(number, ())) for number, (launches, _) in self.launches().items()
@@ -112,7 +107,7 @@ class CallSource:
 
     def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
         """Return, by signature, the factor by which its total device time changes if the time of each launch of a CUDA
-        graph is divided among the graph's calls in proportion to `times_ns` instead of the estimate.
+        graph is divided in proportion to `times_ns` instead of the estimate.
 
         times_ns : time of a call by signature; graphs that contain a signature without a time keep the estimate
         """
@@ -134,9 +129,8 @@ class CallSource:
         return {call: 1 + change / before[call] for call, change in changes.items() if before[call] > 0}
 
     def launches(self) -> dict[int, tuple[int, int]]:
-        """Return the number of launches of each CUDA graph in the whole file, and their total device time in ns.
-
-        The key is the signature of the graph's launches.
+        """Return the number of launches of each CUDA graph and their total device time in ns, by the launches'
+        signature.
         """
         counts = dict.fromkeys((*self.graphs.graphs, *self.graphs.unknown), (0, 0))
         for block in self._recorded() if counts else ():
@@ -158,12 +152,11 @@ class CallSource:
 
     @property
     def has_later_times(self) -> bool:
-        """Return True if the trace has device times in records after the calls; these are times of kernels."""
+        """True if the trace has device times in records after the calls; these are times of kernels."""
         return bool(self._later)
 
     @property
     def is_kept(self) -> bool:
-        """Return True if all calls are kept in memory, so that the file is not read again."""
         return self._kept is not None and self.calls <= KEPT_CALLS
 
     def __iter__(self) -> Iterator[CallBlock]:
@@ -218,7 +211,6 @@ class CallSource:
 
 
 def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> CallBlock:
-    """Return a block with only the calls for which the mask `flags` is True."""
     if flags.all():
         return block
     places = np.flatnonzero(flags)
@@ -244,11 +236,7 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
-    """Return an array with a number for each call of a block, 0 for a call without a pair.
-
-    pairs : (position of the call, number), such as `page_faults` or `slow_memory` of a block
-    calls : number of calls in the block
-    """
+    """Return the number of each call of a block from pairs (position of the call, number); 0 without a pair."""
     numbers = np.zeros(calls, dtype=np.int64)
     for place, number in pairs:
         numbers[place] = number
@@ -256,10 +244,9 @@ def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
 
 
 def or_all(column: Integers, calls: int, value: int) -> Integers:
-    """Return a column of a block of `calls` calls; a column that the block omits has the same `value` for all calls."""
+    """Return a column of a block; a column that the block omits has the same `value` for all calls."""
     return column if len(column) else np.full(calls, value, dtype=np.int64)
 
 
 def concatenated(pieces: Sequence[Integers]) -> Integers:
-    """Return the arrays of a column, one for each block, as one array."""
     return np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64)

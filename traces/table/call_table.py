@@ -25,13 +25,9 @@ def counts_of(calls: pd.DataFrame) -> pd.Series[int]:
 
 
 def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share: float = 0.5) -> pd.Series[float]:
-    """Return the quantile of each group of values at `share`, interpolated linearly between neighbouring values.
+    """Return the quantile of each group of values, interpolated linearly; NaN values are ignored.
 
-    NaN values are ignored; the result is NaN for a group without other values.
-
-    groups : group of each value
     counts : number of times that each value counts
-    share : 0 to 1, 0.5 for the median
     """
     names = pd.Series(np.asarray(groups), index=values.index)
     table = pd.DataFrame({"group": names, "value": values.astype(float), COUNT: counts})
@@ -61,7 +57,7 @@ def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical duration of each signature's calls, used instead of those of perturbed calls (see `Calls`).
+    """Typical duration of each signature's calls, used instead of those of perturbed calls.
 
     median_ns : by signature, the median duration of unperturbed calls, or of all calls if `was_interrupted`
     was_interrupted : by signature, True if only one call was unperturbed and it took longer than all others, so that it
@@ -72,9 +68,8 @@ class Typical:
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Return the durations of calls in ns, with the typical duration of the signature for perturbed calls.
-
-        A perturbed call keeps its own duration if no typical one is known.
+        """Return the durations of calls in ns, with the typical duration of the signature for perturbed calls, if
+        known.
         """
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
@@ -83,10 +78,7 @@ class Typical:
 
 
 def typical_of(calls: pd.DataFrame) -> Typical | None:
-    """Return the typical durations of a trace's signatures, or None if no call was perturbed (see `Calls`).
-
-    calls : all calls, or all distinct calls, of the trace
-    """
+    """Return the typical durations of a trace's signatures, or None if no call was perturbed."""
     durations, perturbed, counts = usual_ns(calls), calls["perturbed"], counts_of(calls)
     if not perturbed.any():
         return None
@@ -98,10 +90,7 @@ def typical_of(calls: pd.DataFrame) -> Typical | None:
 
 
 def unperturbed_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return the durations in ns of all calls of a trace, with typical durations for perturbed calls (see `Calls`).
-
-    calls : all calls, or all distinct calls, of the trace
-    """
+    """Return the durations in ns of all calls of a trace, with typical durations for perturbed calls."""
     typical = typical_of(calls)
     return calls["duration_ns"] if typical is None else typical.unperturbed_ns(calls)
 
@@ -129,9 +118,8 @@ def with_functions(calls: pd.DataFrame) -> Times:
 
 
 def summarize_kernels(kernels: Sequence[Kernels], op_by_signature: Mapping[int, str]) -> pd.DataFrame:
-    """Return a table with one row per kernel and operator that launched it, longest time first.
-
-    The columns are kernel, op, launches, time_us, and share (of the time of all kernels, 0 to 1).
+    """Return one row per kernel and operator that launched it, longest time first; `share` is of the time of all
+    kernels.
     """
     rows = [
         (name, op_by_signature.get(record.signature, ""), launches, device_ns / 1e3)
@@ -159,7 +147,7 @@ DENSE = 1 << 20  # maximum of numbers that are looked up in an array; captures o
 
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """The records to which the numbers in blocks of calls refer: signatures, scopes, and threads by number."""
+    """The records to which the numbers in blocks of calls refer."""
 
     signatures: list[Signature]
     scopes: list[Scope]
@@ -167,7 +155,6 @@ class CallNames:
 
 
 def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
-    """Return the table of `Trace.calls`: one row per call, in start order."""
     table = rows_table(concatenated_columns(source), names)
     table = table.sort_values("start_ns", kind="stable", ignore_index=True)
     table["device_ns"] = with_functions(table)
@@ -175,9 +162,8 @@ def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
 
 
 def known_streams(numbers: np.ndarray[Any, Any], is_on_host: np.ndarray[Any, Any]) -> pd.arrays.IntegerArray:
-    """Return the column of stream numbers; the value is missing for stream 0 of a call that may not have used a device.
-
-    is_on_host : True for calls that are not known to have used a device
+    """Return the column of stream numbers; the value is missing for stream 0 of a call that may not have used a
+    device.
     """
     return pd.arrays.IntegerArray(numbers, is_on_host & (numbers == 0))
 
@@ -197,12 +183,10 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) ->
 
 
 def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
-    """Add three columns of times to a table of calls, in place, and return the table.
+    """Add the columns of times to a table of calls, in place, and return the table.
 
     `raw_ns` is the device time, or without one the duration on the host; `host_ns` the duration on the host, with the
     typical one for perturbed calls; `time_ns` the device time, or without one `host_ns`.
-
-    typical : typical durations of the signatures; None if no call was perturbed (see `Calls`)
     """
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
     table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)
@@ -211,7 +195,6 @@ def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
 
 
 def named_columns(signature: Integers, scope: Integers, thread: Integers, names: CallNames) -> dict[str, Any]:
-    """Return the columns of a table of calls that follow from the signature, scope and thread of each call."""
     signatures, scopes, threads = names.signatures, names.scopes, names.threads
     by_number = {record.number: record for record in scopes}
 
@@ -270,7 +253,6 @@ def device_times(block: CallBlock) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def all_storages(source: Iterable[CallBlock]) -> Integers:
-    """Return the storage numbers of the tensors of all calls, in block order."""
     return concatenated([block.storages for block in source])
 
 

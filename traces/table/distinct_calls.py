@@ -1,4 +1,4 @@
-"""Distinct calls, which are equal calls counted in one row; and all calls in parts, in memory that does not grow."""
+"""Equal calls counted in one row, and all calls in parts, in memory that does not grow with their number."""
 
 from __future__ import annotations
 
@@ -68,11 +68,9 @@ class DistinctCalls:
             self._sum_up()
 
     def table(self, names: CallNames) -> pd.DataFrame:
-        """Return one row per group of calls that are equal in all columns but their start, sorted by the first start.
+        """Return one row per group of equal calls with their `count`, sorted by the first start.
 
-        The columns are `count` and those of `Trace.calls` except `tensors` and `first_storage`; `start_ns` is that
-        of the group's first call. If there are more than `MOST_ROWS` groups, calls with nearly equal times form one
-        group, with their mean time.
+        If there are more than `MOST_ROWS` groups, calls with nearly equal times form one group, with their mean time.
         """
         rows = self.rows()
         signature, scope, thread = (rows[name].to_numpy() for name in ("signature", "scope", "thread"))
@@ -92,10 +90,7 @@ class DistinctCalls:
         return table
 
     def rows(self) -> pd.DataFrame:
-        """Return the rows of `table` as integers.
-
-        The columns are `KEYS`, the start of the first call, the position of this call in the file, and `count`.
-        """
+        """Return the rows of `table` as integers: `KEYS`, start and position of the first call, and `count`."""
         self._sum_up()
         while len(self._sums) > 1:
             self._join()
@@ -209,7 +204,6 @@ class Rows:
         return len(self.columns[NUMBER])
 
     def take(self, places: Integers) -> Rows:
-        """Return the rows at these positions, in the given order."""
         tensors = self.columns["tensors"]
         counts = tensors[places]
         firsts = (np.cumsum(tensors) - tensors)[places] - (np.cumsum(counts) - counts)

@@ -20,10 +20,7 @@ BY_ESTIMATE = "by an estimate: times of the same signatures outside of graphs, e
 
 
 def doubt_of_graphs(share: float) -> str:
-    """Return the reason to doubt a trace that lacks the calls of CUDA graphs.
-
-    share : share of the device's time that the launches of these graphs take, 0 to 1
-    """
+    """Return the reason to doubt a trace that lacks the calls of CUDA graphs; `share` is of the device's time."""
     return (
         f"{share:.0%} of the device's time is in launches of graphs whose capture the trace does not have, so that "
         "their operators are missing: start the capture before the program captures its graphs"
@@ -34,8 +31,6 @@ def doubt_of_graphs(share: float) -> str:
 class GraphCalls:
     """The calls of a CUDA or HIP graph as columns, and the share of each in the time of a launch.
 
-    signature, scope, tensors : (N,), numbers of the signature and scope of each call, and its number of tensors
-    storages : (sum of `tensors`,), storage numbers
     kernel_ns : time of each call's kernels, (N,); None if the kernels were not recorded
     weights : share of a launch's time that each call gets, (N,)
     """
@@ -114,8 +109,6 @@ class GraphLaunches:
         """Return, by the signature of a graph's launches, the share of each of its calls in the sum of `times_ns`.
 
         Graphs whose kernels were recorded, or that contain a call without a time, are left out.
-
-        times_ns : measured time of a call by signature
         """
         by_number = {item.number: item for item in signatures}
         weights = {}

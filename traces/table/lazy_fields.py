@@ -11,9 +11,7 @@ T = TypeVar("T")
 class LazyField(Generic[T]):
     """Descriptor of a dataclass field that is computed when it is first read; the dataclass must not have slots.
 
-    The constructor of the dataclass takes the value, or a function that returns it.
-
-    default : function that computes the value if the constructor gets none; None for a required field
+    The constructor takes the value, or a function that returns it.
     """
 
     def __init__(self, default: Callable[[], T] | None = None) -> None:
@@ -44,5 +42,4 @@ class LazyField(Generic[T]):
 
 
 def is_made(item: object, name: str) -> bool:
-    """Return True if the lazy field `name` of an object is already computed."""
     return not callable(item.__dict__[f"_{name}"])

@@ -1,4 +1,4 @@
-"""Reconstruction of the arguments and results of a trace's calls as live objects, if the trace holds their values."""
+"""Arguments and results of a trace's calls as live objects."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from opgrip.traces.table.trace import Trace
 
 
 class LiveArguments:
-    """Creates the arguments and results that a trace describes, as tensors and Python objects.
-
-    Names in the trace are never imported.
+    """Creates the arguments and results that a trace describes; names in the trace are never imported.
 
     classes : namespace in which classes and functions are looked up by name, such as that of a sample's module
     """
@@ -30,11 +28,7 @@ class LiveArguments:
         self._files = [TensorFile(path) for path in trace.tensor_files]
 
     def make(self, tree: Any) -> Any:
-        """Return the arguments that nested specs describe; tensor values that the trace lacks are drawn from value
-        models.
-
-        Raises UserError if a class is missing or a tensor cannot be created.
-        """
+        """Return the arguments that nested specs describe; values that the trace lacks are drawn from value models."""
         specs = list(tensors(tree))
         try:
             live_tensors = iter(lay_out(specs, self._values, _device))
@@ -45,7 +39,6 @@ class LiveArguments:
         return make_arguments(live, self._classes)
 
     def is_whole(self, spec: TensorSpec) -> bool:
-        """Return True if all values of a tensor were recorded."""
         return 0 in spec.shape or spec.device == "meta" or self._trace.tensors.get(_number(spec)) is not None
 
     def _values(self, spec: TensorSpec, shape: tuple[int, ...]) -> torch.Tensor:

@@ -27,10 +27,7 @@ def is_mark(op: str) -> bool:
 
 
 def is_operator(op: str, kind: str) -> bool:
-    """Return False for a label of `record_function` and for a function recorded with `--grip`, else True.
-
-    op, kind : operator and kind of the signature
-    """
+    """Return False for a label of `record_function` and for a function recorded with `--grip`."""
     return kind != FUNCTION and not is_mark(op)
 
 
@@ -49,7 +46,7 @@ def own_calls(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def label_of(signature: Signature) -> str | None:
-    """Return the text of the `record_function` label that a signature's calls open, or None if they open none."""
+    """Return the label that a signature's calls open, or None."""
     label = signature.args[0] if signature.op.startswith(ENTER) and signature.args else None
     return label if isinstance(label, str) else None
 
@@ -57,14 +54,10 @@ def label_of(signature: Signature) -> str | None:
 def labeled(
     calls: pd.DataFrame, label_by_signature: Mapping[int, str], is_selected: Callable[[str], bool]
 ) -> pd.Series[bool]:
-    """Return a mask of the calls that ran within a selected `record_function` label.
+    """Return a mask of the calls that ran within a selected `record_function` label; `calls` are in start order.
 
     Labels nest within a thread. Calls in autograd's threads count as inside the labels that are open in any other
     thread.
-
-    calls : table of calls in start order
-    label_by_signature : text of the label that a signature's calls open, by signature
-    is_selected : returns True if the label with this text is selected
     """
     spans: list[tuple[int, int]] = []
     within = np.zeros(len(calls), dtype=np.bool_)

@@ -61,10 +61,7 @@ class _Thread:
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
     """Return the calls that were entered and never ended, which are the last calls of their thread.
 
-    The recorded start of a call can be later than its entry, because it excludes the capture's work before the operator
-    runs.
-
-    entered : records of calls that were entered, by thread
+    The recorded start of a call can be later than its entry, because it excludes the capture's work.
     """
     if not entered:
         return []
@@ -85,21 +82,12 @@ Columns: TypeAlias = tuple[int | None, Integers, Integers, Integers]
 
 @dataclass(frozen=True, slots=True)
 class StepStarts:
-    """Start times of the steps of each process.
-
-    begins : start times in ns, (steps,) ascending, by process; processes whose steps cannot be distinguished are
-        missing
-    """
+    """Start times of the steps of each process in ns; processes whose steps cannot be distinguished are missing."""
 
     begins: Mapping[int | None, Integers]
 
     def steps_of(self, process: int | None, start_ns: Integers) -> Integers:
-        """Return the step of each call of a process, counted from 0; -1 if unknown.
-
-        Calls before the first step count as part of it.
-
-        start_ns : start times of the calls
-        """
+        """Return the step of each call of a process; -1 if unknown. Calls before the first step count as part of it."""
         begins = self.begins.get(process)
         if begins is None:
             return np.full(len(start_ns), -1, dtype=np.int64)
@@ -111,11 +99,7 @@ def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | Non
     """Return start times of steps, derived from the first place in the program that runs exactly once per step.
 
     A place is a scope and a signature. The calls are read twice: once to count the calls of each place, and once to
-    collect the starts at the chosen places. Memory therefore grows with the number of places and steps, not with the
-    number of calls.
-
-    read : returns the calls of each block as (process, scope, signature, start_ns), the last three as arrays
-    counts : number of steps by process
+    collect the starts at the chosen places, so that memory does not grow with the calls.
     """
     places = {process: _Places() for process in counts}
     for process, scope, signature, start_ns in read():
@@ -200,7 +184,6 @@ def _columns(records: Iterable[Record | CallBlock]) -> Iterator[Columns]:
 
 
 def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
-    """Return the number of steps of each process whose number of steps is in the header."""
     processes = header.get("processes")
     items: list[tuple[int | None, Any]] = [(None, header)]
     if isinstance(processes, list):
@@ -213,7 +196,7 @@ class CallFilter:
     """Selects the calls of a trace that meet all conditions.
 
     phase, module, op : shell patterns, one of which a call must match; an empty sequence accepts every call
-    steps : selected steps, counted from 0, and start times of all steps; None selects every step
+    steps : selected steps and start times of all steps; None selects every step
     """
 
     def __init__(
@@ -229,7 +212,6 @@ class CallFilter:
         self._scopes, self._signatures = NumberSet(), NumberSet()
 
     def note(self, record: Record | CallBlock) -> None:
-        """Keep the data of a record that the conditions need; records must come in the order of the trace."""
         if isinstance(record, Scope):
             # as in `Trace.calls`, a backward call belongs to the module of its forward call
             of_forward = None if record.forward is None else self._modules.get(record.forward)
@@ -261,13 +243,8 @@ def call_filter(
     op: str | Sequence[str],
     steps: range | int | None,
 ) -> CallFilter | None:
-    """Return the filter for these conditions, or None if all are empty.
-
-    If steps are selected, the trace is read once to find their starts. Raise `UserError` for an unknown phase, and if
-    the trace lacks the steps.
-
-    phase, module, op : shell patterns, one of which a call must match
-    steps : index of a step, or range of indices; None selects every step
+    """Return the filter for these conditions, or None if all are empty; if steps are selected, the trace is read
+    once.
     """
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
     if phases and not any(matches(name, phases) for name in PHASES):

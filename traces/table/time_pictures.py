@@ -22,16 +22,14 @@ DEEPEST = 4  # maximum depth of module paths in the names of parts
 
 
 def check_columns(*names: str) -> None:
-    """Raise `UserError` if a bar chart cannot be grouped by one of these columns."""
     strange = [name for name in names if name not in COLUMNS]
     if strange:
         raise UserError(f"a picture cannot be grouped by {strange[0]}", f"choose {', '.join(COLUMNS)}")
 
 
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
-    """Return a bar chart with bars for the values of column `by` that take most time, divided by column `parts`.
-
-    table : result of `Trace.summary(by, parts)`; bars show numbers of calls if no call has a time
+    """Return a bar chart of the result of `Trace.summary(by, parts)`; bars show numbers of calls if no call has a
+    time.
     """
     if table.empty:
         raise UserError("the trace has no calls", "capture a step that runs some")

@@ -167,19 +167,14 @@ class Trace:
 
     @cached_property
     def distinct_calls(self) -> pd.DataFrame:
-        """Return `calls` with calls that differ only in their start merged into one row, and a column `count`.
-
-        Rows are in the order of the first start; the columns `tensors` and `first_storage` are missing.
-        """
+        """Return `calls` with calls that differ only in their start merged into one row, and a column `count`."""
         if is_made(self, "calls") or self.source.is_kept:
             return self.calls.assign(**{COUNT: 1})
         return distinct_calls(self.source, self.names)
 
     def call_parts(self) -> Iterator[tuple[pd.DataFrame, Integers]]:
-        """Yield `calls` in parts, in memory that does not grow with their number.
-
-        The parts are in start order, with a continuous index. Each comes with the storages to which its `first_storage`
-        refers.
+        """Yield `calls` in parts in start order, each with its storages, in memory that does not grow with their
+        number.
         """
         if is_made(self, "calls") or self.source.is_kept or self._has_function_times:
             yield self.calls, self.storages
@@ -233,27 +228,22 @@ class Trace:
 
     @property
     def own_distinct_calls(self) -> pd.DataFrame:
-        """Return the rows of `distinct_calls` that `own_calls` keeps."""
         return own_calls(self.distinct_calls)
 
     @property
     def names(self) -> CallNames:
-        """Return the signatures, scopes and threads to which numbers in blocks of calls refer."""
         return CallNames(self.signatures, self.scopes, self.threads)
 
     @property
     def labels(self) -> pd.Series[int]:
-        """Return how often each label of `record_function` was opened, by label, most frequent first."""
+        """Return how often each label of `record_function` was opened, most frequent first."""
         calls = self.distinct_calls
         labels = calls["signature"].map(self._label_by_signature())
         counts = calls[COUNT].groupby(labels.astype(object), sort=False).sum()
         return counts.sort_values(ascending=False)
 
     def within_labels(self, is_selected: Callable[[str], bool]) -> pd.Series[bool]:
-        """Return a mask of the rows of `calls` that ran within a selected label of `record_function`.
-
-        is_selected : returns True if the label with this text is selected
-        """
+        """Return a mask of the rows of `calls` that ran within a selected label of `record_function`."""
         return labeled(self.calls, self._label_by_signature(), is_selected)
 
     def _label_by_signature(self) -> dict[int, str]:
@@ -297,11 +287,7 @@ class Trace:
         return table.sort_values(["share", "calls"], ascending=False).reset_index()
 
     def kernels_by_operator(self) -> pd.DataFrame:
-        """Return a table with one row per kernel and operator, longest time first: kernel, op, launches, time_us,
-        share.
-
-        The table is empty if the trace was captured without `--device-time kernels`.
-        """
+        """Return one row per kernel and operator, longest time first; empty if the trace has no times of kernels."""
         return summarize_kernels(self.kernels, {signature.number: signature.op for signature in self.signatures})
 
 

@@ -1,4 +1,4 @@
-"""Collection of the records of a trace while the trace is read."""
+"""Records of a trace, collected while the trace is read."""
 
 from __future__ import annotations
 
@@ -86,7 +86,6 @@ class TraceContents:
                 fields["header"] = _with_accelerators(fields["header"], record)
 
     def attributes(self, reader: TraceReader) -> dict[str, Any]:
-        """Return the attributes of the `Trace`, by name, after all records were added."""
         fields = self._fields
         names = CallNames(fields["signatures"], fields["scopes"], fields["threads"])
         self._source.weigh_graphs(fields["signatures"])
