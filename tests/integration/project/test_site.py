@@ -32,7 +32,7 @@ def test_site_builds_without_warnings_and_external_resources(tmp_path: Path, mon
     done = run_python("-m", "mkdocs", "build", "--strict", "-f", ROOT / "mkdocs.yml", "-d", tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     pages = {path.name: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
-    assert "records every operator call" in pages["index.html"]
+    assert "records the operator calls" in pages["index.html"]
     assert 'href="modes.html"' in pages["index.html"]
     for name in (
         "capture.Capture",
