@@ -11,7 +11,7 @@ from pathlib import Path
 from opgrip.capture.command.capture_options import OPTIONS, RecordingOptions, Steps
 from opgrip.capture.command.script import run_script, script_name
 from opgrip.capture.on_demand.autostart import load_recording, start
-from opgrip.capture.on_demand.client import RecordableProcess, attach, converse, find_processes, processes
+from opgrip.capture.on_demand.client import RecordableProcess, converse, find_processes, processes
 from opgrip.capture.on_demand.jobs import choose_ranks, record_together
 from opgrip.capture.on_demand.protocol import STOP
 from opgrip.capture.on_demand.settings import DEFAULT, PRIVATE_DEFAULT, WARMUP, AgentSettings, check_pattern, signal_of
@@ -46,15 +46,6 @@ def make_verb_parser(verb: str) -> argparse.ArgumentParser:
 
 def _add_process(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("process", metavar="PID|NAME", help="PID or name of the process, as opcapture list shows it")
-
-
-def _add_attach_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("pid", type=positive, metavar="PID", help="PID of a Python process of this user")
-
-
-def _attach(args: argparse.Namespace) -> int:
-    print(f"opcapture: {attach(args.pid)}: record it with opcapture trigger {args.pid}", file=sys.stderr)
-    return 0
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -153,12 +144,6 @@ def _trigger(args: argparse.Namespace) -> int:
 
 
 VERBS = {
-    "attach": ProcessVerb(
-        "Start an agent in a running process, if the system allows it, so that opcapture trigger can record it.",
-        "  opcapture attach 4711 && opcapture trigger 4711\n",
-        _add_attach_options,
-        _attach,
-    ),
     "list": ProcessVerb(
         "Show the processes of this machine that opcapture trigger can record.",
         "  opcapture list\n",

@@ -26,7 +26,7 @@ MODULES_OF = {
 }
 
 # modules that no extra and no make target installs
-OF_NO_EXTRA = ("PIL", "flashinfer_bench", "nsys", "ncu", "gdb", "c++", "ninja", "chromium")
+OF_NO_EXTRA = ("PIL", "flashinfer_bench", "nsys", "ncu", "c++", "ninja", "chromium")
 
 IN_A_WAY_OF_ITS_OWN = re.compile(r"importorskip|find_spec|shutil\.which|except (ImportError|ModuleNotFoundError)")
 

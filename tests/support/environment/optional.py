@@ -68,14 +68,13 @@ COMMANDS = {
     "PIL": "pip install pillow",
     "flashinfer_bench": "pip install flashinfer-bench",
     "nsys": "install NVIDIA Nsight Systems",
-    "gdb": "install gdb",
     "ncu": "install NVIDIA Nsight Compute",
     "c++": "install a C++ compiler",
     "ninja": "pip install ninja, or install it with the system",
 }
 
 # names in `COMMANDS` that are programs on the PATH, not modules
-PROGRAMS = ("nsys", "ncu", "gdb", "c++", "ninja", "chromium")
+PROGRAMS = ("nsys", "ncu", "c++", "ninja", "chromium")
 
 # modules without an extra, which are dependencies of a package in an extra
 BROUGHT_BY_OTHERS = ("cv2", "mmcv", "tokenizers", "tvm_ffi", "psutil", "cloudpickle", "msgpack")
