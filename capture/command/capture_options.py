@@ -204,20 +204,6 @@ class OnDemandOptions:
         None, "record the steps that begin within this time, instead of --steps", parse=interval, metavar="TIME"
     )
     signal: str | None = option(None, "signal that starts a recording, such as USR1", metavar="NAME")
-    every: float | None = option(
-        None, "start a recording at this interval, such as 10min", parse=interval, metavar="TIME"
-    )
-    new_only: bool = option(
-        False,
-        "with --every, keep only recordings with calls that are new to the service, and write a small "
-        "file per day that counts all calls: NAME-HOST-DATE.shapes.json, for `opgrip trace diff`",
-    )
-    max_disk: int | None = option(
-        None,
-        "with --every, remove the oldest recordings when all together exceed this size, such as 2GB",
-        parse=byte_count,
-        metavar="SIZE",
-    )
 
 
 @titled("reports")

@@ -113,9 +113,7 @@ class Agent:
         """
         from opgrip.capture.on_demand.session import RecordingSession
 
-        waiting = self._session
-        gives_way = waiting is not None and not request.sampled and waiting.give_way()
-        if not self._free.acquire(timeout=END_S if gives_way else 0):
+        if not self._free.acquire(blocking=False):
             raise UserError(
                 f"process {self._pid} is recording already", f"end that recording with opcapture stop {self._pid}"
             )

@@ -75,7 +75,7 @@ def _start() -> None:
 
 
 def start(settings: AgentSettings) -> Agent:
-    """Start the agent of this process, including its signal handler and periodic recordings, and return it.
+    """Start the agent of this process, including its signal handler, and return it.
 
     Raises UserError: a socket or thread cannot be created.
     """
@@ -91,10 +91,6 @@ def start(settings: AgentSettings) -> Agent:
             listen_to(signal_of(settings.signal))
         except UserError as error:
             print(f"opgrip: {error}", file=sys.stderr)
-    if settings.every_s is not None:
-        from opgrip.capture.on_demand.sampling import Sampler
-
-        Sampler(agent).start()
     return agent
 
 

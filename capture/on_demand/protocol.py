@@ -98,7 +98,6 @@ class RecordingRequest:
     step_module : pattern for the classes of modules whose calls are steps
     begins_at : number of the program's step at which the recording may begin, see `session.position`
     wait_s : time in seconds after which the request fails if no step begins
-    sampled : True for periodic recordings, which the process requests itself
     options : options of `Capture`, which override the process's settings
     """
 
@@ -109,7 +108,6 @@ class RecordingRequest:
     step_module: str | None = None
     begins_at: int | None = None
     wait_s: float = 60.0
-    sampled: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

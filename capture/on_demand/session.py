@@ -205,8 +205,7 @@ class RecordingSession:
         self.extent = _extent(settings, request)
         self.step_module = request.step_module or settings.step_module
         self._asked_ns = asked_ns
-        about = {"recording": number, "sampled": request.sampled, "step_module": self.step_module}
-        details = {"on_demand": about}
+        details = {"on_demand": {"recording": number, "step_module": self.step_module}}
         self.path = recording_path(str(Path(pattern)), number)
         options = {**settings.options, **request.options, "details": details}
         self._capture = StepCapture(self.path, self.extent.warmup > 0, **options)
@@ -214,7 +213,6 @@ class RecordingSession:
         self._sources = StepSources(self._recording, self.step_module)
         self._stopping = threading.Event()
         self._grace_s = GRACE_S
-        self._gave_way = False
 
     def begin(self) -> dict[str, Any]:
         """Begin to record with the next step, and return a description: path of the file, number of the current step
@@ -258,16 +256,6 @@ class RecordingSession:
         if discard:
             self._capture.discard()
         self._stopping.set()
-
-    def give_way(self) -> bool:
-        """End this recording if it is periodic and no step has begun, because a client requests one; return True
-        if ended.
-        """
-        if not self.request.sampled or self._recording.has_begun:
-            return False
-        self._gave_way = True
-        self.stop(discard=True, grace_s=0.0)
-        return True
 
     def abandon(self) -> None:
         """Release everything in a forked process, where only this thread exists."""
@@ -317,7 +305,7 @@ class RecordingSession:
         """Return the reason why no trace was written, or None if there is one."""
         if self._capture.problem is not None:
             return str(self._capture.problem)
-        if self._recording.steps or self._recording.cut or self._gave_way:
+        if self._recording.steps or self._recording.cut:
             return None
         when = "before it was stopped" if self._stopping.is_set() else f"within {self.request.wait_s:g} s"
         return f"no step began {when}: {self._sources.explain()}"

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import re
 import signal
-import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,15 +12,13 @@ from typing import Any
 
 from opgrip.capture.program.processes import FIELD, FIELDS, own_path, unused
 from opgrip.cli.command import not_negative, positive
-from opgrip.cli.option_types import byte_count, interval
+from opgrip.cli.option_types import interval
 from opgrip.errors import UserError
 
 STEPS, WARMUP = 3, 1
 DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-# pattern of the parts added to a name: the rank, and a number if a file with the name exists
-_MARKS = re.compile(r"^([^.]*)(?:\.\d+)?(?:\.rank\d+)?(?=\.)")
 _ADVISED_SIGNALS = ("USR1", "USR2")
 # signals that are used for something else
 _OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")
@@ -37,10 +33,6 @@ class AgentSettings:
     steps, seconds, warmup : steps of a recording whose request does not name them; see `Extent`
     step_module : pattern for classes of modules whose calls are steps; None to detect steps (see `StepSources`)
     signal : name of the signal that requests a recording, or None
-    every_s : interval of periodic recordings in seconds, or None
-    new_only : True to keep only periodic recordings with signatures that are new to the service, and to count all calls
-        in a file per day
-    max_disk_bytes : maximum total size of periodic recordings; the oldest ones are removed
     at_start : True to record the first steps without a request
     options : options of `Capture`
     """
@@ -52,9 +44,6 @@ class AgentSettings:
     warmup: int = WARMUP
     step_module: str | None = None
     signal: str | None = None
-    every_s: float | None = None
-    max_disk_bytes: int | None = None
-    new_only: bool = False
     at_start: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -82,20 +71,6 @@ def check_pattern(pattern: str) -> None:
 def recording_path(pattern: str, number: int) -> Path:
     """Return an unused path for a recording of this process; `number` replaces the field `%n` of the pattern."""
     return unused(Path(own_path(pattern, number)))
-
-
-def folder_of(pattern: str) -> Path:
-    """Return the folder in which this process writes recordings whose paths follow a pattern."""
-    return Path(own_path(pattern)).parent
-
-
-def is_of_pattern(name: str, pattern: str) -> bool:
-    """Return True if a recording of some process on this host could have this file name, according to a pattern."""
-    host, number = re.escape(socket.gethostname()), r"\d+"
-    forms = {"h": host, "p": number, "r": number, "t": r"\d{8}T\d{6}", "n": number, "%": "%"}
-    parts = FIELD.split(Path(pattern).name)
-    form = "".join(re.escape(part) if place % 2 == 0 else forms[part] for place, part in enumerate(parts))
-    return any(re.fullmatch(form, text) for text in (name, _MARKS.sub(r"\1", name)))
 
 
 def signal_of(name: str) -> signal.Signals:
@@ -127,10 +102,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OPGRIP_WARMUP": ("warmup", not_negative),
     "OPGRIP_STEP_MODULE": ("step_module", str),
     "OPGRIP_SIGNAL": ("signal", _signal),
-    "OPGRIP_EVERY": ("every_s", interval),
-    "OPGRIP_NEW_ONLY": ("new_only", _switch),
     "OPGRIP_PRIVATE": ("private", _switch),
-    "OPGRIP_MAX_DISK": ("max_disk_bytes", byte_count),
 }
 
 
@@ -148,15 +120,7 @@ def settings_of(environment: Mapping[str, str]) -> AgentSettings:
         except argparse.ArgumentTypeError as error:
             raise UserError(f"{variable}: {error}") from error
     options = {"private": True} if values.pop("private", False) else {}
-    if options and values.get("new_only"):
-        raise UserError(
-            "OPGRIP_NEW_ONLY with OPGRIP_PRIVATE needs the same salt in all recordings", "use opcapture --salt-file"
-        )
-    if "every_s" not in values:
-        alone = next((name for name in ("OPGRIP_NEW_ONLY", "OPGRIP_MAX_DISK") if values.get(VARIABLES[name][0])), None)
-        if alone is not None:
-            raise UserError(f"{alone} needs OPGRIP_EVERY", "it applies only to recordings by schedule")
-    at_start = "steps" in values and not {"signal", "every_s"} & values.keys()
+    at_start = "steps" in values and "signal" not in values
     if "seconds" in values:
         values.setdefault("steps", None)
     output = str(Path(pattern).absolute())

@@ -218,11 +218,6 @@ def _settings_of(args: argparse.Namespace, name: str) -> AgentSettings:
         check_private(args.private, args.salt_file, args.values, None)
     if args.signal is not None:
         signal_of(args.signal)
-    for word in ("max_disk", "new_only"):
-        if getattr(args, word) and args.every is None:
-            raise UserError(f"{flag_of(word)} needs --every", "it applies only to recordings by schedule")
-    if args.new_only and args.private and args.salt_file is None:
-        raise UserError("--new-only with --private needs the same salt in all recordings", "add --salt-file FILE")
     return AgentSettings(
         name=name,
         output=str(Path(pattern).absolute()),
@@ -232,8 +227,5 @@ def _settings_of(args: argparse.Namespace, name: str) -> AgentSettings:
         warmup=WARMUP if args.warmup == Steps().warmup else args.warmup,
         step_module=args.step_module,
         signal=args.signal,
-        every_s=args.every,
-        max_disk_bytes=args.max_disk,
-        new_only=args.new_only,
         options=options,
     )

@@ -120,6 +120,6 @@ HEADER_FIELDS: Table = {
     },
     "flight": {"last": COUNT, "before": COUNT, "reason": hashed("stop reason")},
     # the process that made a recording uses these to decide which ones it may replace
-    "on_demand": {"recording": public("number"), "sampled": public("number")},
+    "on_demand": {"recording": public("number")},
     **dict.fromkeys(("time", "command", "pid", "seed", "parent_pid", "values_file", "distilled"), DROPPED),
 }

@@ -108,16 +108,14 @@ def test_invalid_autostart_variables_do_not_stop_a_program(site_folder: Path, tm
 
 
 def test_autostart_settings_are_read_from_variables() -> None:
-    settings = settings_of({"OPGRIP_CAPTURE": "a-%p.jsonl", "OPGRIP_EVERY": "10min", "OPGRIP_SECONDS": "2"})
-    assert (settings.every_s, settings.seconds, settings.steps) == (600, 2, None)
+    settings = settings_of({"OPGRIP_CAPTURE": "a-%p.jsonl", "OPGRIP_SECONDS": "2"})
+    assert (settings.seconds, settings.steps) == (2, None)
     assert not settings.at_start
     assert settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_STEPS": "2"}).at_start
     assert not settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_STEPS": "2", "OPGRIP_SIGNAL": "USR1"}).at_start
     assert Path(settings.output).is_absolute()
     with pytest.raises(UserError, match="KILL cannot be used"):
         settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_SIGNAL": "KILL"})
-    with pytest.raises(UserError, match="OPGRIP_NEW_ONLY needs OPGRIP_EVERY"):
-        settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_NEW_ONLY": "1"})
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import stat
 import subprocess
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,11 +22,8 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import opgrip.capture
-from opgrip.capture.on_demand.agent import Agent
-from opgrip.capture.on_demand.protocol import RecordingRequest
-from opgrip.capture.on_demand.sampling import make_room
 from opgrip.capture.on_demand.session import StepCapture
-from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, is_of_pattern, recording_path
+from opgrip.capture.on_demand.settings import check_pattern, recording_path
 from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.torch_compat.compiler_private import stance_here
 from opgrip.errors import UserError
@@ -355,12 +351,6 @@ def test_recording_names_contain_host_process_rank_and_number(tmp_path: Path) ->
     for pattern, reason in {"%q.jsonl": "%q", "t.txt": "not a valid name of a trace file"}.items():
         with pytest.raises(UserError, match=reason):
             check_pattern(pattern)
-    host = socket.gethostname()
-    for name in ("a-1-12.jsonl", "a-1-12.3.jsonl", "a-1-12.3.rank0.jsonl", f"a-{os.getpid()}-1.rank12.jsonl"):
-        assert is_of_pattern(name, "x/a-%p-%n.jsonl")
-    assert is_of_pattern(f"a-{host}.2.jsonl.zst", "a-%h.jsonl.zst")
-    for name in ("a-1-12.json", "a-x-12.jsonl", "a-1-12.part7-0.jsonl", "ba-1-12.jsonl"):
-        assert not is_of_pattern(name, "x/a-%p-%n.jsonl")
 
 
 def test_file_written_meanwhile_by_another_process_is_kept(tmp_path: Path) -> None:
@@ -388,34 +378,6 @@ def test_compiled_code_runs_compiled_until_a_step_starts(tmp_path: Path) -> None
     assert stance_here() == "default"
 
 
-def test_disk_limit_deletes_only_the_oldest_samples(tmp_path: Path) -> None:
-    pattern = str(tmp_path / "s-%n.jsonl")
-    header = '{"type": "header", "on_demand": {"sampled": %s}}\n' + "x" * 1000
-    for number in range(1, 6):
-        path = tmp_path / f"s-{number}.jsonl"
-        path.write_text(header % ("false" if number == 1 else "true"), encoding="utf-8")
-        os.utime(path, (number, number))
-    (tmp_path / "s-9.jsonl").write_text("mine", encoding="utf-8")
-    # an empty file left by a full disk is ignored
-    (tmp_path / "s-8.jsonl").write_bytes(b"")
-    assert [path.name for path in make_room(pattern, 2500)] == ["s-2.jsonl", "s-3.jsonl"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "s-1.jsonl",
-        "s-4.jsonl",
-        "s-5.jsonl",
-        "s-8.jsonl",
-        "s-9.jsonl",
-    ]
-
-
-@pytest.mark.slow
-def test_program_records_periodically(server: Path) -> None:
-    options = ("--every", "0.2s", "--steps", "1", "-o", "e-%n.jsonl", "--max-disk", "2MB", "--", "server.py")
-    with running(server, *on_demand(*options)) as process:
-        wait_for((server / "e-2.jsonl").exists, process)
-    assert len(load(server / "e-1.jsonl", partial=False).labels) == 1
-
-
 def test_agent_imports_neither_torch_nor_the_trace_reader() -> None:
     code = "import sys, opgrip.capture.on_demand.agent, opgrip.capture.on_demand.autostart\n"
     code += "print({'torch', 'numpy', 'pandas', 'rich'} & sys.modules.keys())"
@@ -427,30 +389,11 @@ def test_recording_options_are_refused_without_on_demand(tmp_path: Path) -> None
     for words, message in {
         ("--signal", "USR1", "--", "a.py"): "--signal is for programs that keep running: add --on-demand",
         ("--on-demand",): "--on-demand is for scripts",
-        ("--on-demand", "--private", "--new-only", "--every", "1h", "--", "a.py"): "add --salt-file FILE",
         ("--on-demand", "--last", "9", "--", "a.py"): "--last is for a capture of a whole program",
         ("--on-demand", "--private", "--values", "full", "--", "a.py"): "cannot be combined with --values full",
         ("--on-demand", "--batch-size", "2", "--", "a.py"): "--batch-size is for models",
         ("--on-demand", "--signal", "KILL", "--", "a.py"): "KILL cannot be used to start a recording",
-        ("--on-demand", "--max-disk", "2GB", "--", "a.py"): "--max-disk needs --every",
     }.items():
         done = run_command("opcapture", *words, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert message in done.stderr
-
-
-def test_waiting_sample_yields_to_a_requested_recording(own_sockets: Path) -> None:
-    agent = Agent(AgentSettings("s", str(own_sockets / "%n.jsonl"), steps=1, warmup=0))
-    waits = threading.Event()
-    with ThreadPoolExecutor() as pool:
-        sample = pool.submit(agent.record, RecordingRequest(sampled=True), lambda fields: waits.set())
-        waits.wait(60)
-        armed = threading.Event()
-        asked = pool.submit(agent.record, RecordingRequest(wait_s=30.0), lambda fields: armed.set())
-        assert armed.wait(60)
-        with torch.no_grad():
-            nn.ReLU().eval()(torch.ones(1))
-        assert asked.result()["steps"] == 1
-        assert sample.result()["file"] is None
-        assert sample.result()["problem"] is None
-    agent.close()
