@@ -196,8 +196,8 @@ class OnDemandOptions:
     )
     step_module: str | None = option(
         None,
-        "count each outermost call of a module as a step, if the module's class matches the pattern (default: steps "
-        "marked by opgrip.capture.step(), else calls of any module, else steps of an optimizer)",
+        "count each outermost call of a module whose class matches the pattern as a step (default: the steps that the "
+        "program marks with opgrip.capture.step(), or if it marks none, outermost calls of modules)",
         metavar="PATTERN",
     )
     seconds: float | None = option(

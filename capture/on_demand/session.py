@@ -18,7 +18,7 @@ from opgrip.capture.hooks.scopes import ThreadWatch
 from opgrip.capture.on_demand.protocol import RecordingRequest
 from opgrip.capture.on_demand.recorded_steps import Extent, StepRecording
 from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path
-from opgrip.capture.on_demand.step_sources import StepSources
+from opgrip.capture.on_demand.step_sources import StepDetector
 from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.program.capture_choices import EVENTS
 from opgrip.capture.program.environment import describe_autocast
@@ -183,11 +183,7 @@ class StepCapture(Capture):
 
 
 LOOK_S = 0.05  # interval in seconds between two checks of the time while a recording runs
-# time in seconds without a step after which the reason is reported, and other calls of modules may count as steps
-EXPLAIN_S = 2.0
-# time in seconds, at most half of the time limit, without a step after which other calls of modules count as steps even
-# if the program has an optimizer
-LATE_S = 30.0
+EXPLAIN_S = 2.0  # time in seconds without a step after which the reason is reported
 GRACE_S = 5.0  # time in seconds that unfinished steps get when a recording is ended early
 
 
@@ -210,7 +206,7 @@ class RecordingSession:
         options = {**settings.options, **request.options, "details": details}
         self._capture = StepCapture(self.path, self.extent.warmup > 0, **options)
         self._recording = StepRecording(self._capture, self.extent, position)
-        self._sources = StepSources(self._recording, self.step_module)
+        self._steps = StepDetector(self._recording, self.step_module)
         self._stopping = threading.Event()
         self._grace_s = GRACE_S
 
@@ -222,11 +218,11 @@ class RecordingSession:
         """
         self._capture.open()
         try:
-            self._sources.enter()
+            self._steps.source.enter()
         except BaseException:
             self._end()
             raise
-        return {"file": str(self.path), "position": position(), "steps_are": self._sources.names}
+        return {"file": str(self.path), "position": position()}
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
         """Wait until the recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others.
@@ -241,7 +237,7 @@ class RecordingSession:
 
     def _end(self) -> None:
         try:
-            self._sources.leave()
+            self._steps.source.leave()
         finally:
             self._recording.end()
             if not self._recording.steps and not self._recording.cut:
@@ -260,7 +256,7 @@ class RecordingSession:
     def abandon(self) -> None:
         """Release everything in a forked process, where only this thread exists."""
         self._recording.abandon()
-        self._sources.leave()
+        self._steps.source.leave()
 
     def _wait(self, waiting: Callable[[str], None]) -> None:
         recording, asked_s, stopped_s = self._recording, monotonic(), None
@@ -277,10 +273,8 @@ class RecordingSession:
                 continue
             if now - asked_s > wait_s:
                 return
-            if now - asked_s > EXPLAIN_S:
-                self._sources.widen(is_late=now - asked_s > min(wait_s / 2, LATE_S))
             if now - asked_s > explain_s and self.extent.begins_at is None:
-                waiting(self._sources.explain())
+                waiting(self._steps.explain())
                 explain_s = inf
 
     def _result(self) -> dict[str, Any]:
@@ -298,7 +292,7 @@ class RecordingSession:
             "waited_s": None if first_ns is None else (first_ns - self._asked_ns) / 1e9,
             "began_at": recording.began_at,
             "problem": self._problem(),
-            "notes": list(capture.notes()),
+            "notes": [*capture.notes(), *self._steps.notes()],
         }
 
     def _problem(self) -> str | None:
@@ -308,7 +302,7 @@ class RecordingSession:
         if self._recording.steps or self._recording.cut:
             return None
         when = "before it was stopped" if self._stopping.is_set() else f"within {self.request.wait_s:g} s"
-        return f"no step began {when}: {self._sources.explain()}"
+        return f"no step began {when}: {self._steps.explain()}"
 
 
 _keepers: list[GraphKeeper] = []

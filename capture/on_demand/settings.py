@@ -31,7 +31,7 @@ class AgentSettings:
     name : name of the process in `opcapture list`
     output : pattern for the absolute paths of recordings
     steps, seconds, warmup : steps of a recording whose request does not name them; see `Extent`
-    step_module : pattern for classes of modules whose calls are steps; None to detect steps (see `StepSources`)
+    step_module : pattern for classes of modules whose calls are steps; None for the default (see `StepDetector`)
     signal : name of the signal that requests a recording, or None
     at_start : True to record the first steps without a request
     options : options of `Capture`

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import gc
 import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from types import FrameType
@@ -17,7 +16,6 @@ from weakref import ref
 
 import torch
 from torch import nn
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from opgrip.capture.on_demand.recorded_steps import StepRecording, ThreadLife
 from opgrip.capture.on_demand.recorded_steps import here as this_thread
@@ -29,13 +27,9 @@ from opgrip.errors import raise_if_from_program
 if TYPE_CHECKING:
     from opgrip.capture.on_demand.session import ThreadStep
 
-PROGRAM, MODULE, OPTIMIZER = "the program's own", "calls of modules that do not train", "steps of an optimizer"
-
 
 class StepSource(ABC):
-    """Context manager that detects the program's steps in one way; `name` describes these steps to the user."""
-
-    name: str
+    """Context manager that detects the program's steps in one way."""
 
     def __init__(self, recording: StepRecording) -> None:
         self.recording = recording
@@ -53,13 +47,12 @@ class ThreadState(threading.local):
 
     step : the step that the thread is in, or None
     left_on : an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
-    call_is_wide : value of `ModuleSteps.is_wide` when the current outermost call of a module began; None outside of
-        calls
+    in_call : True during a call of a module that could be a step
     """
 
     step: ThreadStep | None = None
     left_on: ThreadStep | None = None
-    call_is_wide: bool | None = None
+    in_call = False
 
 
 class Boundaries(StepSource):
@@ -115,8 +108,6 @@ class Boundaries(StepSource):
 class ProgramSteps(Boundaries):
     """Detects steps that last from one call of `opgrip.capture.step()` to the next."""
 
-    name = PROGRAM
-
     def enter(self) -> None:
         # keep one object: each access to a bound method creates a new one
         self._listener = self.pass_boundary
@@ -127,46 +118,23 @@ class ProgramSteps(Boundaries):
         marks.listeners = tuple(item for item in marks.listeners if item is not self._listener)
 
 
-class OptimizerSteps(Boundaries):
-    """Detects steps that last from the end of one optimizer step to the end of the next."""
-
-    name = OPTIMIZER
-
-    def enter(self) -> None:
-        """Watch all optimizers; the first one that makes a step determines the steps."""
-        self._optimizer: ref[Any] | None = None
-        self._hooks.callback(register_optimizer_step_post_hook(self._stepped).remove)
-
-    def _stepped(self, optimizer: Any, *ignored: object) -> None:
-        if torch.compiler.is_dynamo_compiling():
-            return
-        if self._optimizer is None or self._optimizer() is None:
-            self._optimizer = ref(optimizer)
-        if self._optimizer() is optimizer:
-            self.pass_boundary()
-
-
 # reasons why calls of modules are not steps
-TRAINING, INSIDE, OTHER = "in training mode", "inside a call that began before", "of other classes"
+INSIDE, OTHER = "inside a call that began before", "of other classes"
 MOST_NAMES = 3  # maximum number of module classes that are named for each reason
 
 
 class ModuleSteps(StepSource):
-    """Detects calls of modules as steps: calls of modules whose class matches a pattern or, without a pattern, that are
-    not in training mode. Calls inside such a call are not steps.
+    """Detects outermost calls of modules as steps, or outermost calls of modules whose class matches a pattern.
 
     passed : names of classes of modules whose calls were not steps, by reason
-    is_wide : True to count more calls as steps: those in training mode, and those inside a call that began before the
-        recording
+    trains : True if a step was a call of a module in training mode
     """
-
-    name = MODULE
 
     def __init__(self, recording: StepRecording, here: ThreadState, pattern: str | None) -> None:
         super().__init__(recording)
         self.here = here
         self.passed: dict[str, list[str]] = {}
-        self.is_wide = False
+        self.trains = False
         self._pattern = pattern
         self._patches = Patches()
 
@@ -179,35 +147,19 @@ class ModuleSteps(StepSource):
         here, recording, is_traced = self.here, self.recording, torch.compiler.is_dynamo_compiling
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_traced() or here.step is not None or here.call_is_wide is self.is_wide or recording.done.is_set():
+            if is_traced() or here.in_call or recording.done.is_set() or not self._matches(module):
                 return original(module, *args, **kwargs)
-            if not self._matches(module):
-                return original(module, *args, **kwargs)
-            step = recording.begin_step(nested=True) if self._begins_step(module) else None
-            outer = here.call_is_wide
+            step = recording.begin_step(nested=True) if self._is_outermost(module) else None
+            self.trains |= step is not None and module.training and torch.is_grad_enabled()
+            here.in_call = True
             try:
-                here.call_is_wide = self.is_wide
-                if step is not None:
-                    here.step = step
                 return original(module, *args, **kwargs)
             finally:
-                here.call_is_wide = outer
+                here.in_call = False
                 if step is not None:
-                    here.step = None
                     recording.end_step(step)
 
         return functools.wraps(original)(watched)
-
-    def _begins_step(self, module: nn.Module) -> bool:
-        try:
-            if self.is_wide:
-                return True
-            if self._pattern is None and module.training and torch.is_grad_enabled():
-                return self._pass(TRAINING, module)
-            return not self._is_inside_module() or self._pass(INSIDE, module)
-        except Exception as error:
-            raise_if_from_program(error)
-            return False
 
     def _matches(self, module: nn.Module) -> bool:
         if self._pattern is None:
@@ -215,6 +167,13 @@ class ModuleSteps(StepSource):
         kind = type(module)
         names = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
         return any(fnmatchcase(name, self._pattern) for name in names) or self._pass(OTHER, module)
+
+    def _is_outermost(self, module: nn.Module) -> bool:
+        try:
+            return not self._is_inside_module() or self._pass(INSIDE, module)
+        except Exception as error:
+            raise_if_from_program(error)
+            return False
 
     def _pass(self, reason: str, module: nn.Module) -> bool:
         """Note the reason why a call of a module is not a step, and return False."""
@@ -237,51 +196,27 @@ class ModuleSteps(StepSource):
         return False
 
 
-class StepSources:
-    """All ways in which the steps of a recording are detected.
-
-    With `step_module`, only calls of matching modules are steps. Otherwise the program's calls of `opgrip.capture.step`
-    separate the steps; if it makes none, calls of modules and steps of optimizers are detected.
+class StepDetector:
+    """The steps of a recording: calls of modules that match `step_module`, if it is given; else what the program marks
+    with `opgrip.capture.step`, if it does; else outermost calls of modules.
     """
 
     def __init__(self, recording: StepRecording, step_module: str | None) -> None:
         here = ThreadState()
         self._recording, self._step_module = recording, step_module
-        self._modules: ModuleSteps | None = ModuleSteps(recording, here, step_module)
-        self._optimizers: OptimizerSteps | None = None
-        self._has_optimizer: bool | None = None
-        self._all: list[StepSource] = [self._modules]
+        self._modules: ModuleSteps | None = None
+        self.source: StepSource
         if step_module is None and marks.steps:
-            self._modules, self._all = None, [ProgramSteps(recording, here)]
-        elif step_module is None:
-            self._optimizers = OptimizerSteps(recording, here)
-            self._all.append(self._optimizers)
+            self.source = ProgramSteps(recording, here)
+        else:
+            self.source = self._modules = ModuleSteps(recording, here, step_module)
 
-    @property
-    def names(self) -> list[str]:
-        return [source.name for source in self._all]
-
-    def enter(self) -> None:
-        for source in self._all:
-            source.enter()
-
-    def leave(self) -> None:
-        for source in self._all:
-            source.leave()
-
-    def widen(self, is_late: bool) -> None:
-        """Count more calls of modules as steps, if modules were called and no optimizer is expected to make a step.
-
-        is_late : True to stop waiting for an optimizer that exists but has not made a step
-        """
-        modules, optimizers = self._modules, self._optimizers
-        if modules is None or optimizers is None or modules.is_wide or not modules.passed:
-            return
-        if self._has_optimizer is None:
-            self._has_optimizer = _has_optimizer()
-        if is_late or not self._has_optimizer:
-            optimizers.leave()
-            modules.is_wide = True
+    def notes(self) -> Iterator[str]:
+        if self._modules is not None and self._modules.trains:
+            yield (
+                "the steps are calls of modules, without backward passes and optimizers: to record these too, call "
+                "opgrip.capture.step() after each step"
+            )
 
     def explain(self) -> str:
         """Return the reason why no step has begun, as a text for the user."""
@@ -293,18 +228,9 @@ class StepSources:
         if self._step_module is not None:
             called = "; ".join(f"{', '.join(names)} {reason}" for reason, names in passed.items())
             return f"no module of a class {self._step_module} was called" + (f", but {called}" if called else "")
-        for reason in (INSIDE, TRAINING):
-            if reason in passed:
-                names = ", ".join(passed[reason])
-                if self._modules.is_wide:
-                    return f"modules ({names}) are called {reason}, and no optimizer steps: such calls are steps now"
-                return (
-                    f"modules ({names}) are called {reason}, and no optimizer has stepped yet: wait for it, or name "
-                    f"the class of the modules whose calls are steps with --step-module"
-                )
-        return "no module was called, and no optimizer made a step: call opgrip.capture.step() after each step"
-
-
-def _has_optimizer() -> bool:
-    # use `type`: `isinstance` can run code of the program's objects
-    return any(issubclass(type(item), Optimizer) for item in gc.get_objects())
+        if INSIDE in passed:
+            return (
+                f"modules ({', '.join(passed[INSIDE])}) are called {INSIDE}: name the class of the modules whose calls "
+                "are steps with --step-module"
+            )
+        return "no module was called: call opgrip.capture.step() after each step"

@@ -252,14 +252,16 @@ def own_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_training_loop_is_recorded_between_optimizer_steps(own_sockets: Path) -> None:
+def test_marked_training_steps_are_recorded_completely(own_sockets: Path) -> None:
     net = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    opgrip.capture.step()
     asked = opgrip.capture.trigger(own_sockets / "t.jsonl", steps=2)
     for _ in range(6):
         optimizer.zero_grad()
         net(torch.ones(3, 4)).sum().backward()
         optimizer.step()
+        opgrip.capture.step()
     assert asked.wait(60)
     assert asked.problem is None
     trace = load(own_sockets / "t.jsonl", partial=False)

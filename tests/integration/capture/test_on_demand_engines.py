@@ -80,7 +80,7 @@ while True:
     time.sleep(0.01)
 """
 LOADER = """
-import time, torch
+import time, torch, opgrip.capture
 from torch.utils.data import DataLoader, Dataset
 class Numbers(Dataset):
     def __len__(self): return 100000
@@ -91,6 +91,7 @@ for number, batch in enumerate(DataLoader(Numbers(), batch_size=8, num_workers=2
     optimizer.zero_grad()
     net(batch).sum().backward()
     optimizer.step()
+    opgrip.capture.step()
     if number == 5:
         print("ready", flush=True)
     if number >= 5:
