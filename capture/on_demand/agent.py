@@ -87,27 +87,27 @@ class Agent:
     def record(
         self,
         request: RecordingRequest,
-        armed: Callable[[Mapping[str, Any]], None] = lambda fields: None,
+        armed: Callable[[RecordingSession], None] = lambda session: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
         """Record steps as requested, and return the result, as `finish` does; raise `UserError` if not possible.
 
-        armed : called with a description of the recording once it can begin at the next step
+        armed : called with the recording once it can begin at the next step
         waiting : called with the reason if no step begins for some time
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
-        session, fields = self.begin(request, asked_ns)
+        session = self.begin(request, asked_ns)
         try:
-            armed(fields)
+            armed(session)
         except BaseException:
             session.stop(grace_s=0.0)
             self.finish(session)
             raise
         return self.finish(session, waiting)
 
-    def begin(self, request: RecordingRequest, asked_ns: int) -> tuple[RecordingSession, dict[str, Any]]:
-        """Prepare a recording that begins at the next step; return it, to be passed to `finish`, and its description.
+    def begin(self, request: RecordingRequest, asked_ns: int) -> RecordingSession:
+        """Prepare a recording that begins at the next step; return it, to be passed to `finish`.
 
         asked_ns : time at which the request arrived, by `perf_counter_ns`
         """
@@ -119,7 +119,8 @@ class Agent:
             )
         try:
             self._session = RecordingSession(self.settings, request, self.recordings + 1, asked_ns)
-            return self._session, self._session.begin()
+            self._session.begin()
+            return self._session
         except BaseException:
             self._session = None
             self._free.release()
@@ -138,15 +139,15 @@ class Agent:
             self._session = None
             self._free.release()
 
-    def stop(self, discard: bool = False) -> bool:
-        """End the current recording; with `discard`, write no file. Return True if there was one."""
+    def stop(self) -> bool:
+        """End the current recording; return True if there was one."""
         session = self._session
         if session is not None:
-            session.stop(discard)
+            session.stop()
         return session is not None
 
     def about(self) -> dict[str, Any]:
-        """Return a description of this process: its program, job, rank and state."""
+        """Return a description of this process: its program, rank and state."""
         torch = sys.modules.get("torch")
         return {
             "pid": os.getpid(),
@@ -156,9 +157,6 @@ class Agent:
             "python": platform.python_version(),
             "torch": None if torch is None else str(torch.__version__),
             "rank": rank(),
-            "world_size": _world_size(),
-            "job": _job(),
-            "position": _position(),
             "name": self.settings.name,
             "recordings": self.recordings,
             "recording": self.is_recording,
@@ -240,7 +238,7 @@ class Agent:
         if word == TELL:
             answer(ABOUT, self.about())
         elif word == STOP:
-            answer(DONE, {"stopped": self.stop(message.get("discard") is True)})
+            answer(DONE, {"stopped": self.stop()})
         elif word == RECORD:
             request = request_of(message)
             answer(DONE, self._record_for(link, request, answer))
@@ -251,10 +249,11 @@ class Agent:
         """Record for a client until the recording ends or the client disconnects; return the result of `finish`."""
         over = threading.Event()
 
-        def armed(fields: Mapping[str, Any]) -> None:
-            arguments = (self._session, link, over)
-            answer(ARMED, fields)
-            watch = threading.Thread(target=_stop_when_left, args=arguments, name="opgrip-link", daemon=True)
+        def armed(session: RecordingSession) -> None:
+            answer(ARMED, {"file": str(session.path)})
+            watch = threading.Thread(
+                target=_stop_when_left, args=(session, link, over), name="opgrip-link", daemon=True
+            )
             # if no thread can be started for this, the recording ends by its own limits
             with suppress(RuntimeError):
                 watch.start()
@@ -271,28 +270,6 @@ class Agent:
         # mistakes of clients do not count as failures
         if not isinstance(error, UserError) and len(self.failures) < MOST_FAILURES:
             self.failures[_in_a_line(error)] += 1
-
-
-def _job() -> str | None:
-    """Return an identifier that all ranks of a launcher's job share, or None outside such a job."""
-    if rank() is None:
-        return None
-    names = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
-    return " ".join(os.environ.get(name, "") for name in names)
-
-
-def _world_size() -> int | None:
-    size = os.environ.get("WORLD_SIZE", "")
-    return int(size) if size.isdecimal() and rank() is not None else None
-
-
-def _position() -> int | None:
-    # the first recording loads the session module
-    if "opgrip.capture.on_demand.session" not in sys.modules and rank() is None:
-        return None
-    from opgrip.capture.on_demand.session import position
-
-    return position()
 
 
 def _wait_for_torch(most_s: float) -> None:

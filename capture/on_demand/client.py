@@ -6,10 +6,10 @@ import errno
 import os
 import socket
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from time import monotonic
@@ -17,23 +17,31 @@ from typing import Any
 
 from opgrip.capture.on_demand.protocol import (
     ABOUT,
+    ARMED,
+    DONE,
     PROTOCOL,
     RECORD,
     REFUSED,
+    STOP,
     TELL,
+    WAITING,
     MessageSocket,
     check_answer,
+    lines_of,
     peer_of,
     pid_of,
     sockets,
 )
 from opgrip.cli.command import listed, printable
+from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 
 CONNECT_S = 2.0
 # time in seconds for a process to describe itself; a process that holds the interpreter lock longer counts as busy
 TELL_S = 5.0
 MOST_AT_ONCE = 16
+END_S = 10.0  # time in seconds for writing a recording that Ctrl-C has ended
+MOST_WORKERS = 4  # maximum number of process ids of workers that are printed
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,36 +50,24 @@ class RecordableProcess:
 
     pid, socket : process id, and path of the agent's socket
     about : description by the process (see `Agent.about`); empty if it did not answer in time
-    workers : process ids of its workers, for example data loaders
     """
 
     pid: int
     socket: Path
     about: dict[str, Any]
-    workers: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
         return str(self.about.get("name", "?"))
 
+    def is_worker_of(self, other: RecordableProcess) -> bool:
+        """Return True if `other` started this process, for example as a data loader, and not as another rank."""
+        return self.about.get("parent") == other.pid and (self.name, self.rank) == (other.name, other.rank)
+
     @property
     def rank(self) -> int | None:
         number = self.about.get("rank")
         return number if isinstance(number, int) else None
-
-    @property
-    def job(self) -> str | None:
-        word = self.about.get("job")
-        return word if isinstance(word, str) else None
-
-    def is_worker_of(self, other: RecordableProcess) -> bool:
-        """Return True if `other` started this process as a worker.
-
-        A worker has the same rank as the process that started it or, outside a job, the same name.
-        """
-        if self.about.get("parent") != other.pid or (self.job, self.rank) != (other.job, other.rank):
-            return False
-        return self.job is not None or self.name == other.name
 
 
 def processes() -> list[RecordableProcess]:
@@ -84,67 +80,121 @@ def processes() -> list[RecordableProcess]:
     return sorted(items, key=lambda item: item.pid)
 
 
-def without_workers(items: Sequence[RecordableProcess]) -> list[RecordableProcess]:
-    """Return the processes that are not workers of others, each with the process ids of its workers."""
-    workers = {item.pid: [other.pid for other in items if other.is_worker_of(item)] for item in items}
-    parts = {pid for pids in workers.values() for pid in pids}
-    return [replace(item, workers=tuple(workers[item.pid])) for item in items if item.pid not in parts]
+def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableProcess:
+    """Return the process with this process id or name.
 
+    Processes that a process of the same name started, such as data loaders, are only found by process id.
 
-def find_processes(word: str) -> list[RecordableProcess]:
-    """Return the process with this process id or name, or all ranks of the job with this name.
+    rank : the process's rank, if several ranks of a job have the name
 
-    Workers are only found by process id.
-
-    Raises UserError: no process matches, or several processes match that are not ranks of one job.
+    Raises UserError: no process matches, or several do.
     """
     everyone = processes()
-    items = [item for item in everyone if str(item.pid) == word] or [
-        item for item in without_workers(everyone) if item.name == word
-    ]
+    items = [item for item in everyone if str(item.pid) == word]
+    if not items:
+        named = [item for item in everyone if item.name == word]
+        items = [item for item in named if not any(item.is_worker_of(other) for other in named)]
     if not items:
         raise UserError(f"process {word} does not accept requests to record", _advice(word, everyone))
-    jobs = {item.job for item in items}
-    if len(items) > 1 and (len(jobs) > 1 or None in jobs):
-        numbers = ", ".join(str(item.pid) for item in items)
-        raise UserError(f"{len(items)} processes are called {word}", f"name one by its PID: {numbers}")
-    return items
+    ranks = [item for item in items if rank in (None, item.rank)]
+    if not ranks:
+        raise UserError(f"no process {word} on this machine has rank {rank}", "see opcapture list")
+    if len(ranks) > 1:
+        numbers = ", ".join(str(item.pid) for item in ranks)
+        choice = " or --rank" if rank is None and len({item.rank for item in ranks}) == len(ranks) else ""
+        raise UserError(f"{len(ranks)} processes are called {word}", f"choose one by its PID{choice}: {numbers}")
+    (process,) = ranks
+    workers = [str(item.pid) for item in everyone if item.is_worker_of(process)]
+    if workers and word == process.name:
+        numbers = ", ".join(workers[:MOST_WORKERS] + ["..."] * (len(workers) > MOST_WORKERS))
+        reporter.say(
+            f"process {process.pid} has started others with the same name, which are not recorded: to record one, give "
+            f"its PID: {numbers}"
+        )
+    return process
 
 
-def converse(process: RecordableProcess, do: str, **fields: Any) -> Iterator[dict[str, Any]]:
-    """Send a request to a process and yield its answers as they arrive.
+def record(process: RecordableProcess, request: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
+    """Record steps of a process, report the progress, and return the result, as `Agent.finish` does.
 
-    do : kind of the request, one of `REQUESTS`
-    fields : further fields of the request
+    request : fields of the request to record
 
-    Raises UserError: the process refuses the request, or ends before it has answered.
+    Raises UserError: the process refuses the request, or ends before its recording does.
     """
+    connection = _send(process, RECORD, request)
     try:
-        connection = _connect(process.socket)
-    except OSError as error:
-        raise UserError(f"process {process.pid} cannot be reached", _reason(error)) from error
-    # a recording takes as long as its steps do
-    until_s = inf if do == RECORD else monotonic() + TELL_S
-    try:
-        connection.send({"protocol": PROTOCOL, "do": do, **fields})
-        while (message := _next_answer(process, connection, until_s)) is not None:
-            if message.get("answer") == REFUSED:
-                raise UserError(printable(message.get("why")))
-            yield message
-    except OSError as error:
-        raise UserError(f"process {process.pid} no longer responds", _reason(error)) from error
+        try:
+            return _follow(process, connection, inf, reporter)
+        except KeyboardInterrupt:
+            with suppress(UserError):
+                list(converse(process, STOP))
+                _follow(process, connection, monotonic() + END_S, reporter)
+            raise
     finally:
         connection.close()
 
 
-def _next_answer(process: RecordableProcess, connection: MessageSocket, until_s: float) -> dict[str, Any] | None:
+def _follow(
+    process: RecordableProcess, connection: MessageSocket, until_s: float, reporter: Reporter
+) -> dict[str, Any]:
+    file = ""
+    for answer in _answers(process, connection, until_s):
+        if answer.get("answer") == ARMED:
+            file = printable(answer.get("file", ""))
+            reporter.say(f"process {process.pid} waits for a step")
+        elif answer.get("answer") == WAITING:
+            reporter.say(f"process {process.pid}: no step has begun yet: {printable(answer.get('why', ''))}")
+        elif answer.get("answer") == DONE:
+            for line in lines_of(answer):
+                reporter.say(f"process {process.pid}: {printable(line)}")
+            return answer
+    hint = (
+        f"its calls up to then are in {file}, or in the .part file next to it: read it with --partial" if file else ""
+    )
+    raise UserError(f"process {process.pid} ended before its recording did", hint)
+
+
+def converse(process: RecordableProcess, do: str) -> Iterator[dict[str, Any]]:
+    """Send a request without fields to a process and yield its answers as they arrive.
+
+    do : kind of the request, one of `REQUESTS`
+
+    Raises UserError: the process refuses the request, or does not answer in time.
+    """
+    connection = _send(process, do, {})
     try:
-        message = connection.receive(None if until_s == inf else until_s - monotonic())
-        if message is not None:
+        yield from _answers(process, connection, monotonic() + TELL_S)
+    finally:
+        connection.close()
+
+
+def _send(process: RecordableProcess, do: str, fields: Mapping[str, Any]) -> MessageSocket:
+    try:
+        connection = _connect(process.socket)
+    except OSError as error:
+        raise UserError(f"process {process.pid} cannot be reached", _reason(error)) from error
+    try:
+        connection.send({"protocol": PROTOCOL, "do": do, **fields})
+    except OSError as error:
+        connection.close()
+        raise UserError(f"process {process.pid} no longer responds", _reason(error)) from error
+    return connection
+
+
+def _answers(process: RecordableProcess, connection: MessageSocket, until_s: float) -> Iterator[dict[str, Any]]:
+    while True:
+        try:
+            message = connection.receive(None if until_s == inf else until_s - monotonic())
+            if message is None:
+                return
             check_answer(message)
-    except ValueError as error:
-        raise UserError(f"the answer of process {process.pid} cannot be read", printable(error)) from error
-    return message
+        except ValueError as error:
+            raise UserError(f"the answer of process {process.pid} cannot be read", printable(error)) from error
+        except OSError as error:
+            raise UserError(f"process {process.pid} no longer responds", _reason(error)) from error
+        if message.get("answer") == REFUSED:
+            raise UserError(printable(message.get("why")))
+        yield message
 
 
 def _reason(error: OSError) -> str:

@@ -96,7 +96,6 @@ class RecordingRequest:
     steps, warmup : number of steps to record, and of steps before them that are examined but not recorded
     seconds : time in seconds during which steps to record may begin
     step_module : pattern for the classes of modules whose calls are steps
-    begins_at : number of the program's step at which the recording may begin, see `session.position`
     wait_s : time in seconds after which the request fails if no step begins
     options : options of `Capture`, which override the process's settings
     """
@@ -106,7 +105,6 @@ class RecordingRequest:
     seconds: float | None = None
     warmup: int | None = None
     step_module: str | None = None
-    begins_at: int | None = None
     wait_s: float = 60.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -114,16 +112,16 @@ class RecordingRequest:
 _NUMBER = (int, float)
 _REQUEST_KINDS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("output", "step_module"), str),
-    **dict.fromkeys(("steps", "warmup", "begins_at"), int),
+    **dict.fromkeys(("steps", "warmup"), int),
     **dict.fromkeys(("seconds", "wait_s"), _NUMBER),
     "options": dict,
 }
 # types of the fields of answers that clients read; other fields are ignored
 _ANSWER_KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("answer", "why", "name", "command"), (str,)),
-    **dict.fromkeys(("torch", "job", "file", "limit", "problem"), (str, type(None))),
+    **dict.fromkeys(("torch", "file", "limit", "problem"), (str, type(None))),
     **dict.fromkeys(("parent", "recordings", "steps", "cut", "calls", "signatures", "dropped", "bytes"), (int,)),
-    **dict.fromkeys(("rank", "world_size", "position", "began_at"), (int, type(None))),
+    "rank": (int, type(None)),
     **dict.fromkeys(("recording", "stopped"), (bool,)),
     "notes": (list,),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING
@@ -24,14 +23,11 @@ class Extent:
     steps : number of recorded steps; None for all steps that begin within `seconds`
     seconds : time in seconds after the start of the first step during which more steps may begin
     warmup : number of steps before the recorded ones in which the capture examines signatures without recording calls
-    begins_at : number of the program's step, see `session.position`, at which the first recorded step may begin; None
-        for the next step
     """
 
     steps: int | None = 3
     seconds: float | None = None
     warmup: int = 1
-    begins_at: int | None = None
 
 
 class ThreadLife:
@@ -57,19 +53,16 @@ class StepRecording:
     cut : number of steps that were unfinished when the recording or their thread ended
     refused : number of steps that could not be recorded, by reason
     done : event that is set when nothing more will be recorded
-    began_at : number of the program's step when the first recorded step began, see `session.position`
     first_call_ns : start of the first recorded step, by `perf_counter_ns`
     """
 
-    def __init__(self, capture: StepCapture, extent: Extent, position: Callable[[], int | None]) -> None:
+    def __init__(self, capture: StepCapture, extent: Extent) -> None:
         self.capture = capture
         self.extent = extent
         self.steps = self.cut = 0
         self.refused: Counter[str] = Counter()
         self.done = threading.Event()
-        self.began_at: int | None = None
         self.first_call_ns: int | None = None
-        self._position = position
         self._lock = threading.Lock()
         self._learned = self._begun = 0
         self._running: dict[int, tuple[ThreadStep, ref[ThreadLife]]] = {}
@@ -95,8 +88,6 @@ class StepRecording:
                     return None
                 if self.capture.leaves_out_step():
                     return None
-                if not self.has_begun:
-                    self.began_at = self._position()
                 label = None if self._learning else f"{STEP} {self._begun + 1}"
                 step = self.capture.enter_step(nested, label)
                 self._running[id(step)] = step, ref(here.life)
@@ -160,10 +151,6 @@ class StepRecording:
     def _is_wanted(self) -> bool:
         if self.done.is_set():
             return False
-        if not self.has_begun and self.extent.begins_at is not None:
-            position = self._position()
-            if position is not None and position < self.extent.begins_at:
-                return False
         if self._learning and self._learned + len(self._running) >= self.extent.warmup:
             if self._running:
                 return False

@@ -19,7 +19,6 @@ from opgrip.capture.on_demand.protocol import RecordingRequest
 from opgrip.capture.on_demand.recorded_steps import Extent, StepRecording
 from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path
 from opgrip.capture.on_demand.step_sources import StepDetector
-from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.program.capture_choices import EVENTS
 from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.program.processes import unused
@@ -27,7 +26,7 @@ from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.graph_keeper import GraphKeeper
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
-from opgrip.capture.torch_compat.torch_private import collectives_begun, innermost_mode, load_private
+from opgrip.capture.torch_compat.torch_private import innermost_mode, load_private
 from opgrip.cli.output_files import give_name
 from opgrip.errors import ExistingFileError
 from opgrip.traces.values import value_models
@@ -205,14 +204,13 @@ class RecordingSession:
         self.path = recording_path(str(Path(pattern)), number)
         options = {**settings.options, **request.options, "details": details}
         self._capture = StepCapture(self.path, self.extent.warmup > 0, **options)
-        self._recording = StepRecording(self._capture, self.extent, position)
+        self._recording = StepRecording(self._capture, self.extent)
         self._steps = StepDetector(self._recording, self.step_module)
         self._stopping = threading.Event()
         self._grace_s = GRACE_S
 
-    def begin(self) -> dict[str, Any]:
-        """Begin to record with the next step, and return a description: path of the file, number of the current step
-        (see `position`), and kinds of steps.
+    def begin(self) -> None:
+        """Begin to record with the next step.
 
         Raises UserError: no file can be written.
         """
@@ -222,7 +220,6 @@ class RecordingSession:
         except BaseException:
             self._end()
             raise
-        return {"file": str(self.path), "position": position()}
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
         """Wait until the recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others.
@@ -244,13 +241,9 @@ class RecordingSession:
                 self._capture.discard()
             self._capture.close()
 
-    def stop(self, discard: bool = False, grace_s: float = GRACE_S) -> None:
-        """End the recording; steps that are not finished within `grace_s` seconds are cut. With `discard`, write
-        no file.
-        """
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """End the recording; steps that are not finished within `grace_s` seconds are cut."""
         self._grace_s = grace_s
-        if discard:
-            self._capture.discard()
         self._stopping.set()
 
     def abandon(self) -> None:
@@ -273,7 +266,7 @@ class RecordingSession:
                 continue
             if now - asked_s > wait_s:
                 return
-            if now - asked_s > explain_s and self.extent.begins_at is None:
+            if now - asked_s > explain_s:
                 waiting(self._steps.explain())
                 explain_s = inf
 
@@ -290,7 +283,6 @@ class RecordingSession:
             "bytes": capture.bytes_written,
             "limit": capture.stopped,
             "waited_s": None if first_ns is None else (first_ns - self._asked_ns) / 1e9,
-            "began_at": recording.began_at,
             "problem": self._problem(),
             "notes": [*capture.notes(), *self._steps.notes()],
         }
@@ -319,14 +311,6 @@ def load() -> None:
         _keepers.append(GraphKeeper().__enter__())
 
 
-def position() -> int | None:
-    """Return the number of steps that the program has marked or, if it marks none, of collectives that it has begun.
-
-    This number is the same for all ranks of a job. It is None if unknown.
-    """
-    return marks.steps or collectives_begun()
-
-
 def _extent(settings: AgentSettings, request: RecordingRequest) -> Extent:
     seconds = settings.seconds if request.seconds is None else request.seconds
     steps = request.steps
@@ -334,4 +318,4 @@ def _extent(settings: AgentSettings, request: RecordingRequest) -> Extent:
         # seconds requested without steps are the only limit
         steps = None if request.seconds is not None else settings.steps
     warmup = settings.warmup if request.warmup is None else request.warmup
-    return Extent(steps, seconds, warmup, request.begins_at)
+    return Extent(steps, seconds, warmup)

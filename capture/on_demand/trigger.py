@@ -73,7 +73,7 @@ def print_lines(lines: Iterable[str]) -> None:
 def record_at_start(agent: Agent) -> None:
     """Record the program's next steps, and report the recording on stderr when it ends."""
     # begin here: the program must not make a step meanwhile
-    session, _ = agent.begin(RecordingRequest(wait_s=inf), perf_counter_ns())
+    session = agent.begin(RecordingRequest(wait_s=inf), perf_counter_ns())
     recording = threading.Thread(
         target=lambda: print_lines(lines_of(agent.finish(session))), name="opgrip-recording", daemon=True
     )
@@ -142,7 +142,7 @@ class Triggered:
 
     def _run(self, agent: Agent, request: RecordingRequest) -> None:
         try:
-            self.result = agent.record(request, lambda fields: self._armed.set())
+            self.result = agent.record(request, lambda session: self._armed.set())
             self.problem = self.result["problem"]
         except Exception as error:
             self.problem = str(error) if isinstance(error, UserError) else one_line(error)

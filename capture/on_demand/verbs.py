@@ -11,8 +11,7 @@ from pathlib import Path
 from opgrip.capture.command.capture_options import OPTIONS, RecordingOptions, Steps
 from opgrip.capture.command.script import run_script, script_name
 from opgrip.capture.on_demand.autostart import load_recording, start
-from opgrip.capture.on_demand.client import RecordableProcess, converse, find_processes, processes
-from opgrip.capture.on_demand.jobs import choose_ranks, record_together
+from opgrip.capture.on_demand.client import RecordableProcess, converse, find_process, processes, record
 from opgrip.capture.on_demand.protocol import STOP
 from opgrip.capture.on_demand.settings import DEFAULT, PRIVATE_DEFAULT, WARMUP, AgentSettings, check_pattern, signal_of
 from opgrip.capture.program.capture_choices import KNOWN_EXTENSIONS
@@ -46,6 +45,9 @@ def make_verb_parser(verb: str) -> argparse.ArgumentParser:
 
 def _add_process(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("process", metavar="PID|NAME", help="PID or name of the process, as opcapture list shows it")
+    parser.add_argument(
+        "--rank", type=not_negative, metavar="N", help="rank of the process, if several ranks of a job have the name"
+    )
 
 
 def _list(args: argparse.Namespace) -> int:
@@ -72,10 +74,10 @@ def _state(item: RecordableProcess) -> str:
 
 
 def _stop(args: argparse.Namespace) -> int:
-    for process in find_processes(args.process):
-        stopped = any(answer.get("stopped") for answer in converse(process, STOP))
-        words = "the recording ends" if stopped else "no recording is running"
-        print(f"opcapture: process {process.pid}: {words}", file=sys.stderr)
+    process = find_process(args.process, args.rank, Reporter("opcapture"))
+    stopped = any(answer.get("stopped") for answer in converse(process, STOP))
+    words = "the recording ends" if stopped else "no recording is running"
+    print(f"opcapture: process {process.pid}: {words}", file=sys.stderr)
     return 0
 
 
@@ -90,17 +92,10 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
         help="steps before the recorded ones, in which the capture already examines the calls, so that recorded steps "
         "are slowed down less (default: 1)",
     )
-    parser.add_argument("--rank", type=not_negative, metavar="N", help="record only this rank of a job")
     parser.add_argument(
         "--step-module",
         metavar="PATTERN",
         help="count each outermost call of a module as a step, if its class matches the pattern",
-    )
-    parser.add_argument(
-        "--at",
-        type=not_negative,
-        metavar="N",
-        help="begin at step N of the job, which opcapture trigger printed on another node",
     )
     parser.add_argument(
         "--wait",
@@ -121,26 +116,22 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _trigger(args: argparse.Namespace) -> int:
-    """Request a recording, wait for it, and report it; print the paths of the traces to stdout. Return the exit
-    status.
-    """
     reporter = Reporter("opcapture")
-    chosen = choose_ranks(find_processes(args.process), args.rank, reporter)
+    process = find_process(args.process, args.rank, reporter)
     request = {
         "steps": args.steps,
         "seconds": args.seconds,
         "warmup": args.warmup,
         "step_module": args.step_module,
-        "begins_at": args.at,
         "wait_s": args.wait,
         "output": None if args.output is None else str(Path(args.output).absolute()),
         "options": None if args.max_overhead is None else {"max_overhead": args.max_overhead},
     }
-    results = record_together(chosen, request, reporter)
-    for result in results:
-        if result.get("file"):
-            print(printable(result["file"]))
-    return 0 if results and all(result.get("file") for result in results) else USAGE_ERROR
+    result = record(process, request, reporter)
+    if not result.get("file"):
+        return USAGE_ERROR
+    print(printable(result["file"]))
+    return 0
 
 
 VERBS = {
@@ -159,7 +150,7 @@ VERBS = {
     "trigger": ProcessVerb(
         "Record some steps of a running process that has an agent: opcapture list shows which have one.",
         "  opcapture trigger 4711                    the next three steps, after one in which the capture learns\n"
-        "  opcapture trigger server --steps 10       by name; all ranks of a job record the same steps\n"
+        "  opcapture trigger server --steps 10       by name, as opcapture list shows it\n"
         "  opcapture trigger 4711 --seconds 2 -o burst-%p-%n.jsonl.zst\n",
         _add_trigger_options,
         _trigger,

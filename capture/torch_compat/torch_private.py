@@ -6,7 +6,6 @@ Each is declared with a replacement for versions that lack it.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -329,24 +328,6 @@ def innermost_mode() -> Any:
     It is also None if this version of torch does not provide the information.
     """
     return _current_mode()
-
-
-_sequence_of_group = _places.take(
-    "torch.distributed.ProcessGroup._get_sequence_number_for_group",
-    None,
-    "ranks of programs without step() start recording when asked",
-)
-
-
-def collectives_begun() -> int | None:
-    """Return the number of collectives that this rank has started in the group of all ranks, or None if unknown."""
-    distributed = sys.modules.get("torch.distributed")
-    if _sequence_of_group is None or distributed is None or not distributed.is_initialized():
-        return None
-    try:
-        return int(_sequence_of_group(distributed.group.WORLD))
-    except (RuntimeError, ValueError, TypeError):
-        return None
 
 
 _wrapped_call = _places.take("torch.nn.Module._wrapped_call_impl", None, "calls under way are known by `_call_impl`")

@@ -54,7 +54,7 @@ def asking(folder: Path, name: str) -> subprocess.Popen[str]:
     )
     assert process.stderr is not None
     assert "waits for a step" in process.stderr.readline()
-    wait_for(lambda: any(part.stat().st_size > 2000 for part in folder.glob("*.jsonl*")), process)
+    wait_for(lambda: any(part.stat().st_size > 2000 for part in folder.glob(f"{Path(name).stem}*.jsonl*")), process)
     return process
 
 

@@ -15,9 +15,8 @@ import pytest
 from services import short_name
 
 from opgrip.capture.on_demand import client
-from opgrip.capture.on_demand.client import RecordableProcess, converse, processes
-from opgrip.capture.on_demand.jobs import record_together
-from opgrip.capture.on_demand.protocol import ABOUT, ARMED, DONE, RECORD, REFUSED, STOP, TELL, make_folder
+from opgrip.capture.on_demand.client import RecordableProcess, converse, find_process, processes, record
+from opgrip.capture.on_demand.protocol import ABOUT, ARMED, DONE, REFUSED, STOP, TELL, make_folder
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 
@@ -91,14 +90,14 @@ def test_socket_folder_of_another_owner_is_refused(folder: Path) -> None:
         ({**RECORDED, "file": ["\x1b[2J"]}, r"file cannot be \['\\x1b"),
         ({**RECORDED, "notes": [1]}, r"notes cannot be \[1\]"),
         ({"answer": DONE, "file": "t.jsonl"}, "`steps` of the recording is missing"),
-        ({"answer": ARMED, "position": "far"}, "position cannot be 'far'"),
+        ({"answer": ARMED, "file": 3}, "file cannot be 3"),
         (b"\xff\n", "cannot be read"),
         (b"[1]\n", r"a message is not a JSON object: \[1\]"),
     ],
 )
 def test_malformed_answer_is_reported_in_one_line(folder: Path, answer: Any, reason: str) -> None:
     with answering(folder, answer) as here, pytest.raises(UserError, match=reason) as error:
-        record_together([here], {"begins_at": 3}, Reporter("test"))
+        record(here, {}, Reporter("test"))
     assert str(error.value).startswith(f"the answer of process {os.getpid()} cannot be read: ")
     assert "\n" not in str(error.value)
     assert "\x1b" not in str(error.value)
@@ -107,12 +106,12 @@ def test_malformed_answer_is_reported_in_one_line(folder: Path, answer: Any, rea
 def test_answer_of_a_process_cannot_control_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     strange = "\x1b]0;x\x07\nopcapture: all is well"
     with answering(folder, {**RECORDED, "file": strange, "notes": [strange]}) as here:
-        record_together([here], {}, Reporter("test"))
+        record(here, {}, Reporter("test"))
     output = capsys.readouterr().err
     assert output.count("\n") == 2
     assert "\x1b" not in output
     with answering(folder, {"answer": REFUSED, "why": strange}) as here, pytest.raises(UserError) as error:
-        list(converse(here, RECORD))
+        record(here, {}, Reporter("test"))
     assert str(error.value) == r"\x1b]0;x\x07\nopcapture: all is well"
 
 
@@ -121,3 +120,32 @@ def test_unresponsive_process_is_not_waited_for(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(client, "TELL_S", 0.1)
     with answering(folder) as here, pytest.raises(UserError, match="no longer responds"):
         list(converse(here, word))
+
+
+def process(pid: int, parent: int, **about: Any) -> RecordableProcess:
+    return RecordableProcess(pid, Path(f"{pid}-ab.sock"), {"name": "train", "parent": parent, **about})
+
+
+def test_name_means_the_process_that_started_the_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = [process(11, 1), process(12, 11), process(13, 12)]
+    monkeypatch.setattr(client, "processes", lambda: listed)
+    assert find_process("train", None, Reporter("test")).pid == 11
+    assert "which are not recorded: to record one, give its PID: 12" in capsys.readouterr().err
+    assert find_process("13", None, Reporter("test")).pid == 13
+    listed.append(process(14, 1))
+    with pytest.raises(UserError, match="2 processes are called train: choose one by its PID: 11, 14"):
+        find_process("train", None, Reporter("test"))
+
+
+def test_ranks_are_chosen_by_number_or_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [process(11, 10, rank=0), process(12, 11, rank=1)]
+    loaders = [process(13, 11, rank=0), process(14, 12, rank=1)]
+    monkeypatch.setattr(client, "processes", lambda: [process(10, 1, name="run"), *ranks, *loaders])
+    assert find_process("train", 1, Reporter("test")).pid == 12
+    assert find_process("14", None, Reporter("test")).pid == 14
+    with pytest.raises(UserError, match="choose one by its PID or --rank: 11, 12"):
+        find_process("train", None, Reporter("test"))
+    with pytest.raises(UserError, match="no process train on this machine has rank 2"):
+        find_process("train", 2, Reporter("test"))
