@@ -1,4 +1,4 @@
-"""The call sites of a case: the module, phase and source line from which the program made each of its calls."""
+"""Call sites of a case: the module, phase and source line from which the program made each of its calls."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-# maximum number of call sites of a case; if there are more, those with the fewest calls are added up by module and
-# phase
-MOST_SITES = 2048
+MOST_SITES = 2048  # call sites of a case; if there are more, those with few calls are added up by module and phase
 OTHERS = "(others)"  # text in place of the module or line in an entry that adds up several call sites
 PHASES = ("forward", "backward", "optimizer")
 COLUMNS = ["module", "phase", "file", "line", "function"]
@@ -25,11 +23,10 @@ Amount = tuple[int, float]  # number of calls, and the sum of their times in us
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """The calls of one case that the program made from one source line, in one module and one phase.
+    """The calls of one case from one source line, in one module and one phase.
 
     line : `file:line function`; empty if unknown
-    count : number of these calls
-    captured_us : sum of the calls' times in the program, in microseconds
+    captured_us : sum of the calls' times in the program
     """
 
     module: str
@@ -73,14 +70,9 @@ def _add(totals: dict[Where, Amount], key: Where, one: Amount) -> None:
 
 
 def _capped(totals: Mapping[Where, Amount]) -> Mapping[Where, Amount]:
-    """Return at most `MOST_SITES` call sites, plus one per phase for the calls of all others; the sums of calls and
-    times stay the same.
-
-    Call sites with few calls are merged: first those in one module and phase, then, if that is not enough, whole
-    modules of one phase.
-    """
     if len(totals) <= MOST_SITES:
         return totals
+    # merge call sites with few calls in one module and phase; if that is not enough, whole modules of one phase
     modules = {(module, phase) for module, phase, _ in totals}
     by_module = _fold(totals, MOST_SITES - len(modules), lambda module, phase: (module, phase, OTHERS))
     if len(by_module) <= MOST_SITES:
@@ -106,9 +98,7 @@ def _order(site: CallSite) -> tuple[int, str, str, str]:
 
 
 def to_text(sites: Iterable[CallSite]) -> str:
-    """Return call sites as compact JSON, nested as {phase: {line: {module: [number of calls, sum of their times in
-    us]}}}.
-    """
+    """Return call sites as JSON: {phase: {line: {module: [number of calls, sum of their times in us]}}}."""
     tree: dict[str, dict[str, dict[str, tuple[int, float]]]] = {}
     for site in sites:
         tree.setdefault(site.phase, {}).setdefault(site.line, {})[site.module] = site.count, site.captured_us
@@ -131,9 +121,7 @@ def from_text(text: str) -> tuple[CallSite, ...]:
 
 
 def module_of(sites: Sequence[CallSite]) -> str:
-    """Return the module path that all call sites share; if they differ, a pattern that matches all of them, such as
-    `layers.*.linear1`; an empty text without call sites.
-    """
+    """Return the module path that all call sites share, or a pattern that matches all, such as `layers.*.linear1`."""
     paths = list(dict.fromkeys(site.module for site in sites))
     if len(paths) < 2:
         return paths[0] if paths else ""
@@ -144,7 +132,6 @@ def module_of(sites: Sequence[CallSite]) -> str:
 
 
 def _common(parts: Iterable[Sequence[str]]) -> list[str]:
-    """Return the longest list of names with which all lists in `parts` begin."""
     common = []
     for names in zip(*parts, strict=False):
         if len(set(names)) > 1:
@@ -154,8 +141,6 @@ def _common(parts: Iterable[Sequence[str]]) -> list[str]:
 
 
 def phase_of(sites: Sequence[CallSite]) -> str:
-    """Return the phase of the call sites; if there are several, all of them in one text, such as `forward,
-    backward`.
-    """
+    """Return the phases of the call sites as text, such as `forward, backward`."""
     phases = {site.phase for site in sites}
     return ", ".join([*(phase for phase in PHASES if phase in phases), *sorted(phases - {*PHASES})])

@@ -1,4 +1,4 @@
-"""Cases, the units of replay: each one represents the calls of one signature of a trace."""
+"""Cases, the units of replay, and the captured times of their calls."""
 
 from __future__ import annotations
 
@@ -40,26 +40,22 @@ class Case:
     A timing cluster is a group of calls of one signature whose times differ from the times of its other calls.
 
     values : by number, the value model or the recorded values of each tensor in `signature` and `input_sets`
-    count : number of calls in the program
     captured_us : median time of a call in the program: device time if the calls ran on a device, else host time
     captured_total_us : sum of the calls' times in the program
     captured_host_us : median host time of a call, if `captured_us` is a device time
-    captured_spread : interquartile range of the calls' times, relative to their median; None if there is only one call,
-        or if the times are estimated parts of a CUDA graph's launches
+    captured_spread : interquartile range of the calls' times, relative to their median; None for a single call, or if
+        the times are estimated parts of a CUDA graph's launches
     perturbed : number of calls that ran right after the capture's own work; they are included in `count`
-    share : part of the time of all selected calls that this case takes (from 0 to 1), if each of its calls takes
-        `captured_us`
+    share : share of the time of all selected calls, from 0 to 1
     context : torch settings, such as autocast, under which most calls ran
-    phase : phase in which most calls ran
-    call_sites : the places in the program that made the calls
-    input_sets : further sets of inputs: copies of the signature with the values and results of later calls
+    input_sets : copies of the signature with the values and results of later calls
     timing_clusters : timing cluster of the signature, followed by that of each input set; empty if all input sets are
         equally frequent
     fresh : share of calls whose results were in newly mapped memory pages; None if unknown or irrelevant
     operator : the operator to call, if it differs from the signature's
     reference : the operator whose results are the reference in every mode; None to use the case's own results in the
         reference mode
-    unused : indices of results that the program does not use (see `with_unused_results`)
+    unused : indices of results that the program does not use
     part_of : number of the signature in the trace, if the case is one timing cluster of that signature
     load : function that completes the case in the process that runs it; None if the case is complete
     """
@@ -87,14 +83,11 @@ class Case:
 
     @property
     def number(self) -> int:
-        """Number that identifies the case: its signature's number in the trace or, for a timing cluster, a number that
-        no signature has.
-        """
+        """Number of the signature in the trace or, for a timing cluster, a number that no signature has."""
         return self.signature.number
 
     @property
     def trace_number(self) -> int:
-        """Number of the case's signature in the trace."""
         return self.number if self.part_of is None else self.part_of
 
     @property
@@ -113,20 +106,20 @@ def make_cases(
 ) -> list[Case]:
     """Return one case per signature, largest share of time first.
 
-    Calls made inside a function of an extension module are not cases, because they are part of that function. A gripped
-    Python function is represented by the operator calls that it made. A distilled trace, which was reduced to
-    representative cases, also contains calls that only run before these cases; they are left out.
+    Calls made inside a function of an extension module are part of that function, and no cases. Calls that a distilled
+    trace contains only because they precede its cases are left out.
 
-    with_preceding_calls : True to include the calls that only run before the cases
+    with_preceding_calls : True to include these calls
     in_order : True to keep the order of signatures if no call has a time
-    Raises `UserError` if a pattern of `selection` matches nothing.
+
+    Raises UserError if a pattern of `selection` matches nothing.
     """
-    looked_at = calls_looked_at(trace)
-    placed = placed_calls(trace, looked_at)
+    observed_calls = calls_at_several_sites(trace)
+    placed = placed_calls(trace, observed_calls)
     if selection.label:
         calls = trace.own_calls.assign(**{COUNT: 1})
     else:
-        calls = _with_single(trace.own_distinct_calls, looked_at)
+        calls = _with_single(trace.own_distinct_calls, observed_calls)
     chosen = None if with_preceding_calls else chosen_numbers(trace.header)
     if chosen is not None:
         calls = calls[calls["signature"].isin(chosen)]
@@ -142,7 +135,10 @@ def make_cases(
 
 
 def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: bool) -> list[Case]:
-    numbers = _numbers_of_cases(calls, kinds)
+    numbers = calls["signature"].copy()
+    for kind in kinds:
+        if kind.calls is not None:
+            numbers[kind.calls] = kind.signature.number
     times_by_case = captured_times(calls, numbers, [item for kind in kinds for item in kind.timing_clusters])
     weights = weights_of(times_by_case, {} if in_order else {kind.signature.number: kind.signature for kind in kinds})
     total = max(sum(weights.values()), 1.0)
@@ -180,16 +176,15 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
     return cases
 
 
-def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFrame:
-    """Return a table of calls in which `count` is the number of calls that a row represents: a row for each call in
-    `looked_at`, and a row for each distinct call of all other signatures.
+def _with_single(distinct: pd.DataFrame, observed_calls: pd.DataFrame) -> pd.DataFrame:
+    """Return the distinct calls, but one row for each call in `observed_calls`; `count` is the number of calls of a
+    row.
 
-    Rows of single calls keep their index in the trace's call table. If `looked_at` contains only a sample of a
-    signature's calls, the counts of its rows add up to the number of all its calls.
+    Rows of single calls keep their index in the trace's call table.
     """
-    if looked_at.empty:
+    if observed_calls.empty:
         return distinct
-    single = own_calls(looked_at)
+    single = own_calls(observed_calls)
     is_single = distinct["signature"].isin(single["signature"].unique())
     others = distinct[~is_single]
     others.index = pd.RangeIndex(-len(others), 0)
@@ -202,20 +197,11 @@ def _with_single(distinct: pd.DataFrame, looked_at: pd.DataFrame) -> pd.DataFram
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """The calls of one signature, or of one timing cluster of it, that become one case.
-
-    number : number of the signature in the trace
-    signature : copy of the signature; its number is the number of the case
-    input_sets : copies of the signature with the values of other calls
-    timing_clusters : timing cluster of `signature`, followed by that of each input set
-    calls : indices of the case's calls in the call table; None for all calls of the signature
-    """
-
-    number: int
+    number: int  # of the signature in the trace; that of `signature` is the case's
     signature: Signature
     input_sets: tuple[Signature, ...] = ()
     timing_clusters: tuple[TimingCluster, ...] = ()
-    calls: pd.Index[int] | None = None
+    calls: pd.Index[int] | None = None  # None for all calls of the signature
 
 
 def _kinds(trace: Trace, placed: Mapping[int, PlacedCalls], selected: pd.Index[int], split: bool) -> Iterator[_Kind]:
@@ -237,39 +223,22 @@ def _kinds(trace: Trace, placed: Mapping[int, PlacedCalls], selected: pd.Index[i
             first, *others = (item.signature for item in present)
             yield _Kind(number, first, tuple(others), tuple(present))
         else:
-            yield _Kind(number, signature, _observed_input_sets(signature, observed))
-
-
-def _numbers_of_cases(calls: pd.DataFrame, kinds: Iterable[_Kind]) -> pd.Series[int]:
-    numbers = calls["signature"].copy()
-    for kind in kinds:
-        if kind.calls is not None:
-            numbers[kind.calls] = kind.signature.number
-    return numbers
+            input_sets = (input_set_of(signature, other) for other in observed[:MOST_INPUT_SETS])
+            yield _Kind(number, signature, tuple(item for item in input_sets if item is not None))
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
-    """Return, by signature number, the torch settings (such as autocast) under which most of the
-    signature's calls ran.
-    """
+    """Return, by signature number, the torch settings under which most of the signature's calls ran."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     contexts = _most_frequent(calls, calls["scope"].map(context_of))
     return {signature: trace.contexts.get(int(number), {}) for signature, number in contexts.items()}
 
 
 def _most_frequent(calls: pd.DataFrame, values: pd.Series[Any]) -> dict[int, Any]:
-    """Return, by signature number, the value that occurs most often among the signature's calls, without missing
-    values; the first one if several are equally frequent.
-    """
     pairs = pd.DataFrame({"signature": calls["signature"], "value": values, COUNT: counts_of(calls)}).dropna()
     counts = pairs.groupby(["signature", "value"], sort=False, observed=True)[COUNT].sum()
     most = counts.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")
     return dict(zip(most["signature"].tolist(), most["value"].tolist(), strict=True))
-
-
-def _observed_input_sets(signature: Signature, observed: Sequence[Observed]) -> tuple[Signature, ...]:
-    input_sets = (input_set_of(signature, other) for other in observed[:MOST_INPUT_SETS])
-    return tuple(input_set for input_set in input_sets if input_set is not None)
 
 
 def values_of(signatures: Sequence[Signature], values: Mapping[int, Drawable]) -> dict[int, Drawable]:
@@ -294,7 +263,7 @@ COLUMNS = [
 
 @dataclass(frozen=True, slots=True)
 class TimingCluster:
-    """A timing cluster: calls of one signature, at one or more call sites, that take similar times.
+    """Calls of one signature, at one or more call sites, that take similar times.
 
     signature : copy of the signature with the values and results of one call of the cluster
     calls : indices of the selected calls in the call table; for a long trace, of a sample of them
@@ -316,8 +285,8 @@ class PlacedCalls:
     A call site is here a scope (module, phase and source line) and the storage of the first tensor; if this storage is
     not used again, it is only the scope.
 
-    calls : the signature's calls that `calls_looked_at` returned, by start time, whether selected or not
-    places : for each call, the number of its call site
+    calls : the signature's calls in the result of `calls_at_several_sites`, by start time, whether selected or not
+    sites : for each call, the number of its call site
     typical_ns : for each call, the typical time of a call at its call site
     observed : values and results that were recorded from later calls
     rows : for each item of `observed`, the index in `calls` of the recorded call; None if this call has no call site
@@ -325,13 +294,13 @@ class PlacedCalls:
 
     signature: Signature
     calls: pd.DataFrame
-    places: NDArray[np.int64]
+    sites: NDArray[np.int64]
     typical_ns: NDArray[np.float64]
     observed: Sequence[Observed]
     rows: Sequence[int | None]
 
     def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
-        """Return the timing clusters of these calls, most calls first; an empty list if all calls take similar times.
+        """Return the timing clusters, most calls first; an empty list if all calls take similar times.
 
         selected : indices of the selected calls in the call table
         """
@@ -344,14 +313,12 @@ class PlacedCalls:
         return [self._behaviour(groups[index], nearest == index, selected) for index in order]
 
     def observed_in(self, selected: pd.Index[int]) -> list[Observed]:
-        """Return the recorded values and results of the signature's later calls, without those from call sites at which
-        no call is selected.
-        """
-        places = set(self.places[self.calls.index.isin(selected)].tolist())
+        """Return `observed` without values from call sites at which no call is selected."""
+        sites = set(self.sites[self.calls.index.isin(selected)].tolist())
         return [
             item
             for item, row in zip(self.observed, self.rows, strict=True)
-            if item.since_ns is None or (row is not None and int(self.places[row]) in places)
+            if item.since_ns is None or (row is not None and int(self.sites[row]) in sites)
         ]
 
     def _groups(self) -> list[list[tuple[int, Signature]]]:
@@ -372,9 +339,9 @@ class PlacedCalls:
         self, examples: Sequence[tuple[int, Signature]], alike: NDArray[np.bool_], selected: pd.Index[int]
     ) -> TimingCluster:
         is_selected = self.calls.index.isin(selected)
-        places = set(self.places[is_selected].tolist())
+        sites = set(self.sites[is_selected].tolist())
         # prefer values of a selected call site to values of another one in the same cluster
-        row, input_set = next((item for item in examples if int(self.places[item[0]]) in places), examples[0])
+        row, input_set = next((item for item in examples if int(self.sites[item[0]]) in sites), examples[0])
         one = self.calls.iloc[row]
         place = f"{one['module']} {one['function']} {one['file']}:{one['line']}"
         own = alike & is_selected
@@ -382,14 +349,13 @@ class PlacedCalls:
         return TimingCluster(input_set, self.calls.index[own], median_us, place.strip())
 
 
-def calls_looked_at(trace: Trace) -> pd.DataFrame:
-    """Return the calls of all signatures whose values were recorded at several call sites, with the storage of the
-    first tensor in the column `MEMORY`.
+def calls_at_several_sites(trace: Trace) -> pd.DataFrame:
+    """Return the calls of all signatures of which the trace has values from more than one call site.
 
-    For a long trace, these are the calls at the beginning, where the capture recorded values, and samples of the later
-    ones.
+    The column `MEMORY` is the storage number of the call's first tensor. For a long trace, these are the calls at the
+    beginning, where the capture recorded values, and samples of the later ones.
     """
-    numbers = list(_looked_at(trace))
+    numbers = list(_observed_at_several_sites(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
     if numbers:
         distinct = trace.distinct_calls
@@ -401,7 +367,6 @@ def calls_looked_at(trace: Trace) -> pd.DataFrame:
 def _pieces(
     parts: Iterable[tuple[pd.DataFrame, NDArray[np.int64]]], numbers: Collection[int], all_calls: int
 ) -> Iterator[pd.DataFrame]:
-    """Yield all calls of the signatures `numbers`; if there are more than `MOST_CALLS`, evenly spaced parts of them."""
     read_calls = piece_calls = 0
     for part, storages in parts:
         own = part[part["signature"].isin(numbers)]
@@ -413,19 +378,22 @@ def _pieces(
 
 
 def placed_calls(trace: Trace, calls: pd.DataFrame) -> dict[int, PlacedCalls]:
-    signatures, observed = {signature.number: signature for signature in trace.signatures}, _looked_at(trace)
+    signatures, observed = (
+        {signature.number: signature for signature in trace.signatures},
+        _observed_at_several_sites(trace),
+    )
     placed: dict[int, PlacedCalls] = {}
     for name, own in calls.groupby("signature"):
         number = int(str(name))
         own = own.sort_values("start_ns", kind="stable")
         memory = own[MEMORY].to_numpy()
-        places, typical_ns = _places(own, memory)
+        sites, typical_ns = _sites(own, memory)
         rows = list(_rows(observed[number], own["start_ns"].to_numpy(), memory))
-        placed[number] = PlacedCalls(signatures[number], own, places, typical_ns, observed[number], rows)
+        placed[number] = PlacedCalls(signatures[number], own, sites, typical_ns, observed[number], rows)
     return placed
 
 
-def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
+def _observed_at_several_sites(trace: Trace) -> dict[int, list[Observed]]:
     numbers = {signature.number for signature in trace.signatures}
     return {
         number: items
@@ -435,10 +403,8 @@ def _looked_at(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return a copy of a signature with the recorded values and results of one of its later calls; None if that call
-    has another number of tensors.
-
-    observed : values and results that were recorded from the later call
+    """Return a copy of a signature with the values and results of a later call; None if that has another number of
+    tensors.
     """
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
@@ -464,8 +430,7 @@ def _first_memory(calls: pd.DataFrame, storages: NDArray[np.int64]) -> NDArray[n
     return np.where(calls["tensors"] > 0, padded[calls["first_storage"].to_numpy()], NO_STORAGE)
 
 
-def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return, for each call, the number of its call site, and the typical time in ns of a call at this site."""
+def _sites(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     first = pd.Series(memory, index=calls.index)
     raw_ns = (calls["raw_ns"] - calls["slow_memory_ns"]).astype(float)
     calm_ns = calm_times(calls)
@@ -480,8 +445,8 @@ def _places(calls: pd.DataFrame, memory: NDArray[np.int64]) -> tuple[NDArray[np.
     typical = candidates[0]
     for other in candidates[1:]:
         typical = typical.fillna(other)
-    places = calls.groupby([calls["scope"], first.where(again, ANY)]).ngroup()
-    return np.asarray(places, dtype=np.int64), np.asarray(typical.clip(lower=1.0), dtype=np.float64)
+    sites = calls.groupby([calls["scope"], first.where(again, ANY)]).ngroup()
+    return np.asarray(sites, dtype=np.int64), np.asarray(typical.clip(lower=1.0), dtype=np.float64)
 
 
 def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
@@ -489,16 +454,11 @@ def calm_times(calls: pd.DataFrame) -> pd.Series[float]:
     return calls["raw_ns"].astype(float).where(~calls["perturbed"] | calls["device_ns"].notna())
 
 
-# assumed number of floating-point operations per byte moved; 5 to 200 on real accelerators and CPUs
-FLOPS_PER_BYTE = 10
+FLOPS_PER_BYTE = 10  # assumed floating-point operations per byte moved; 5 to 200 on real accelerators and CPUs
 
 
 def estimated_cost(signature: Signature) -> float:
-    """Return the estimated cost of a call: the bytes it moves, plus its floating-point operations divided by
-    `FLOPS_PER_BYTE`.
-
-    The operator is not run; formulas for its operations and bytes are used.
-    """
+    """Return the bytes that a call moves, plus its floating-point operations divided by `FLOPS_PER_BYTE`."""
     if is_view(signature):
         return 1.0
     whole = float(bytes_of([signature.args, signature.kwargs, signature.outputs]))
@@ -521,8 +481,6 @@ def _without_memory(leaf: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class CapturedTimes:
-    """Times of a case's calls in the program, as in the `captured_` fields of `Case`."""
-
     count: int
     median_us: float
     total_us: float
@@ -558,7 +516,6 @@ def captured_times(
 def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, Signature]) -> dict[int, float]:
     """Return the total time of each case's calls, by case number; if no call has a time, the total estimated cost.
 
-    captured : number of calls and times of each case in the capture, by case number
     signatures : signatures whose cost is estimated, by case number; calls of all other cases have the cost 1
     """
     times = {number: item.count * item.median_us for number, item in captured.items()}
@@ -571,7 +528,6 @@ def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, S
 def _times_of(
     calls: pd.DataFrame, calm: pd.Series[float], timing_clusters: Iterable[TimingCluster]
 ) -> pd.Series[float]:
-    """Return the time of each call in ns; if the capture perturbed a call, the typical time of its timing cluster."""
     times = calls["time_ns"].astype(float)
     for cluster in timing_clusters:
         own = calm[cluster.calls]

@@ -1,4 +1,4 @@
-"""The calls of a trace in order, with the storages that each of them uses, and the newly mapped memory pages that it
+"""The calls of a trace in order, the storages that each of them uses, and the newly mapped memory pages that it
 touches.
 """
 
@@ -29,10 +29,8 @@ from opgrip.traces.table.trace import Trace
 class FlowingCall:
     """A call and the storages that its tensors use.
 
-    signature : number of the signature
-    captured_ns : device time in the program if the call ran on a device, else host time; times that the capture
-        perturbed are corrected
-    captured_host_ns : host time in the program, corrected likewise
+    captured_ns : device time in the program if the call ran on a device, else host time; without the capture's own work
+    captured_host_ns : host time in the program, without the capture's own work
     inputs, outputs : storage number of each tensor argument, and of each tensor result; `NO_STORAGE` if unknown
     over : numbers of the storages that this call is the last to use
     settings : torch settings of the call; calls with equal settings share one object
@@ -52,8 +50,7 @@ class FlowingCall:
 class StorageNeed:
     """The size of a storage and the tensors in it, as far as the calls show them.
 
-    bytes : size up to the end of the last argument tensor in the storage; if no argument uses it, up to the end of the
-        last result
+    bytes : size up to the end of the last argument tensor, or of the last result if no argument uses the storage
     views : argument tensors, in call order, that reach beyond the part of the storage that earlier ones use
     """
 
@@ -81,7 +78,7 @@ class ProgramFlow:
 
     calls : calls in the order in which they ran
     signatures : signatures to replay, by number; operators that the device lacks are replaced
-    interfaces : tensor arguments and results of each signature, by signature number
+    interfaces : tensor arguments and results, by signature number
     needs : size and views of each storage, by storage number
     outside : numbers of storages that existed before the first call; their total size is `outside_bytes`
     peak_bytes : largest number of bytes in use at one time, without the storages in `outside`
@@ -101,10 +98,9 @@ class ProgramFlow:
 
 
 def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
-    """Return the calls that a program made itself, with their storages; calls made inside an extension function are
-    part of that function.
+    """Return the calls that a program made itself, without those inside extension functions.
 
-    device : device of the replay; operators that it lacks are replaced by equivalent ones. None to replace none.
+    device : device of the replay; operators that it lacks are replaced by equivalent ones. None to replace none
     """
     graph = make_graph(trace)
     recorded = {signature.number: signature for signature in trace.signatures}
@@ -127,9 +123,6 @@ def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
 
 
 def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[tuple[int, Equivalent]]:
-    """Yield (signature number, equivalent) for operators that the device lacks; functions that write into their
-    arguments have no equivalent.
-    """
     for number, signature in signatures.items():
         with suppress(Unsupported, MemoryError, torch.OutOfMemoryError):
             equivalent = equivalent_on(signature, device) if signature.kind == OPERATOR else None
@@ -138,9 +131,7 @@ def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[t
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Return True if a replay can pass this tensor from call to call: it is a storage or an ordinary strided tensor,
-    not quantized and not on the meta device.
-    """
+    """Return True if a replay can pass this tensor from call to call: a storage, or an ordinary strided tensor."""
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
     return spec.cls in (None, STORAGE) and spec.layout is torch.strided and spec.stride is not None and not odd
 
@@ -193,11 +184,6 @@ def _note(
 
 
 def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
-    """Return the torch settings of each recorded context, by context number; calls without a context have the
-    key None.
-
-    Equal settings are the same object. The setting of gradients is left out, because a replay runs without them.
-    """
     distinct: dict[str, Mapping[str, Any]] = {}
     settings_of_context: dict[int | None, Mapping[str, Any]] = {None: {}}
     for number, settings in trace.contexts.items():
@@ -209,7 +195,7 @@ def _settings(trace: Trace) -> dict[int | None, Mapping[str, Any]]:
     return settings_of_context
 
 
-# operators that do not write their results; the first call that takes such a result causes the page faults
+# operators that do not write their results: the first call that takes such a result causes the page faults
 UNWRITTEN = ("aten.empty", "aten.new_empty")
 
 
@@ -217,7 +203,6 @@ UNWRITTEN = ("aten.empty", "aten.new_empty")
 class NewMemory:
     """The large CPU memory blocks that a call allocated.
 
-    sizes : size of each block in bytes
     fresh_bytes : number of bytes in newly mapped pages, in these blocks and in other memory that the call used
     """
 
@@ -226,8 +211,9 @@ class NewMemory:
 
 
 def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
-    """Return the large memory blocks that calls allocated on the CPU, by index of the call in `flow.calls`; empty if
-    the capture did not count page faults.
+    """Return the large memory blocks that calls allocated on the CPU, by index of the call in `flow.calls`.
+
+    The result is empty if the capture did not count page faults.
     """
     page = page_size(trace.header)
     if page is None:
@@ -254,11 +240,8 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
 
 
 def _faults(calls: pd.DataFrame) -> pd.Series[int]:
-    """Return the number of page faults of each call.
-
-    Counts of calls that the capture perturbed are limited to the range of the signature's other calls.
-    """
     counts = calls["page_faults"]
+    # limit counts of calls that the capture perturbed to the range of the signature's other calls
     others = counts.where(~calls["perturbed"]).groupby(calls["signature"])
     return counts.clip(others.transform("min"), others.transform("max")).astype("int64")
 
@@ -269,8 +252,9 @@ def _is_large(flow: ProgramFlow, number: int) -> bool:
 
 
 def shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
-    """Return, for each signature with large results, the share of its calls whose results are mostly in newly mapped
-    pages; empty if the capture did not count page faults.
+    """Return, by signature with large results, the share of its calls whose results are mostly in newly mapped pages.
+
+    The result is empty if the capture did not count page faults.
     """
     page = page_size(trace.header)
     if page is None:

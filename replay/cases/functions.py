@@ -25,9 +25,7 @@ FunctionArguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class TensorValues:
-    """A source of input values that returns the elements of a given tensor, repeated or cut to fill the requested
-    shape.
-    """
+    """Input values that are the elements of a given tensor, repeated or cut to fill the requested shape."""
 
     tensor: Tensor
 
@@ -56,7 +54,8 @@ def function_case(
     trial : result of a run of the function on these arguments; None to run it in the process that measures the case
     """
     arguments = (tuple(args), dict(kwargs or {}))
-    values = dict(enumerate(map(_copied_values, tensors_in(list(arguments)))))
+    copies = (item.detach().clone(memory_format=torch.preserve_format) for item in tensors_in(list(arguments)))
+    values = dict(enumerate(map(TensorValues, copies)))
     name = name or function.__qualname__
     return described_case(FunctionOperator(function, arguments, trial), arguments, values, name, number)
 
@@ -66,7 +65,6 @@ def described_case(
 ) -> Case:
     """Return the case that replays a function, with the arguments described by their shapes, dtypes and layouts.
 
-    operator : the function as an operator
     values : source of the values of each tensor argument, by its position in the list of tensor arguments
     """
     places = count()
@@ -84,10 +82,6 @@ def described_case(
 
 
 def strided_spec(tensor: Tensor, **others: Any) -> TensorSpec:
-    """Return the description of a strided tensor by shape, strides, dtype, device, offset and `requires_grad`.
-
-    others : further fields of the description
-    """
     return TensorSpec(
         tuple(tensor.shape),
         tuple(tensor.stride()),
@@ -116,9 +110,8 @@ class LazyOperator(Operator):
 class FunctionOperator(LazyOperator):
     """A Python function as an operator.
 
-    `mutates` is True if the function writes into its arguments. To find out, the first read of `mutates` calls the
-    function once on copies of the arguments. This happens in the process that measures the case, because a function may
-    crash, hang or exit.
+    To find out whether the function writes into its arguments, the first read of `mutates` calls it once on copies of
+    the arguments. This happens in the process that measures the case, because a function may crash, hang or exit.
     """
 
     __slots__ = ("_arguments", "_writes")
@@ -137,16 +130,11 @@ class FunctionOperator(LazyOperator):
         return bool(self._writes)
 
 
-def _copied_values(tensor: Tensor) -> TensorValues:
-    return TensorValues(tensor.detach().clone(memory_format=torch.preserve_format))
-
-
 @dataclass(frozen=True, slots=True)
 class FunctionTrial:
     """Result of running a function once on copies of its arguments.
 
     writes : True if the function wrote into its arguments, or raised an exception
-    results : the function's return value
     failed : True if it raised an exception
     """
 
@@ -156,9 +144,7 @@ class FunctionTrial:
 
 
 def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> FunctionTrial:
-    """Run a function once on copies of its arguments and return what happened. An exception of the function is not
-    raised here, because the case's result row reports it.
-    """
+    """Run a function once on copies of its arguments; an exception is not raised, but reported in the case's row."""
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
     versions = [tensor._version for tensor in argument_tensors]
@@ -184,9 +170,6 @@ def _copied(arguments: Any) -> Any:
 
 
 def _same_values(one: Tensor, other: Tensor) -> bool:
-    """Return True if all elements of `one` and `other` are equal (NaN equals NaN), or if the tensors cannot be
-    compared.
-    """
     try:
         different = one != other
         if one.is_floating_point() or one.is_complex():

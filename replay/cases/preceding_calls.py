@@ -24,14 +24,11 @@ from opgrip.traces.schema.records import NO_STORAGE, Signature
 from opgrip.traces.table.profiler_labels import own_calls
 
 BEFORE = 4  # number of preceding calls that are run before a call
-# number of bytes whose use evicts all older data from a cache; preceding calls before that use are not run
-FLUSHING_BYTES = 64 << 20
+FLUSHING_BYTES = 64 << 20  # use of so many bytes evicts older data from a cache; calls before it are not run
 MOST_PLACES = 32  # maximum number of calls of a case whose preceding calls are used
 MOST_CALLS = 300_000
-# number of bytes that a program may use between two uses of a tensor if the tensor is to stay in a CPU's cache
-RECENT_BYTES = 8 << 20
-# share of an accelerator's last-level cache that a program may use between two uses of a tensor that is to stay in it:
-# one half, because the two halves of a large cache may contain the same data
+RECENT_BYTES = 8 << 20  # bytes that a program may use between two uses of a tensor that is to stay in a CPU's cache
+# the same as a share of an accelerator's last-level cache, whose two halves may contain the same data
 SHARE_OF_CACHE = 0.5
 MOST_RECENT_BYTES = 1 << 30
 
@@ -52,9 +49,7 @@ class CallPosition:
     used_bytes: tuple[int, ...] = ()
 
     def within(self, cache_bytes: int) -> CallPosition:
-        """Return this position for a cache of `cache_bytes` bytes: `recent` keeps only the tensors that are still in
-        such a cache.
-        """
+        """Return this position with only those tensors in `recent` that are still in a cache of `cache_bytes` bytes."""
         recent = [(place, used) for place, used in zip(self.recent, self.used_bytes, strict=True) if used < cache_bytes]
         return replace(self, recent=tuple(place for place, _ in recent), used_bytes=tuple(used for _, used in recent))
 
@@ -85,8 +80,7 @@ class PrecedingCalls:
 
 
 def recent_bytes(device: str) -> int:
-    """Return how many bytes a program may use between two uses of a tensor if the tensor is to stay in the device's
-    cache.
+    """Return how many bytes a program may use between two uses of a tensor that is to stay in the device's cache.
 
     The function queries the device, so call it only in the process that runs cases on that device.
     """
@@ -101,8 +95,7 @@ def make_preceding_calls(
     """Return the calls that precede each case of a trace.
 
     everything : all cases of the trace, or None to create them
-    measured : cases to measure. If several of them are timing clusters of one signature (groups of calls with similar
-        times), each cluster gets the calls before its own calls.
+    measured : cases to measure; a timing cluster among them gets the calls before its own calls
     """
     if everything is None:
         with warnings.catch_warnings():
@@ -130,10 +123,7 @@ def make_preceding_calls(
 
 
 def _before(order: np.ndarray, index: int, used_bytes: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the signature numbers of the calls to run before a call: at most `BEFORE` calls, starting with the
-    earliest one whose data may still be in a cache.
-    """
-    before: list[int] = []
+    before: list[int] = []  # from the earliest call whose data may still be in a cache
     used = 0
     for number in reversed(order[max(0, index - BEFORE) : index].tolist()):
         before.append(number)
@@ -171,7 +161,6 @@ def _numbers_of_cases(calls: pd.DataFrame, measured: Sequence[Case]) -> pd.Serie
 
 
 def _chosen(cases: np.ndarray) -> set[int]:
-    """Return the indices of at most `MOST_PLACES` calls of each case, evenly spaced over all of its calls."""
     chosen: set[int] = set()
     by_case = np.argsort(cases, kind="stable")
     _, first, count = np.unique(cases[by_case], return_index=True, return_counts=True)
@@ -189,9 +178,7 @@ def _recent(
     used_bytes: Mapping[int, int],
     chosen: set[int],
 ) -> dict[int, dict[int, int]]:
-    """Return {call index: {argument index: bytes}}: for each chosen call, the tensor arguments that were used shortly
-    before, each with the number of bytes that calls have used since.
-    """
+    # by index of the call and of a tensor argument that was used shortly before: bytes that calls have used since
     argument_counts = {number: len(list(tensors([item.args, item.kwargs]))) for number, item in signatures.items()}
     result_counts = {number: len(list(tensors(item.outputs))) for number, item in signatures.items()}
     last_use: dict[int, int] = {}

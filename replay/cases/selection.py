@@ -1,6 +1,4 @@
-"""The options that select the cases to replay, errors for a trace without such cases, and the run configurations of a
-case.
-"""
+"""Options that select cases, errors for a trace without such cases, and the run configurations of a case."""
 
 from __future__ import annotations
 
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 CALL, FUNCTION, MODULE = "call", "function", "module"
 UNIT_KINDS = (CALL, FUNCTION, MODULE)
 CANDIDATE = "--candidate"
-
-
 ALL_EXCLUDED = ("--exclude-op excludes all cases", "exclude fewer")
 
 
@@ -109,8 +105,7 @@ class Selection(Cut):
         role=CASES,
         common=True,
     )
-    # True if candidates (users' implementations) select the calls: errors name `--candidate`, and the case of a module
-    # is its forward pass
+    # True if candidates select the calls: errors name `--candidate`, and the case of a module is its forward pass
     for_candidates: bool = False
     unbounded: bool = option(False, UNBOUNDED_HELP, only=("traces",), role=CASES)
     partial: bool = option(False, "replay the readable part of a cut or damaged trace", only=("traces",), role=CASES)
@@ -126,12 +121,10 @@ class Selection(Cut):
 
     @property
     def op_flag(self) -> str:
-        """The name of the option that selects operators, for messages."""
         return f"{CANDIDATE} " if self.for_candidates else "--op "
 
     @property
     def module_flag(self) -> str:
-        """The name of the option that selects modules, for messages."""
         return f"{CANDIDATE} {MODULE}:" if self.for_candidates and self.unit == MODULE else "--module "
 
     def excludes(self, name: str) -> bool:
@@ -165,9 +158,7 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
 
 
 def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
-    """Return the indices of the calls inside record_function labels that match `--label`; raise `UserError` if the
-    program has no such label.
-    """
+    """Return the indices of the calls inside record_function labels that match `--label`."""
     patterns = selection.label
     if not patterns:
         return trace.calls.index
@@ -178,20 +169,17 @@ def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
 
 
 def no_match_of_both(selection: Selection) -> NothingSelectedError:
-    """Return the error for patterns of operators and of modules that each match calls, but not the same ones."""
     problem = f"no call matches both {selection.op_flag}and --module"
     return NothingSelectedError(problem, "see opgrip trace info")
 
 
 def no_match_within_label(selection: Selection) -> NothingSelectedError:
-    """Return the error for patterns that match no call within the labels of `--label`."""
     problem = f"no call that {selection.op_flag}and --module select is within --label"
     return NothingSelectedError(problem, "see opgrip trace info")
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
-    """Return the error for an option whose patterns match no name; its hint lists the names most similar to the first
-    pattern.
+    """Return the error for an option whose patterns match no name; its hint lists the most similar names.
 
     names : the existing names; the series is named for their kind, such as `op`
     flag : text before a pattern on the command line, such as `--op `
@@ -203,7 +191,7 @@ def _no_match(what: str, patterns: Sequence[str], flag: str, names: Iterable[Any
     problem = f"no {what} matches {flag}{' '.join(patterns)}"
     distinct = sorted({str(name) for name in names} - {""})
     if not distinct:
-        return NothingSelectedError(problem, f"the trace names no {what}")
+        return NothingSelectedError(problem, f"the trace contains no {what}s")
     near = nearest(patterns[0], distinct)
     others = " and others" if len(distinct) > len(near) else ""
     wider = f"*{patterns[0]}*"
@@ -220,8 +208,8 @@ MOST_REASONS = 3  # maximum number of operators that are listed with reasons; ot
 
 
 def unconverted(trace: Trace) -> str | None:
-    """Return a text about parts of a converted file that could not become calls, with the most frequent reasons; None
-    if everything was converted.
+    """Return a text about parts of a converted file that could not become calls, or None if everything was
+    converted.
     """
     if "converted_from" not in trace.header or trace.end is None or not trace.end.dropped:
         return None
@@ -237,9 +225,7 @@ def unconverted(trace: Trace) -> str | None:
 
 
 def no_calls(trace: Trace) -> UserError:
-    """Return the error for a trace without calls; for a converted file, its hint says why the file's content could not
-    become calls.
-    """
+    """Return the error for a trace without calls; for a converted file, the hint says why."""
     if lost := unconverted(trace):
         return UserError("no call of the file can be replayed", lost)
     return UserError("the trace contains no calls", "capture a program that runs some")
@@ -254,7 +240,7 @@ class Point:
 
     threads : threads of an operator; None to use the recorded number
     batch : factor by which the recorded batch size is multiplied
-    streams : number of copies of a case that run concurrently, on threads or on streams of a device
+    streams : number of cases that run at once, on threads or on streams of a device
     """
 
     threads: int | None = None
@@ -265,7 +251,9 @@ class Point:
 @titled("device and inputs")
 @dataclass(frozen=True, slots=True)
 class PointOptions:
-    """Options whose values are combined; each combination of values is one row per case."""
+    """Options that are combined, so that each combination of values is one row per case, and the processors to run
+    on.
+    """
 
     threads: tuple[int, ...] = option(
         (),
@@ -317,13 +305,12 @@ class PointOptions:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One run configuration of a case; each one is a row of the results.
+    """One run configuration of a case, which becomes one row of the results.
 
     number : index of this variant in the case
     values : how input values are chosen, such as `recorded` or `random`
     direction : `forward`, or `backward` to compute gradients
     mode : name of the mode; if it has an argument, both are joined by a colon
-    point : number of threads, batch scale and number of streams
     cache : state of the caches before each run; None if it is the same for all variants of the case
     """
 

@@ -1,4 +1,4 @@
-"""The runs of subgraphs (modules or functions) in a trace, and where each tensor that their calls take comes from."""
+"""Runs of subgraphs (modules or functions) in a trace, and where each tensor that their calls take comes from."""
 
 from __future__ import annotations
 
@@ -129,8 +129,6 @@ class SubgraphRun:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A call of the trace: its index in the call table, and its module or function (None if not selected)."""
-
     number: int
     place: TimelinePlace | None
     signature: int
@@ -194,9 +192,6 @@ def _rows(
 
 
 def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> tuple[dict[_Result, int], set[int]]:
-    """Return, by result, the index of the last call that uses it, and the storages that existed before the first call.
-    If no result has the layout of an argument, the last result in the argument's storage counts as used.
-    """
     shapes: dict[tuple[object, ...], int] = {}
     number = lambda spec: shapes.setdefault(geometry(spec), len(shapes))  # noqa: E731
     argument_shapes = {
@@ -211,7 +206,8 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> tuple[dict[_
     uses: dict[_Result, int] = {}
     for row in rows:
         for memory, shape in zip(row.inputs, argument_shapes[row.signature], strict=False):
-            # storages from before the first call have no last result
+            # if no result has the argument's layout, the last one in its storage counts as used; storages from before
+            # the first call have none
             result = giver.get((memory, shape)) or last_in.setdefault(memory, None)
             if result is not None:
                 uses[result] = row.number
@@ -246,14 +242,14 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """Origin of a tensor that comes from outside the subgraph, as its index in `Links.outside`."""
+    """A tensor from outside the subgraph, as its index in `Links.outside`."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """Origin of a tensor that is a result of a call in the subgraph: index of the call, and of its result."""
+    """A tensor that is a result of a call in the subgraph: index of the call, and of its result."""
 
     call: int
     place: int
@@ -261,7 +257,7 @@ class ResultOf:
 
 @dataclass(frozen=True, slots=True)
 class ViewOf:
-    """Origin of a tensor that is a view, with the layout `spec`, of the same storage as the result `base`."""
+    """A tensor that is a view, with the layout `spec`, of the same storage as the result `base`."""
 
     base: ResultOf
     spec: TensorSpec
@@ -308,8 +304,8 @@ def link(
     facts : facts by signature number
     stored : storages that existed before the first recorded call
     escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
-        outputs; if there are none, the last call's results are the outputs, without the results that torch returns only
-        for a backward pass
+        outputs; if there are none, the last call's results are the outputs, without those that torch returns only for a
+        backward pass
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()
@@ -331,8 +327,6 @@ def _last(calls: Sequence[Facts]) -> tuple[ResultOf, ...]:
 
 
 class _Linker:
-    """Finds the origin of each tensor argument, by following the storages through the calls of a subgraph."""
-
     def __init__(self) -> None:
         self.mutates = False
         self.reason: str | None = None
@@ -346,7 +340,7 @@ class _Linker:
 
     @property
     def outside(self) -> tuple[TensorSpec, ...]:
-        """The distinct tensors from outside; tensors that share a storage have the same storage number."""
+        # tensors that share a storage keep their storage number
         times = Counter(number for number, _ in self._outside if number != NO_STORAGE)
         return tuple(replace(spec, storage=number if times[number] > 1 else None) for number, spec in self._outside)
 
@@ -399,9 +393,7 @@ class _Linker:
         return source
 
     def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        """Return an earlier result in the storage `memory` whose sizes depend on input values, and which differs from
-        `spec` only in them; None if there is none.
-        """
+        # a result whose sizes depend on input values may differ from the argument in them
         for result, result_spec in self._varying.get(memory, ()):
             if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):
                 return result

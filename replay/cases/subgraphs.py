@@ -1,6 +1,4 @@
-"""Subgraph cases: all calls of a module or a Python function as one case, whose calls form a graph that compilers
-accept.
-"""
+"""Subgraph cases: all calls of a module or a Python function as one case, whose calls form a graph."""
 
 from __future__ import annotations
 
@@ -69,8 +67,7 @@ class SubgraphOperator(LazyOperator):
 
     Its arguments are the tensors from outside the subgraph in the order of their first use, and then the devices,
     floating-point dtypes and generators among the calls' arguments, because a replay may run on another device or in
-    another dtype. Raises `Unsupported` if the calls cannot run as one function. `is_training` is True if the trace has
-    a backward pass.
+    another dtype. `is_training` is True if the trace has a backward pass.
     """
 
     __slots__ = ("_extensions", "_graph_module", "is_training", "links")
@@ -95,11 +92,11 @@ class SubgraphOperator(LazyOperator):
 
 
 def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
-    """Return the calls of a subgraph as a graph module; raise `Unsupported` if they cannot run as one function or an
-    operator is missing.
+    """Return the calls of a subgraph as a graph module.
 
-    links : the calls, and the origin of each tensor that they take
     extensions : modules or files that register operators
+
+    Raises Unsupported if the calls cannot run as one function, or an operator is missing.
     """
     if links.reason is not None:
         raise Unsupported(links.reason)
@@ -174,10 +171,9 @@ def paths_of(tree: Any) -> list[tuple[Any, ...]]:
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, TimelinePlace]:
-    """Return the module or function of each scope (origin of calls) that is selected, by scope number. A backward call
-    belongs to the module or function of the forward call that caused it, in a separate phase.
+    """Return the selected module or function of each scope (origin of calls), by scope number.
 
-    unit : `module` or `function`
+    A backward call belongs to the module or function of the forward call that caused it, in a separate phase.
     """
     origin = origins(trace)
     find = partial(_module, module_types(trace)) if unit == MODULE else _function
@@ -196,7 +192,6 @@ def module_types(trace: Trace) -> dict[str, str]:
 def unit_name(place: TimelinePlace, types: Mapping[str, str]) -> str:
     """Return the name of a subgraph with its class and phase, such as `blocks.0 (Block) backward`.
 
-    place : name and phase of the subgraph
     types : class name of each module, by module path
     """
     kind, phase = types.get(place.name), "" if place.phase == FORWARD else place.phase
@@ -216,9 +211,6 @@ def _module(types: Mapping[str, str], scope: Scope, phase: str, selection: Selec
 
 
 def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
-    """Return the outermost module around a call that matches a pattern (the call's own module is the innermost), or
-    None if no module matches.
-    """
     if "" in patterns or (not path and matches("", patterns)):
         # the root also matches `*`, but is meant only for calls made directly in it
         return ""
@@ -226,7 +218,6 @@ def _selected_path(path: str, patterns: Sequence[str]) -> str | None:
 
 
 def _with_parents(path: str) -> list[str]:
-    """Return the paths of the modules around a call, the outermost first; empty for the root."""
     parts = path.split(".") if path else []
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
@@ -253,15 +244,13 @@ def make_units(
     """Return one case per distinct subgraph, largest share of time first.
 
     A subgraph is an uninterrupted sequence of calls that one thread made in one module or function; forward, backward
-    and optimizer are separate subgraphs. Subgraphs with equal signatures and equal dataflow become one case. The
-    function of the case takes the tensors from outside and the settings, and returns the results that later calls of
-    the program take; if there are none, the results of its last call.
+    and optimizer are separate subgraphs. Subgraphs with equal signatures and equal dataflow become one case.
 
     selection : `op` matches names of subgraphs, `module` matches module paths. With `module`, the outermost matching
         module is the subgraph of all calls in it; with `op`, the innermost matching function is.
     unit : `module` or `function`
-    extensions : modules that may register operators
-    Raises `UserError` if a pattern selects nothing or the trace lacks storages.
+
+    Raises UserError if a pattern selects nothing, or the trace lacks storages.
     """
     calls = trace.own_calls
     if calls.empty:
@@ -306,7 +295,6 @@ def make_units(
 
 
 def _check_classes(runs: Sequence[SubgraphRun], types: Mapping[str, str], patterns: Sequence[str]) -> None:
-    """Raise `UserError` if a pattern of a candidate matches modules of several classes."""
     paths = sorted({run.place.name for run in runs} & types.keys())
     for pattern in patterns:
         by_class = {types[path]: path for path in reversed(paths) if matches(path, (pattern,))}
@@ -369,7 +357,6 @@ def _median_ns(runs: Sequence[SubgraphRun]) -> float:
 
 
 def _spread(runs: Sequence[SubgraphRun]) -> float | None:
-    """Return the interquartile range of the runs' times, divided by their median; None for a single run."""
     if len(runs) == 1:
         return None
     low, _, high = statistics.quantiles((run.time_ns for run in runs), n=4, method="inclusive")
@@ -437,16 +424,13 @@ def _instance_of(module_class: type[nn.Module]) -> nn.Module:
         return module_class()
     except TypeError as error:
         raise Unsupported(
-            f"{module_class.__name__}() cannot be made without arguments: {error}: give them defaults"
+            f"{module_class.__name__}() needs arguments ({error}): give the parameters of its `__init__` defaults"
         ) from error
 
 
 def _slots(
     module: nn.Module, tensors: Sequence[Tensor], stored: Sequence[bool]
 ) -> Iterator[tuple[dict[str, Any], str, int]]:
-    """Yield, for each parameter and buffer of a module, the dictionary that holds it, its name there, and the place of
-    the first unused tensor of its shape, which replaces it.
-    """
     free = sorted(range(len(tensors)), key=lambda place: not stored[place])
     places: dict[int, int] = {}
     for path, part in module.named_modules():

@@ -30,22 +30,18 @@ _REFUSED = re.compile(
 
 
 def require_gradients(signature: Signature) -> Signature:
-    """Return a signature in which all floating-point and complex tensors require gradients."""
     args, kwargs = map_leaves(_requiring, (signature.args, signature.kwargs))
     return replace(signature, args=args, kwargs=kwargs)
 
 
 def refused_argument(error: BaseException) -> str | None:
-    """Return the name of the argument for which an operator has no gradient, read from the message of torch's error;
-    None for other errors.
-    """
+    """Return the argument for which an operator has no gradient, from torch's message; None for other errors."""
     match = _REFUSED.search(str(error))
     return None if match is None else match[1] or match[2]
 
 
 def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[str]) -> Case:
-    """Return a copy of a case in which the arguments require gradients, except those for which the operator has no
-    gradient.
+    """Return a copy of a case in which the arguments require gradients, except `refused` ones.
 
     lacks_gradient_flags : True if the source of the case does not record which tensors require gradients; all
         floating-point and complex tensors then do
@@ -61,8 +57,8 @@ def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[s
 
 
 def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose operator the device has, and a note that names that operator. The note is empty if the
-    operator is the recorded one.
+    """Return a case whose operator the device has, and a note that names that operator; empty for the recorded
+    operator.
     """
     if case.operator is not None:
         return case, ""
@@ -99,9 +95,8 @@ def _released(leaf: Any) -> Any:
     return replace(leaf, requires_grad=False) if isinstance(leaf, TensorSpec) else leaf
 
 
-# indices of results that torch returns only for the operator's backward (statistics, seeds, indices), by operator
-#
-# Other results count as used, because a trace does not record which results the program itself reads.
+# indices of results that torch returns only for the operator's backward (statistics, seeds, indices), by operator;
+# other results count as used, because a trace does not record which results the program itself reads
 FOR_BACKWARD: Mapping[str, Sequence[int]] = {
     **dict.fromkeys(
         ["_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"]
@@ -170,7 +165,6 @@ def _used_in_training(case: Case, places: set[int]) -> set[int]:
 
 
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
-    """Return, by signature number, the indices of those of the given results that a later call takes."""
     argument_counts = {item.number: len(interface_of(item).inputs) for item in trace.signatures}
     # storage, signature and index of each result, (N, 3)
     results = np.concatenate([np.empty((0, 3), dtype=np.int64), *_results(trace, candidates, argument_counts)])

@@ -38,7 +38,7 @@ class CaseSet:
 
 
 class Source(Protocol):
-    """A source of cases: reads one kind of target that a user can name on the command line.
+    """Reads one kind of target that a user can name on the command line.
 
     lacks : kinds of input, as in `Option.only`, that this source does not read
     hint : hint of the error for an option that is only for kinds of input in `lacks`

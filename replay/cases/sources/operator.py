@@ -75,7 +75,8 @@ def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Seque
     operators : operator names, with or without overload, which may contain wildcards
     inputs : JSON texts, each an object of arguments by name, or a list of such objects
     extensions : modules of the user that may register the operators
-    Raises `UserError` for invalid JSON, an unknown operator, or an extension that cannot be imported.
+
+    Raises UserError for invalid JSON, an unknown operator, or an extension that cannot be imported.
     """
     configurations: list[Any] = []
     for text in inputs:
@@ -103,9 +104,6 @@ def _is_pattern(name: str) -> bool:
 
 
 def _expanded(name: str, configurations: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names of all operators that match a name with wildcards and accept the arguments; a name without
-    wildcards is returned unchanged.
-    """
     if not _is_pattern(name):
         return [name]
     pattern = name.replace("::", ".")
@@ -129,9 +127,6 @@ def _takes(name: str, configurations: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def _needed(operators: Sequence[str], extensions: Collection[str]) -> list[str]:
-    """Return the user's extension modules if at least one of the operators is not registered without them, else an
-    empty list.
-    """
     if all(_schemas_of(name) for name in operators):
         return []
     return [name for name in extensions if name not in TRUSTED_EXTENSIONS]
@@ -185,7 +180,6 @@ def _schemas_of(name: str) -> list[Any]:
 
 
 def _in_torch(name: str) -> str:
-    """Return a function's full name in torch: `torch.nn.functional.relu` for `F.relu`."""
     for short in ("F.", "nn.functional."):
         if name.startswith(short):
             return f"torch.nn.functional.{name.removeprefix(short)}"
@@ -212,9 +206,6 @@ def _overloads_note(schemas: Sequence[Any]) -> str:
 
 
 def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert arguments given as JSON to the types that a schema requires; raise `ValueError` for an unknown argument
-    or an invalid value.
-    """
     parameters = {argument.name: argument for argument in schema.arguments}
     unknown = [name for name in form if name not in parameters]
     if unknown:

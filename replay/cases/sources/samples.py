@@ -1,4 +1,4 @@
-"""The sources of sample cases: samples that ship with opgrip, the user's samples in folders, and gripped calls of a
+"""Sources of sample cases: samples that ship with opgrip, the user's samples in folders, and gripped calls of a
 trace.
 """
 
@@ -57,7 +57,7 @@ def folders_in(target: Path) -> list[Path]:
 
 
 def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
-    """Return the samples in all target folders without loading their code; raise `UserError` if a folder has none."""
+    """Return the samples in all target folders without loading their code."""
     samples = []
     for target in targets:
         folders = folders_in(target)
@@ -68,8 +68,9 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 
 
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
-    """Yield a case for each recorded call of the samples in the folders that match one of the patterns and have all
-    tags. The caller numbers the cases.
+    """Yield a case for each recorded call of the samples that match one of the patterns and have all tags.
+
+    The caller numbers the cases.
     """
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
@@ -104,9 +105,6 @@ def _function_calls(trace: Trace) -> pd.DataFrame:
 
 
 def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selection) -> list[Case]:
-    """Return a case for each signature that calls one of the samples. The cases have no captured time, because the
-    captured time of a gripped call includes the recording of the operators inside it.
-    """
     calls = _function_calls(trace)
     calls = calls[np.array([matches(str(name), selection.module) for name in calls["module"]], dtype=bool)]
     counts = calls["signature"].value_counts().to_dict()
@@ -126,10 +124,6 @@ def _cases(trace: Trace, samples: Mapping[str, SampleFolder], selection: Selecti
 
 
 class _Code:
-    """The function and classes of a sample. Its code is loaded when a worker process first needs it, because loading
-    may crash, hang or exit.
-    """
-
     def __init__(self, trace: Trace, sample: SampleFolder) -> None:
         self._trace, self.sample = trace, sample
 
@@ -147,7 +141,6 @@ class _Code:
 
 
 def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, Any]) -> Case:
-    """Return the case of a recorded call, with the torch settings `context`; its `load` loads the sample's code."""
     args, kwargs = _Outline().of((recorded.args, recorded.kwargs))
     signature = replace(recorded, op=code.sample.name, args=args, kwargs=kwargs, outputs=NOT_KNOWN)
     case = Case(signature, {}, calls, 0.0, 0.0, 0.0, context=context)
@@ -162,10 +155,6 @@ def _case(recorded: Signature, code: _Code, calls: int, context: Mapping[str, An
 
 
 class _Outline:
-    """Converts recorded arguments to the form that they have in a sample's case: `TensorSpec` for a tensor, `Opaque`
-    with the class name for an object, and plain values.
-    """
-
     def __init__(self) -> None:
         self._places = count()
         self._storages: dict[Any, int] = {}
@@ -230,7 +219,7 @@ PREFIX = "sample:"  # prefix of targets that always mean a shipped sample, even 
 
 
 def names_samples(target: str) -> bool:
-    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder that no other format
+    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder that no format
     reads.
     """
     if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
@@ -240,14 +229,13 @@ def names_samples(target: str) -> bool:
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """Return a case for each configuration of the shipped samples, and for each recorded call of gripped samples, that
-    the target names.
+    """Return a case for each configuration of the shipped samples, and each recorded call of gripped ones, in a target.
 
     target : `samples` for all shipped samples and those in a local folder of that name; `sample:nms` for a shipped
         sample; `samples/nms` for the local folder if it exists, else the shipped sample; or the path of a folder with
         samples
-    patterns, tags : name patterns, of which a sample has to match one; tags, of which it has to have all
-    Warns if a local folder hides or is added to the shipped samples; raises `UserError` if nothing is selected.
+
+    Warns if a local folder hides or is added to the shipped samples; raises UserError if nothing is selected.
     """
     folders, name = _folders(target), _shipped_name(target)
     if folders and PurePath(target).parts[:1] == (SHIPPED,):
@@ -289,7 +277,6 @@ def _trace_in(folder: Path) -> Path | None:
 
 
 def fingerprint(target: str) -> str:
-    """Return a hash of the code of a target's samples, and of the recorded calls of gripped samples."""
     digest = blake2b(digest_size=16)
     for folder in _folders(target):
         digest.update(hash_of(folder))
@@ -304,9 +291,6 @@ def _folders(target: str) -> list[Path]:
 
 
 def _shipped_name(target: str) -> str | None:
-    """Return the name of the shipped sample that a target means, an empty string for all shipped samples, or None for
-    other targets.
-    """
     if target.startswith(PREFIX):
         return target.removeprefix(PREFIX)
     first, *others = PurePath(target).parts or ("",)
@@ -329,9 +313,8 @@ SHIPPED = "samples"  # target that means all shipped samples
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """A source of input values that returns one tensor of a sample's configuration, created again at each use.
+    """Input values that are one tensor of a sample's configuration, created again at each use.
 
-    name, configuration : names of the sample and of its configuration
     place : index of the tensor among the configuration's tensors
     """
 
@@ -344,8 +327,7 @@ class ConfigurationTensor:
 
 
 def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """Return the shipped samples that `name` means, that match one of the patterns and that have all tags; raise
-    `UserError` for an unknown name or tag.
+    """Return the shipped samples that `name` means, that match one of the patterns and that have all tags.
 
     name : names separated by commas; empty for all samples
     """

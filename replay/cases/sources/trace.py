@@ -19,8 +19,6 @@ from opgrip.traces.zoo.manifest import chosen_numbers
 
 
 class TraceSource:
-    """The source for files that `Capture` or `opcapture` wrote."""
-
     lacks: Sequence[str] = ("samples",)
     hint = "replay them by: opreplay samples --tag ..."
     place = 1000
@@ -54,7 +52,6 @@ class TraceSource:
 
 
 def _add_content(digest: hashlib.blake2b, path: Path) -> None:
-    """Add the content of a file to the hash `digest` piece by piece, because a long trace may be larger than memory."""
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
@@ -67,8 +64,8 @@ CONFIGURATIONS = "param"  # name of the format of PARAM's files of operator conf
 
 
 class ConfigurationSource:
-    """The source that reads files of PARAM's operator configurations. Cases keep the order of the file, so that
-    `--start` can select a part of it.
+    """Reads files of PARAM's operator configurations. Cases keep the order of the file, so that `--start` can select a
+    part.
     """
 
     lacks: Sequence[str] = ("samples",)

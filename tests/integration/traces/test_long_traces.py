@@ -364,11 +364,11 @@ def test_cases_of_a_long_trace_count_all_calls_of_observed_signatures(
     monkeypatch.setattr(summing, "PART_CALLS", 500)
     monkeypatch.setattr(cases, "MOST_CALLS", 1000)
     trace = load(path)
-    looked_at = cases.calls_looked_at(trace)
+    observed_calls = cases.calls_at_several_sites(trace)
     # some at the beginning and some at the end, but not all
-    assert len(looked_at) < 3000
-    assert looked_at.index.min() < 1000
-    assert looked_at.index.max() > 15_000
+    assert len(observed_calls) < 3000
+    assert observed_calls.index.min() < 1000
+    assert observed_calls.index.max() > 15_000
     few = {case.key: case for case in make_cases(trace)}
     assert {key: case.count for key, case in few.items()} == {key: case.count for key, case in exact.items()}
     varied = [key for key, case in exact.items() if case.input_sets]
