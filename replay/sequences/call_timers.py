@@ -48,14 +48,13 @@ class CallTimer(Protocol):
 
     on_device: list[int]
 
-    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run a call and return its result."""
+    def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any: ...
 
     def skip(self) -> None:
-        """Record that the next call does not run; its time is 0."""
+        """Record that the next call does not run."""
 
     def times_ns(self) -> list[int]:
-        """Return the time of each call in ns; 0 for a call that did not run."""
+        """Return the time of each call; 0 for a call that did not run."""
 
     def renewed(self) -> CallTimer:
         """Return a timer of the same kind for another pass."""
@@ -64,10 +63,8 @@ class CallTimer(Protocol):
 class HostTimer:
     """Times calls with the host's clock; on an accelerator, this measures their launches.
 
-    new_memory : by index of the call, the memory that its results get in newly mapped pages; calls without such memory
-        are missing
-    wait : function that waits for the device before each call, so that times do not include earlier work; None to not
-        wait
+    new_memory : by index of the call, the memory that its results get in newly mapped pages
+    wait : function that waits for the device before each call, so that times do not include earlier work
     """
 
     def __init__(self, new_memory: Mapping[int, NewMemory], wait: Callable[[], None] | None = None) -> None:
@@ -101,12 +98,12 @@ class HostTimer:
 
 
 class DeviceClockTimer:
-    """Times calls that run on an accelerator with the accelerator's clock, and all other calls with the host's clock.
+    """Times calls that run on an accelerator with its clock, and all other calls with the host's clock.
 
     It keeps the accelerator busy until the host has launched a call; otherwise a short call would seem to take as long
     as its launch.
 
-    launch_ns : expected time of each call's launch, in ns
+    launch_ns : expected time of each call's launch
     """
 
     def __init__(self, device: str, launch_ns: Sequence[float]) -> None:
@@ -147,19 +144,17 @@ class DeviceClockTimer:
 
 
 def typical_ns(passes: Sequence[Sequence[int]]) -> list[float]:
-    """Return the median time of each call in ns over all passes; a pass is a list with the time of each call."""
+    """Return the median time of each call over all passes; a pass is a list with the time of each call."""
     medians: list[float] = np.median(np.array(passes, dtype=np.float64), axis=0).tolist()
     return medians
 
 
-# minimum time in ns between two checks; a check takes some ten microseconds and evicts a few cache lines
-CHECK_NS = 10_000_000
+CHECK_NS = 10_000_000  # between two checks; a check takes some ten microseconds and evicts a few cache lines
 SHARE = 0.05  # share of a pass's time; a pass that is disturbed for longer counts as slowed or contended
 
 
 class Slowdown:
-    """Detects passes over a step during which the processor was slowed down, and calls during which other processes
-    used the cores.
+    """Detects passes during which the processor was slowed down, and calls during which other processes used the cores.
 
     processes : number of processes that run the step on this machine. If they have more threads than there are cores,
         they compete for the cores; a pass is then never contended, only slowed.
@@ -179,16 +174,14 @@ class Slowdown:
         self._contended: set[int] = set()
 
     def begin(self) -> None:
-        """Start to look for slowdowns at the start of a pass through the step's calls."""
+        """Start to look for disturbances at the start of a pass."""
         # discard what happened before the pass
         self._check(with_pace=True)
         self._reset()
 
     def check(self) -> None:
-        """Count a call. If the last full check was `CHECK_NS` ago, check whether the processor was slowed down and
-        whether other processes used the cores; for a while after such use, check for it at every call.
-
-        The properties return what the checks found.
+        """Count a call, and look for disturbances if the last check was `CHECK_NS` ago or the cores were just used by
+        others.
         """
         self._calls += 1
         now = perf_counter_ns()
@@ -250,7 +243,7 @@ class CallProgram:
     program : None if the mode cannot run the calls, which then run in eager so that later calls get their results
     mutates : True if the calls write into their arguments
     status, reason : status and reason of the result row
-    first_ms : time in ms to prepare the program and run it once
+    first_ms : time to prepare the program and run it once
     max_abs, max_rel : largest absolute and relative difference from the results of eager
     """
 
@@ -285,15 +278,13 @@ class SequenceSettings:
 
     place : maps recorded devices to devices of this machine
     device : device that is named in the result and synchronized
-    seed : random seed of drawn values, and of operators that draw random numbers
+    seed : random seed of generated values, and of operators that draw random numbers
     extensions : extension modules whose functions may be called
     repeats : number of timed passes; None for as many as `precision` needs within `budget_s` seconds, at least 3
     precision : target for the interquartile range of the passes' times, relative to their median
-    room_bytes : memory limit in bytes; None for most of the free memory
+    room_bytes : memory limit; None for most of the free memory
     mode : mode in which calls run; calls that it does not support run in eager
-    tolerance : tolerance within which results count as equal to the results in eager
-    store, tuning, candidates : folder for compiled programs, options for a compiler's search, and the user's
-        implementations of operators
+    store : folder for compiled programs
     in_graphs : True to run the calls in graphs of the device, such as CUDA graphs
     in_pairs : True to time each pass also in eager, so that the mode can be compared with eager
     """
@@ -359,10 +350,9 @@ def check_mode(name: str) -> None:
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: SequenceSettings) -> CallProgram:
     """Return the program for the calls of a signature, after a comparison of its results with eager.
 
-    call : first call of the signature
-    inputs : arguments with drawn values
-    settings : mode in which the program runs, device and tolerance
     An error becomes the program's status and reason; only a lost device is raised.
+
+    inputs : arguments with generated values
     """
     began = perf_counter_ns()
     try:

@@ -3,9 +3,9 @@
 `DryRun.settle` runs all calls in order, without timing them, and repeats this until no call changes how it runs from
 one pass to the next (at most `MOST_PASSES` passes). A call is
 - `replayed` if it runs on the memory that earlier calls produced, and its results have the recorded shapes. Unusable
-  values, such as indices outside the recorded range, are replaced by drawn values before each run;
-- `substituted` if that fails: it runs on drawn arguments, and later calls get drawn values as its results;
-- `unsupported` if that fails too: it does not run, and later calls get drawn values as its results.
+  values, such as indices outside the recorded range, are replaced by generated values before each run;
+- `substituted` if that fails: it runs on generated arguments, and later calls get generated values as its results;
+- `unsupported` if that fails too: it does not run, and later calls get generated values as its results.
 After `settle`, timed passes run exactly as `plans` specifies. Only a lost device raises; any other error of a call
 affects only that call.
 """
@@ -62,11 +62,6 @@ FAR = 1e3  # factor by which floats above 1 may exceed the recorded maximum
 
 @dataclass(frozen=True, slots=True)
 class _Flowing:
-    """Placeholder in a call's arguments for a tensor in memory that an earlier call allocated.
-
-    index : index of the tensor among the call's argument tensors
-    """
-
     index: int
     spec: TensorSpec
 
@@ -78,16 +73,19 @@ Filling: TypeAlias = Callable[[StepMemory, tuple[int, ...]], Any]
 class PreparedCall:
     """An operator with its arguments, some of which are taken from the results of earlier calls.
 
-    drawn : indices of the argument tensors that have their own memory, with values drawn from value models
-    values, place, seed : value models by number, map from recorded to replay devices, and random seed
-    Raises `Unsupported` if the arguments cannot be created.
+    All other arguments are created once and, if the operator changes them, restored before each pass.
+
+    generated : indices of the argument tensors that have their own memory, with values from value models
+    place : map from recorded to replay devices
+
+    Raises Unsupported if the arguments cannot be created.
     """
 
     def __init__(
         self,
         signature: Signature,
         operator: Operator,
-        drawn: Collection[int],
+        generated: Collection[int],
         values: Mapping[int, ValueModel],
         place: DeviceMap,
         seed: int,
@@ -101,11 +99,11 @@ class PreparedCall:
             if not isinstance(leaf, TensorSpec):
                 return leaf
             count += 1
-            return leaf if count - 1 in drawn else _Flowing(count - 1, leaf)
+            return leaf if count - 1 in generated else _Flowing(count - 1, leaf)
 
         args, kwargs = map_leaves(mark, signature.args), map_leaves(mark, dict(signature.kwargs))
         self._inputs = Inputs(args, kwargs, values, place, seed)
-        self._changes = bool(drawn) and operator.mutates
+        self._changes = bool(generated) and operator.mutates
         if self._changes:
             self._inputs.keep()
         generators = any(isinstance(leaf, GeneratorSpec) for leaf in leaves([args, kwargs]))
@@ -116,16 +114,16 @@ class PreparedCall:
         self._named = {} if same is None else {name: _filling(value, is_reused) for name, value in same[1].items()}
 
     def begin(self) -> None:
-        """Restore the drawn arguments that the operator changes to their initial values."""
+        """Restore the generated arguments that the operator changes to their initial values."""
         if self._changes:
             self._inputs.restore()
 
     def arguments(self, memory: StepMemory, storages: tuple[int, ...]) -> Arguments:
         """Return positional and keyword arguments; indices that the operator does not check are clamped to valid ones.
 
-        memory : storages of the step, which contain the argument tensors
-        storages : for each argument tensor, the number of the storage that it uses
-        Raises `Unsupported` if indices cannot be clamped.
+        storages : for each argument tensor, the number of the storage in `memory` that it uses
+
+        Raises Unsupported if indices cannot be clamped.
         """
         if self._positional is None:
             own_arguments = self._inputs.make()
@@ -137,9 +135,6 @@ class PreparedCall:
 
 
 def _filling(value: Any, is_reused: bool) -> Filling:
-    """Return a function that creates one argument of a call; if `is_reused` is True, an argument without placeholders
-    is created only once.
-    """
     if type(value) is _Flowing:
         return lambda memory, storages: as_argument(memory.view(storages[value.index], value.spec), value.spec)
     if children(value) is None or (is_reused and not any(type(leaf) is _Flowing for leaf in leaves(value))):
@@ -156,9 +151,9 @@ def _filled(tree: Any, memory: StepMemory, storages: tuple[int, ...]) -> Any:
     return map_leaves(fill, tree)
 
 
-class DrawnValues:
-    """Decides whether calls can use the values in memory of earlier calls, and replaces unusable ones by values drawn
-    from value models.
+class GeneratedValues:
+    """Decides whether calls can use the values in memory of earlier calls, and replaces unusable ones by generated
+    values.
 
     defers : if True, `allows_floats` returns True without waiting for the device, and `found_excess` reports later
         whether that was right
@@ -172,24 +167,21 @@ class DrawnValues:
         self._deferred: list[tuple[torch.Tensor, float]] = []
 
     def write(self, number: int, spec: TensorSpec) -> None:
-        """Write drawn values into the memory of a tensor; allocate new memory if the storage is too small.
-
-        number : number of the storage
-        """
+        """Write generated values into the memory of a tensor; allocate new memory if the storage is too small."""
         if not self._memory.holds(number, spec):
             self._memory.renew(number)
         target, drawn = self._memory.view(number, spec), self._tensor(spec)
         try:
             target.copy_(drawn)
         except RuntimeError:
-            # elements share memory: copy all of it; the drawn tensor has the same layout
+            # elements share memory: copy all of it; the generated one has the same layout
             first, size = spec.offset * spec.dtype.itemsize, spec.extent
             to, since = memory_of(target.untyped_storage()), memory_of(drawn.untyped_storage())
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if the floats in a tensor are finite and not far larger than the recorded ones, or if the
-        recorded ones are unknown or not finite.
+        """Return True if the floats in a tensor are finite and not far larger than the recorded ones, or if these are
+        unknown.
 
         This is checked because a trace misses some writes of the program, and one wrong value can make all later
         results nan.
@@ -217,8 +209,8 @@ class DrawnValues:
         return not all(_is_within(value, limit) for value, (_, limit) in zip(largest, deferred, strict=True))
 
     def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if the integers in a tensor are in the recorded range; operators may use them as indices without
-        checking them.
+        """Return True if the integers in a tensor are in the recorded range; operators may use them as indices
+        unchecked.
         """
         if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool or 0 in spec.shape:
             return True
@@ -241,7 +233,7 @@ class DrawnValues:
 
 
 def never_flowing(signature: Signature, specs: tuple[TensorSpec, ...], values: Mapping[int, ValueModel]) -> set[int]:
-    """Return the indices of the argument tensors that are never taken from earlier calls, only drawn.
+    """Return the indices of the argument tensors that are never taken from earlier calls.
 
     These are arguments of extension functions, which read memory at unchecked indices. Such indices can be integers or
     columns of floats, so only tensors that cannot be indices are taken from earlier calls.
@@ -262,9 +254,6 @@ def _is_within(largest: float, limit: float) -> bool:
 
 
 def _largest(model: ValueModel) -> float | None:
-    """Return the largest absolute value that a value model draws; None if it is unknown or some recorded values were
-    not finite.
-    """
     match model:
         case Floats(nan=0, inf=0, minus_inf=0) | Boxes():
             bounds = [model.low, model.high] if isinstance(model, Floats) else [*model.low, *model.high]
@@ -301,14 +290,14 @@ class CallPlan:
 
     status : `replayed`, `substituted` or `unsupported`, as described in the module's docstring
     prepared : the operator with its arguments; None if the call does not run
-    redrawn : indices of the argument tensors that get new drawn values before each run
+    refilled : indices of the argument tensors that are filled with new values before each run
     reason : why the status is not `replayed`
     row_status : status of the result row if no call of the signature runs
     """
 
     status: str = REPLAYED
     prepared: PreparedCall | None = None
-    redrawn: set[int] = field(default_factory=set)
+    refilled: set[int] = field(default_factory=set)
     reason: str = ""
     row_status: str = OK
 
@@ -318,7 +307,6 @@ class DryRun:
 
     excluded : status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
-    plans : plan for each call
     programs : programs for a mode other than eager, by signature number
     has_others, is_first : True if other ranks run their part of the step at the same time; True if this is rank 0
     processes : number of processes that run the step on this machine
@@ -345,9 +333,9 @@ class DryRun:
         self._values, self._settings, self._excluded = values, settings, excluded
         self._device = settings.device
         self._synchronize = synchronizer(settings.device)
-        self._drawn = DrawnValues(values, settings.place, settings.seed, memory)
+        self._generated = GeneratedValues(values, settings.place, settings.seed, memory)
         # reading a number of each tensor would take most of a pass
-        self._drawn.defers = is_accelerator(settings.device)
+        self._generated.defers = is_accelerator(settings.device)
         self._operators: dict[int, Operator | str] = {}
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
@@ -355,7 +343,6 @@ class DryRun:
         """Run all calls repeatedly until no plan changes.
 
         begin : restores the state before the first call
-        on_progress : function called with the progress
         """
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
@@ -369,9 +356,9 @@ class DryRun:
                     use(call.settings)
                     changed |= self._try(call, plan)
             self.finish()
-            if self._drawn.found_excess():
+            if self._generated.found_excess():
                 # later calls ran on these floats: find out again how each call can run, with immediate checks
-                self._drawn.defers, changed = False, True
+                self._generated.defers, changed = False, True
                 self.plans[:] = [CallPlan() for _ in self.plans]
             if not self.most(changed)[0]:
                 break
@@ -412,14 +399,14 @@ class DryRun:
         for prepared in self._prepared.values():
             prepared.begin()
 
-    def redraw(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Overwrite those arguments of a call that are in the plan's `redrawn` with drawn values."""
+    def refill(self, call: FlowingCall, plan: CallPlan) -> None:
+        """Fill the arguments whose indices are in `plan.refilled` with new values from their value models."""
         specs = self._interface(call).inputs
-        for index in plan.redrawn:
-            self._drawn.write(call.inputs[index], specs[index])
+        for index in plan.refilled:
+            self._generated.write(call.inputs[index], specs[index])
 
     def pass_on_results(self, call: FlowingCall, plan: CallPlan, result: Any) -> None:
-        """Store the result of a call for later calls; if its plan is not `replayed`, store drawn values instead.
+        """Store the result of a call for later calls; if its plan is not `replayed`, store generated values instead.
 
         Results for which no memory can be allocated raise no error, but are added to `memory.unmade`.
         """
@@ -440,10 +427,10 @@ class DryRun:
                     self.memory.unmade[number] = reason_of(error)
 
     def mark_not_replayed(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
-        """Change a plan that failed for this reason: to `substituted` if the operator runs on drawn arguments, else to
+        """Change a plan that failed: to `substituted` if the operator runs on generated arguments, else to
         `unsupported`.
         """
-        plan.redrawn = set()
+        plan.refilled = set()
         try:
             if plan.status != REPLAYED:
                 raise Unsupported(reason)
@@ -457,8 +444,7 @@ class DryRun:
             plan.row_status = self._row_status(call.signature, error)
 
     def _try(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a call as planned, change its plan if that fails, and return True if the plan changed."""
-        before = plan.status, len(plan.redrawn)
+        before = plan.status, len(plan.refilled)
         result = None
         try:
             if plan.status == REPLAYED:
@@ -478,29 +464,25 @@ class DryRun:
             self.mark_not_replayed(call, plan, reason_of(error))
             self.pass_on_results(call, plan, None)
         self.memory.drop(call.over)
-        return before != (plan.status, len(plan.redrawn))
+        return before != (plan.status, len(plan.refilled))
 
     def _run_with_recorded_shapes(self, call: FlowingCall, plan: CallPlan, prepared: PreparedCall) -> Any:
-        """Run a prepared call and return its results. While these lack the recorded shapes, run it again on more drawn
-        arguments.
-
-        Masks are drawn first, then all integers, because these can determine shapes; the plan's `redrawn` grows.
-        """
         flowing = [index for index, number in enumerate(call.inputs) if number != NO_STORAGE]
         specs = self._interface(call).inputs
         masks = {index for index in flowing if specs[index].dtype is torch.bool}
         integers = {index for index in flowing if not specs[index].dtype.is_floating_point}
+        # generate masks first, then all integers, because these can determine shapes
         for deciding in (masks, integers, None):
             try:
-                self.redraw(call, plan)
+                self.refill(call, plan)
                 result = self._run(call, prepared)
                 if not self._has_recorded_shapes(call, prepared, result):
                     raise Unsupported(OTHER_SHAPES)
                 return result
             except Exception:
-                if deciding is None or integers <= plan.redrawn:
+                if deciding is None or integers <= plan.refilled:
                     raise
-            plan.redrawn |= deciding
+            plan.refilled |= deciding
         raise AssertionError("the last attempt returns or raises")
 
     def _run(self, call: FlowingCall, prepared: PreparedCall) -> Any:
@@ -513,7 +495,6 @@ class DryRun:
         return result
 
     def _arrange(self, call: FlowingCall, plan: CallPlan) -> PreparedCall:
-        """Prepare a call on the results of earlier calls; add tensors whose values it cannot use to `plan.redrawn`."""
         memory, interface = self.memory, self._interface(call)
         tensors = list(enumerate(zip(call.inputs, interface.inputs, strict=True)))
         own = frozenset(index for index, (number, spec) in tensors if number == NO_STORAGE or not can_flow(spec))
@@ -521,25 +502,22 @@ class DryRun:
         never = never_flowing(self.flow.signatures[call.signature], interface.inputs, self._values)
         any_integers = takes_any_numbers(prepared.function, self._device)
         for index, (number, spec) in tensors:
-            if index in own or index in plan.redrawn:
+            if index in own or index in plan.refilled:
                 continue
             if number in memory.unmade:
                 raise Unsupported(memory.unmade[number])
             if index in never or not memory.holds(number, spec):
-                plan.redrawn.add(index)
+                plan.refilled.add(index)
                 continue
             if index == 0 and overwrites(prepared.function):
                 continue
             tensor = memory.view(number, spec)
-            integers_allowed = any_integers or self._drawn.allows_indices(spec, tensor)
-            if not (integers_allowed and self._drawn.allows_floats(spec, tensor)):
-                plan.redrawn.add(index)
+            integers_allowed = any_integers or self._generated.allows_indices(spec, tensor)
+            if not (integers_allowed and self._generated.allows_floats(spec, tensor)):
+                plan.refilled.add(index)
         return prepared
 
     def _prepare(self, signature: int, own: frozenset[int]) -> PreparedCall:
-        """Return the prepared call of a signature, which all its calls share; the argument tensors with indices in
-        `own` are drawn once and kept.
-        """
         key = signature, own
         prepared = self._prepared.get(key)
         if prepared is not None:
@@ -581,14 +559,12 @@ class DryRun:
         return find_operator(record, self._settings.extensions)
 
     def _row_status(self, signature: int, error: Exception) -> str:
-        """Return the status that a result row gets for this error, as in replays of single cases."""
         if signature in self._excluded:
             return self._excluded[signature][0]
         record = self.flow.signatures.get(signature)
         return SKIPPED if record is not None and record.raised is not None else describe_failure(error)[0]
 
     def _has_recorded_shapes(self, call: FlowingCall, prepared: PreparedCall, result: Any) -> bool:
-        """Return True if the shapes and dtypes of a call's results are as recorded, or as the next call needs them."""
         result_tensors = tensors_of(result)
         if not call.outputs:
             return True
@@ -630,7 +606,6 @@ def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
 
 
 def tensors_of(result: Any) -> list[torch.Tensor]:
-    """Return all tensors in the result of a call, in order."""
     if isinstance(result, torch.Tensor):
         return [result]
     return [leaf for leaf in leaves(result) if isinstance(leaf, torch.Tensor)]

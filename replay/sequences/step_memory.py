@@ -1,9 +1,14 @@
-"""Memory of step replay: the storages that calls of a trace produce and later calls use, by their recorded numbers.
+"""Memory of step replay, and the streams on which its calls run.
 
-`StepMemory` draws the values that exist before the first call, restores them before each pass (`begin`), stores the
-results of calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). The memory
-of the storages, and of arguments that `charge` counts, stays below a limit; a request beyond the limit raises
-`Unsupported`. The values from which an accelerator's memory is restored are kept in host memory if there is enough.
+`StepMemory` holds the storages that calls of a trace produce and later calls use, by their recorded numbers. It
+generates the values that exist before the first call, restores them before each pass (`begin`), stores the results of
+calls (`give`), frees storages after their last use (`drop`), and returns views of them (`view`). The memory of the
+storages, and of arguments that `charge` counts, stays below a limit; a request beyond the limit raises `Unsupported`.
+The values from which an accelerator's memory is restored are kept in host memory if there is enough.
+
+Each call runs on the stream on which it was recorded, with the recorded waits between streams. If a call takes what
+another stream wrote, and no recorded wait orders the two streams, the call's stream waits for the other stream as well:
+the program may have waited on the host, or in a way that captures do not see.
 """
 
 from __future__ import annotations
@@ -28,8 +33,7 @@ from opgrip.traces.table.accelerators import HOST, device_of
 from opgrip.traces.table.trace import Trace
 from opgrip.traces.values import ValueModel
 
-# share of the available memory that a replay may take: on the CPU, and on an accelerator, which it need not share
-SHARE, SHARE_OF_DEVICE = 0.8, 0.9
+SHARE, SHARE_OF_DEVICE = 0.8, 0.9  # shares of the available memory that a replay may take: CPU, and accelerator
 COMPARED_BYTES = 1 << 26  # number of bytes that are copied at a time to compare storages on two devices
 SEEDS = 1 << 62
 
@@ -39,12 +43,12 @@ class StepMemory:
 
     needs : required size and views of each storage, by number
     outside : numbers of the storages that exist before the first call
-    values, place, seed : value models by number, map from recorded to replay devices, and random seed
+    place : map from recorded to replay devices
     limit : largest number of bytes of live storages and kept values together
     live : existing storages, each from the call that creates it to the last call that uses it
     live_bytes, peak_bytes : current and largest size of live storages that calls created
     unmade : reason why a storage could not be created, by number
-    kept_bytes : size of initial values and of drawn arguments, except those in host memory
+    kept_bytes : size of initial values and of generated arguments, except those in host memory
     """
 
     def __init__(
@@ -105,16 +109,13 @@ class StepMemory:
             self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def drop(self, numbers: tuple[int, ...]) -> None:
-        """Free the storages with these numbers, except storages that existed before the first call."""
+        """Free storages, except those that existed before the first call."""
         for number in numbers:
             if number not in self._outside and self.live.pop(number, None) is not None:
                 self.live_bytes -= self._sizes.pop(number)
 
     def renew(self, number: int) -> None:
-        """Replace the storage with this number by a new one of the required size that contains drawn values.
-
-        Raises `Unsupported` if this exceeds the memory limit.
-        """
+        """Replace a storage by a new one of the required size that contains generated values."""
         size = self._needs[number].bytes
         first = self._first.get(number, self._stand_ins.get(number))
         self.check_room(size)
@@ -134,7 +135,6 @@ class StepMemory:
         self.kept_bytes += size
 
     def refund(self, size: int) -> None:
-        """Count `size` bytes as free that `charge` has counted as used."""
         self.kept_bytes -= size
 
     def check_room(self, size: int) -> None:
@@ -145,16 +145,14 @@ class StepMemory:
                 raise Unsupported(f"it needs {size} bytes, more memory than is available")
 
     def view(self, number: int, spec: TensorSpec) -> torch.Tensor:
-        """Return a tensor with this spec in the storage with this number; raise `Unsupported` if the storage is
-        missing.
-        """
+        """Return a tensor with this spec in a storage; raise `Unsupported` if the storage is missing."""
         storage = self.live.get(number)
         if storage is None:
             raise Unsupported(self.unmade.get(number, "no recorded call returned the memory that it reads"))
         return as_recorded(tensor_over(storage, spec), spec)
 
     def holds(self, number: int, spec: TensorSpec) -> bool:
-        """Return True if the storage with this number exists and is large enough for a tensor with this spec."""
+        """Return True if the storage exists and is large enough for a tensor with this spec."""
         storage = self.live.get(number)
         return storage is not None and storage.nbytes() >= spec.extent
 
@@ -178,9 +176,6 @@ class StepMemory:
             self.unmade[number] = reason_of(error)
 
     def _reserve_on_host(self, size: int) -> bool:
-        """Reserve `size` bytes of host memory, in which initial values of an accelerator's storage are kept; return
-        False if there is not enough.
-        """
         if self._host_bytes is None:
             # processes on its other accelerators may want as much
             self._host_bytes = room_on("cpu") // torch.accelerator.device_count()
@@ -226,9 +221,6 @@ def _copied(storage: torch.UntypedStorage, device: str) -> torch.UntypedStorage:
 
 
 def _are_equal(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Return True if two storages, given as bytes in `left` and `right`, are equal; they may be on
-    different devices.
-    """
     if left.device == right.device or left.numel() != right.numel():
         return left.numel() == right.numel() and torch.equal(left, right)
     pieces = zip(left.split(COMPARED_BYTES), right.split(COMPARED_BYTES), strict=True)
@@ -256,10 +248,8 @@ class StreamPlan:
 
 
 def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | None:
-    """Return the streams of a trace's calls; None if all calls used one stream, or if the device of the replay has no
+    """Return the streams of a trace's calls; None if all calls used one stream, or the replay's device has no
     streams.
-
-    flow : the calls, with the storages that they take and return
     """
     recorded = trace.own_calls["stream"].fillna(0).to_numpy()
     if not is_accelerator(device) or not recorded.any():
@@ -286,9 +276,6 @@ def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | N
 def _actions(
     trace: Trace, flow: ProgramFlow, of_call: list[int], numbers: Mapping[tuple[str, int], int]
 ) -> dict[int, list[Action]]:
-    """Return, by index of a call, the actions before the call: the recorded waits between streams, and waits that the
-    dataflow needs in addition.
-    """
     before: dict[int, list[Action]] = {}
     order = _Order()
     recorded = _recorded(trace, numbers)
@@ -314,9 +301,6 @@ def _actions(
 
 
 def _recorded(trace: Trace, numbers: Mapping[tuple[str, int], int]) -> list[tuple[int, Action]]:
-    """Return (time in ns, action), in order of time, for each recorded wait of one stream for another, and for each
-    mark: the point in the other stream for which the wait waits.
-    """
     actions: list[tuple[int, Action]] = []
     for mark, wait in enumerate(trace.waits):
         own, other = numbers.get((wait.device, wait.stream)), numbers.get((wait.on_device, wait.on_stream))
@@ -344,9 +328,6 @@ class _Order:
             over[other] = max(over.get(other, -1), place)
 
     def missing(self, call: FlowingCall, stream: int) -> Iterator[int]:
-        """Yield the other streams whose earlier calls used memory of `call`, and for which the call's `stream` has not
-        waited yet.
-        """
         over = self._over.setdefault(stream, {})
         changed = _changed(call)
         for number in {*call.inputs, *changed}:
@@ -364,7 +345,6 @@ class _Order:
 
 
 def _changed(call: FlowingCall) -> set[int]:
-    """Return the storages of the arguments that a call writes into, as far as the operator's name shows this."""
     _, name, overload = (*call.op.split("."), "", "")[:3]
     if not (name.endswith("_") or "out" in overload):
         return set()
@@ -394,10 +374,7 @@ class Lanes:
         self._use(self._plan.of_call[place])
 
     def drop(self, numbers: tuple[int, ...], memory: StepMemory) -> None:
-        """Prevent memory that is freed now from being reused before all streams that used it have finished with it.
-
-        numbers : numbers of the storages
-        """
+        """Prevent memory that is freed now from being reused before all streams that used it have finished with it."""
         for number in numbers:
             storage = memory.live.get(number)
             if number in self._plan.crossing and storage is not None and storage.device.type == self._device.type:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class SequenceOptions:
-    """The option `--sequence`, which selects step replay."""
-
     sequence: bool = option(
         False,
         "replay the whole step: all calls in their recorded order, each on the results of earlier calls",
@@ -37,11 +35,10 @@ class SequenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """The place of this process among the processes that a launcher such as torchrun started together.
+    """This process among the processes that a launcher such as torchrun started together.
 
-    rank, world_size : number of this process, and number of processes
-    local_rank, local_world_size : the same for the processes of this machine; `local_rank` is also the accelerator's
-        index
+    local_rank, local_world_size : rank and number of the processes of this machine; `local_rank` is also the
+        accelerator's index
     address, port : address of the store through which the ranks find each other
     """
 
@@ -54,9 +51,7 @@ class RankLaunch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
-    """Return this process's place among processes started together, from environment variables; None without a
-    launcher.
-    """
+    """Return this process's rank, from environment variables; None without a launcher."""
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     numbers = [environment.get(name, "") for name in names]
     address = environment.get("MASTER_ADDR")

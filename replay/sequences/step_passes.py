@@ -1,6 +1,4 @@
-"""Passes of a step replay: one run of all calls of the step, with the time of each; in pairs if a mode is compared with
-eager.
-"""
+"""Passes of a step replay: runs of all calls of the step, in pairs if a mode is compared with eager."""
 
 from __future__ import annotations
 
@@ -74,9 +72,6 @@ class Passes:
     failure: str = ""
 
     def add(self, one: Pass, may_drop: bool) -> None:
-        """Add the pass `one` to `contended` or `kept`, or count it as dropped if it was slowed and may be repeated
-        (`may_drop`).
-        """
         if one.is_contended:
             self.contended.append(one)
         elif one.slowed and may_drop:
@@ -117,10 +112,11 @@ class PairedSaving:
 def paired_saving(passes: Sequence[Pass], own: Mapping[int, int]) -> PairedSaving:
     """Return the share of the step's time that a mode saves.
 
-    passes : passes in the mode, each with its pass in eager
-    own : signature numbers of the calls that run in the mode, by index of the call
     The time of a step is the sum of the medians of its calls' times, so that a disturbed call counts little. The errors
     are from `RESAMPLES` bootstrap samples of the pairs.
+
+    passes : passes in the mode, each with its pass in eager
+    own : signature numbers of the calls that run in the mode, by index of the call
     """
     pairs = [(one.times_ns, one.eager.times_ns) for one in passes if one.eager]
     times_ns = np.array(pairs, dtype=np.float64).transpose(1, 0, 2)
@@ -138,7 +134,6 @@ def paired_saving(passes: Sequence[Pass], own: Mapping[int, int]) -> PairedSavin
 
 
 def _savings(times_ns: np.ndarray[Any, np.dtype[np.float64]], places: Sequence[int]) -> tuple[Any, Any]:
-    """Return what a mode saves in all calls and in those with the indices `places`, as shares of the step's time."""
     ours, eager = np.median(times_ns, axis=1)
     saved = eager - ours
     return saved.sum() / eager.sum(), saved[places].sum() / eager.sum()
@@ -149,8 +144,9 @@ RunPass: TypeAlias = Callable[[Any, str, Any, Slowdown], tuple[Pass, str]]
 
 
 def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown) -> tuple[Pass, str]:
-    """Run and time all calls of the step once: `watch` times each, and `slowdown` detects whether the pass was
-    disturbed. Return the pass, and why the last failing call failed (empty if none failed).
+    """Run all calls of the step once. `watch` measures each call; `slowdown` finds out whether the pass was disturbed.
+
+    Return the pass, and why the last failing call failed (empty if none failed).
     """
     synchronize, failure = synchronizer(device), ""
     allocator = module_of(device) if is_accelerator(device) else None
@@ -210,8 +206,8 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
         dry_run.pass_on_results(call, plan, None)
         watch.skip()
         return
-    if plan.redrawn:
-        dry_run.redraw(call, plan)
+    if plan.refilled:
+        dry_run.refill(call, plan)
     own = dry_run.programs.get(call.signature)
     args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
     dry_run.announce(call.signature, NO_ROW)
@@ -224,7 +220,9 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
 
 def in_pairs(begin: Callable[[], None]) -> RunPass:
     """Return a function that runs and times each pass twice: with the programs of the mode and, just before or after
-    it, in eager. It returns the pass in the mode, whose field `eager` is the other.
+    it, in eager.
+
+    It returns the pass in the mode, whose field `eager` is the other.
 
     begin : restores the state before the first call
     """

@@ -108,10 +108,14 @@ class Between:
 
 @dataclass(slots=True)
 class StepGraphs:
-    """Passes over a step in graphs; the first pass captures the graphs.
+    """Passes over a step in graphs of the device, such as CUDA graphs; the first pass captures the graphs.
+
+    Consecutive calls become one graph if a graph can contain them. Calls that wait for the device or use memory of the
+    host, and calls that do not run on the results of earlier calls, run between two graphs. A graph reads and writes
+    the memory addresses of its capture. Therefore the results of a call between graphs are copied to the addresses of
+    the results that the call returned during the capture.
 
     begin : restores the state before the first call
-    run_call : runs a call and stores its results for later calls
     breaks : indices of the calls that run between graphs
     parts : the graphs, and the calls between them, in order
     """
@@ -126,9 +130,7 @@ class StepGraphs:
     def run(self, dry_run: DryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
         """Run and time the step once. Return the pass, and why it failed (empty if it did not).
 
-        dry_run : the step, whose calls are ready to run
         watch : not used, because graphs do not show the times of calls
-        slowdown : detects whether the pass was disturbed
         """
         module, synchronize = module_of(device), synchronizer(device)
         self._stream = self._stream or module.Stream(device)
@@ -166,11 +168,7 @@ class StepGraphs:
         ), failure
 
     def described(self, dry_run: DryRun, result: SequenceResult) -> SequenceResult:
-        """Return the result of these passes without times of single calls, which graphs do not show, and with the
-        number of graphs.
-
-        dry_run : the step that was run
-        """
+        """Return the result without times of single calls, which graphs do not show, and with the number of graphs."""
         if result.failure:
             return result
         return replace(
@@ -183,9 +181,6 @@ class StepGraphs:
         )
 
     def _rows(self, dry_run: DryRun, rows: tuple[SignatureTimes, ...]) -> Iterator[SignatureTimes]:
-        """Yield the rows without times, each with a note that says whether its calls ran in a graph or between
-        graphs.
-        """
         between: dict[int, int] = {}
         for place in self.breaks:
             number = dry_run.flow.calls[place].signature
@@ -199,7 +194,6 @@ class StepGraphs:
             )
 
     def _capture(self, dry_run: DryRun, device: str) -> None:
-        """Run all calls of the step (`dry_run`) once, and capture them in graphs."""
         module, synchronize = module_of(device), synchronizer(device)
         kind = graph_class(device)
         if kind is None:
@@ -216,15 +210,15 @@ class StepGraphs:
                 for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
                     use(call.settings)
                     is_between = place in self.breaks
-                    if graph is None and (not is_between or plan.redrawn):
+                    if graph is None and (not is_between or plan.refilled):
                         graph = kind()
                         graph.capture_begin(*pool)
                     if not is_between:
                         self.run_call(dry_run, call, plan, watch)
                     else:
-                        if plan.redrawn:
+                        if plan.refilled:
                             # also part of the graph, so that each pass draws them again
-                            dry_run.redraw(call, plan)
+                            dry_run.refill(call, plan)
                         self._end(graph, synchronize)
                         graph = None
                         self._run_between(dry_run, call, plan)
@@ -238,7 +232,6 @@ class StepGraphs:
         self._peak_bytes = module.max_memory_allocated(device) - at_start
 
     def _end(self, graph: Any, synchronize: Callable[[], None]) -> None:
-        """End the capture of a graph, run the graph once, and add it to `parts`; do nothing if `graph` is None."""
         if graph is not None:
             graph.capture_end()
             graph.replay()
@@ -256,9 +249,6 @@ class StepGraphs:
         self.parts.append(Between(function, args, kwargs, tensors_of(result) if plan.status == REPLAYED else []))
 
     def _find_breaks(self, dry_run: DryRun, device: str) -> None:
-        """Find the calls of the step (`dry_run`) that a graph cannot contain, by a pass on the stream on which graphs
-        are captured.
-        """
         kind = torch.device(device).type
         self.breaks.clear()
         self.begin()
@@ -284,9 +274,6 @@ class StepGraphs:
 
 
 def _uses_host(dry_run: DryRun, call: FlowingCall, plan: CallPlan, kind: str) -> bool:
-    """Return True if the operator of a call always waits for the device, or if the call takes a tensor on another
-    device.
-    """
     assert plan.prepared is not None
     function = plan.prepared.function
     args, kwargs = plan.prepared.arguments(dry_run.memory, call.inputs)
@@ -302,14 +289,10 @@ def _uses_host(dry_run: DryRun, call: FlowingCall, plan: CallPlan, kind: str) ->
 FEWEST, MOST = 3, 100  # minimum and maximum number of timed passes if no number is requested
 # numbers of timed pairs of passes at which more can turn out unnecessary, if a mode is compared with eager
 PAIRS = (10, 16, 24, 36, 54, 81, 122, 183, 275, 413, 620, 930)
-# half of the 95 % interval of a saving, as a share of the step, below which no more pairs are necessary
-PRECISE = 0.003
-# maximum number of passes that are repeated because others used the cores, within the time budget; if a number of
-# passes is requested, that number is the maximum
-MOST_DROPPED = 3 * FEWEST
+PRECISE = 0.003  # half of a saving's 95 % interval, as a share of the step, below which no more pairs are necessary
+MOST_DROPPED = 3 * FEWEST  # passes that are repeated because others used the cores, if no number is requested
 MOST_FAILURES = 20  # maximum number of calls that fail after the dry run or end a process before a replay gives up
-# maximum number of times that a step is captured in graphs if the captures fail: a dry run changes little about it
-MOST_CAPTURES = 2
+MOST_CAPTURES = 2  # times that a step is captured in graphs if captures fail: a dry run changes little about it
 
 
 def replay_sequence(
@@ -319,12 +302,12 @@ def replay_sequence(
     excluded: Excluded = NOTHING_EXCLUDED,
     announce: Announce = lambda number, row: None,
 ) -> SequenceResult:
-    """Run all calls of a trace in start order in one thread, and return their times and memory. Report the progress
-    outside timed regions.
+    """Run all calls of a trace in start order in one thread, and return their times and memory.
 
     excluded : row status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
-    Raises `UserError` if the trace contains no calls.
+
+    Raises UserError if the trace contains no calls.
     """
     if trace.own_calls.empty:
         raise no_calls(trace)
@@ -400,7 +383,6 @@ def measure_passes(
 def _wait_until_quiet(
     dry_run: DryRun, slowdown: Slowdown, timed: Passes, started_ns: int, settings: SequenceSettings
 ) -> None:
-    """Wait until other processes leave enough cores free, as long as the budget and `timed` (passes so far) allow."""
     while not slowdown.has_room:
         spent_ns = perf_counter_ns() - started_ns
         if not _may_drop(timed, spent_ns, settings) or timed.waited_ns >= max(RETRY_NS, spent_ns - timed.waited_ns):
@@ -426,9 +408,7 @@ def _measure_on_device(
     on_progress: ProgressCallback,
     run_pass: RunPass,
 ) -> Passes:
-    """Time passes with an accelerator's clock; on the CPU, time none. These are separate passes, because timing with
-    this clock delays the accelerator.
-    """
+    # separate passes, because timing with this clock delays the accelerator
     timed = Passes()
     if not is_accelerator(settings.device) or not passes:
         return timed
@@ -457,8 +437,6 @@ def _measure_on_device(
 
 
 def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None]:
-    """Return a function that restores the step's memory and the random seed to their state before the first call."""
-
     def begin() -> None:
         dry_run.begin()
         _set_seed(settings.device, settings.seed)
@@ -467,7 +445,6 @@ def _beginning(dry_run: DryRun, settings: SequenceSettings) -> Callable[[], None
 
 
 def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if another pass should be timed: there are too few in `timed`, or their times vary too much."""
     passes = timed.kept
     if settings.repeats is not None or len(passes) < FEWEST:
         return _lacks_passes(timed, settings.repeats or FEWEST, spent_ns, settings)
@@ -482,13 +459,11 @@ def _wants_more(timed: Passes, spent_ns: int, settings: SequenceSettings) -> boo
 
 
 def _lacks_passes(timed: Passes, count: int, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if `timed` has fewer than `count` passes; contended passes count too if none may be repeated."""
     missing = count - len(timed.kept)
     return missing > 0 and (_may_drop(timed, spent_ns, settings) or len(timed.contended) < missing)
 
 
 def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
-    """Return True if a slowed or contended pass may be repeated after the passes in `timed`, which took `spent_ns`."""
     usual = FEWEST if is_accelerator(settings.device) else MOST_DROPPED
     most = usual if settings.repeats is None else settings.repeats
     return timed.dropped + len(timed.contended) < most and spent_ns <= settings.budget_s * 1e9
@@ -503,7 +478,6 @@ def own_randomness(device: str) -> Iterator[None]:
 
 
 def _set_seed(device: str, seed: int) -> None:
-    """Seed all random generators, so that operators draw the same numbers in each pass."""
     # not torch.manual_seed, which also seeds accelerators that are not used here
     torch.default_generator.manual_seed(seed)
     if is_accelerator(device):
@@ -519,7 +493,8 @@ def replay_apart(
     """Replay a step in a separate process. If a call ends the process, replay again without this call.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
-    Raises `UserError` if the trace contains no calls, if a process ends between calls, or if too many processes end.
+
+    Raises UserError if the trace contains no calls, if a process ends between calls, or if too many processes end.
     """
     excluded: dict[int, tuple[str, str]] = {}
 
@@ -537,7 +512,6 @@ def replay_apart(
 
 
 def _answer(workload: Workload, excluded: Excluded, heartbeat: Heartbeat, output: int) -> None:
-    """Replay a step in this process, and send the result to the parent process by the descriptor `output`."""
     settings = sequence_settings(workload)
     if not is_accelerator(settings.device):
         limit_memory(settings.room_bytes, settings.device)
@@ -592,7 +566,6 @@ class Confirmation:
 
     @property
     def line(self) -> str:
-        """The time that the candidates save per step, measured in a replay of the step, as one line of text."""
         estimated = ""
         if self.estimated is not None and self.estimated_here is not None:
             estimated = f"; estimated from single calls: {saving_in_words(self.estimated_here)}"
@@ -608,7 +581,8 @@ def confirm(workload: Workload, judged: JudgedStep | None, on_progress: Progress
     """Replay the whole step with and without the candidates in turn; return what they save.
 
     judged : saving that is estimated from single calls
-    Raises the same errors as `replay_apart`, and `UserError` if no pass succeeds.
+
+    Raises UserError if no pass succeeds.
     """
     step = replay_apart(workload, on_progress, may_fork=False)
     if step.saved is None:
@@ -629,7 +603,6 @@ def confirm(workload: Workload, judged: JudgedStep | None, on_progress: Progress
 
 
 def _scaled(judged: JudgedStep, shares: Mapping[int, float], workload: Workload) -> float:
-    """Return the saving estimated from single calls in a step in which each signature takes another share."""
     numbers = {case.number: case.trace_number for case in workload.cases}
     columns = [(shares.get(numbers[row.case], 0.0), CandidateColumns.of(row)) for row in judged.rows]
     return fsum(share * (item.step_saving or 0.0) / item.step_share for share, item in columns if item.step_share)

@@ -1,4 +1,4 @@
-"""Results of a step replay, next to the captured times and memory with which they are compared."""
+"""Results of a step replay, and the captured times and memory with which they are compared."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ Flags: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 class SignatureTimes:
     """How the calls of a signature ran, and their times over all timed passes.
 
-    count : number of calls
-    substituted, not_run, redrawn : number of calls that ran on drawn arguments, did not run, or got some drawn values
+    substituted, not_run, redrawn : number of calls that ran on generated arguments, did not run, or got some new values
     status, reason : status and reason of the row: `ok` if some calls ran, `contended` if other processes used the cores
         in nearly all timings
     samples : number of timings, one for each call that ran in each pass
@@ -63,8 +62,6 @@ class SignatureTimes:
 
 @dataclass(frozen=True, slots=True)
 class NotReplayed:
-    """Number of calls of an operator that were not replayed, for one status and reason."""
-
     op: str
     status: str
     reason: str
@@ -77,35 +74,34 @@ class SequenceResult:
 
     calls : number of calls in the trace, without calls made by extension functions
     replayed : number of calls that ran on the results of earlier calls
-    substituted : number of calls that ran on drawn arguments, because they failed or returned other shapes on
-    earlier results
+    substituted : number of calls that ran on generated arguments, because they failed or returned other shapes on
+        earlier results
     unsupported : number of calls that did not run
-    redrawn : number of replayed calls with some drawn values, because earlier results were outside the recorded range
+    redrawn : number of replayed calls with some new values, because earlier results were outside the recorded range
     not_replayed : calls that were not replayed, by operator, status and reason, most frequent first
     captured_ms : sum of the times of all calls, by the device's clock for calls that ran on a device
     captured_host_ms, captured_wall_ms : sum of the calls' host times; time from the first call to the end of the last
     captured_device_ms : time that an accelerator was busy; None if the trace lacks it
     unsupported_ms, unsupported_host_ms : parts of `captured_ms` and `captured_host_ms` due to calls that did not run
-    replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock; with several streams the time
-    from the first to the last call over all of them
+    replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock; with several streams or graphs
+        the time of the whole pass
     replayed_host_ms, replayed_wall_ms : as `captured_host_ms` and `captured_wall_ms`, in each pass that the host's
         clock timed
     outside_bytes : memory that exists before the first call
     captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
-    workspaces
+        workspaces
     critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
-    of the previous one
+        of the previous one
     captured_critical_ms, replayed_critical_ms : sum of the captured times, and of the median replayed times, of the
-    calls on the critical path that ran
+        calls on the critical path that ran
     signatures : times of each signature, in the order of their first calls
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
     failure : reason why nothing was measured; empty if something was measured
     slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were not kept
     is_contended : True if other processes used the cores in all timed passes, so that the totals are unreliable
     streams : number of streams of the device that the calls used
-    saved : share of the step's time that the mode saves, from pairs of passes in the mode and in eager; None without
-    graphs, between_graphs : number of graphs in which calls ran, and number of calls that ran between graphs; with
-    graphs, `replayed_ms` is the time of the whole pass by the device's clock
+    saved : share of the step's time that the mode saves; None if it was not compared in pairs with eager
+    graphs, between_graphs : number of graphs in which calls ran, and number of calls that ran between graphs
     """
 
     device: str
@@ -154,7 +150,6 @@ class SequenceResult:
 
     @property
     def has_device_times(self) -> bool:
-        """True if some times were measured with a device's clock."""
         return self.captured_device_ms is not None or self.device != "cpu"
 
     @property
@@ -163,19 +158,15 @@ class SequenceResult:
         return self.captured_ms > 0
 
     def replayed_quantile_ms(self, share: float) -> float:
-        """Return a quantile (`share`, 0.5 for the median) over the passes of the sum of the calls' times in ms."""
+        """Return a quantile (0.5 for the median) over the passes of the sum of the calls' times."""
         return _quantile(self.replayed_ms, share)
 
     def host_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the sum of the calls' host times in ms; `share` is 0.5 for
-        the median.
-        """
+        """Return a quantile over the passes of the sum of the calls' host times."""
         return _quantile(self.replayed_host_ms, share)
 
     def wall_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the time from the first to the last call in ms; `share` is 0.5 for the
-        median.
-        """
+        """Return a quantile over the passes of the time from the first to the last call."""
         return _quantile(self.replayed_wall_ms, share)
 
 
@@ -184,7 +175,6 @@ def make_result(
 ) -> SequenceResult:
     """Return the result of a step from its plans and timed passes.
 
-    flow, plans : the calls of the trace, and the plan of each
     on_host, on_device : passes timed with the host's clock, and with the device's (no passes on the CPU)
     """
     passes, shown = on_host.kept, on_device if on_device.kept else on_host
@@ -206,7 +196,7 @@ def make_result(
         replayed=count[REPLAYED],
         substituted=count[SUBSTITUTED],
         unsupported=count[UNSUPPORTED],
-        redrawn=sum(bool(plan.redrawn) for plan in plans),
+        redrawn=sum(bool(plan.refilled) for plan in plans),
         not_replayed=tuple(NotReplayed(*key, number) for key, number in reasons.most_common()),
         captured_ms=sum(call.captured_ns for call in flow.calls) / 1e6,
         captured_host_ms=sum(call.captured_host_ns for call in flow.calls) / 1e6,
@@ -232,9 +222,7 @@ def make_result(
 
 
 def under_mode(result: SequenceResult, mode: str, programs: Mapping[int, CallProgram]) -> SequenceResult:
-    """Return the result in a mode other than eager: with notes on its programs, without times of calls that ran in
-    eager.
-    """
+    """Return the result with notes on the mode's programs, and without times of calls that ran in eager."""
     signatures, in_eager = [], 0
     for item in result.signatures:
         own = programs.get(item.signature)
@@ -279,7 +267,7 @@ def _signatures(
             count=len(plans),
             substituted=count[SUBSTITUTED],
             not_run=count[UNSUPPORTED],
-            redrawn=sum(bool(plan.redrawn) for plan in plans),
+            redrawn=sum(bool(plan.refilled) for plan in plans),
             status=OK if ran else status,
             reason=reason,
         )
@@ -296,11 +284,6 @@ def _signatures(
 def _with_times(
     row: SignatureTimes, times_us: Times, is_contended: Flags, is_slowed: Flags, counted_passes: int
 ) -> SignatureTimes:
-    """Return the row with the times of its undisturbed calls, during which no other process used the cores.
-
-    Undisturbed calls of contended passes count only if the kept passes have too few of them. If all passes together
-    have too few, the row is marked as contended, and all times count.
-    """
     least = min(LEAST, counted_passes * times_us.shape[1])
     selected = ~is_contended
     if selected[:counted_passes].sum() >= least:

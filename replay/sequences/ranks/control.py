@@ -27,16 +27,15 @@ from opgrip.replay.sequences.step_options import RankLaunch
 T = TypeVar("T")
 BEAT_S = 0.5  # time in seconds between two heartbeats
 SILENT_S = 4 * BEAT_S  # seconds without a heartbeat after which a rank counts as ended once its collective has failed
-# numbers of the replays in this process, equal in all ranks; each replay uses separate keys in the store
-_turns = count()
+_turns = count()  # numbers of the replays in this process, equal in all ranks, for separate keys in the store
 
 
 class Control:
     """Process group of all ranks of a replay, with a thread in each rank that sends heartbeats.
 
-    launch : number of this rank, number of ranks, and address of the store
-    timeout_s : time in seconds without heartbeats of one rank after which all ranks end
-    Raises `UserError` if the ranks cannot reach each other.
+    timeout_s : time without heartbeats of one rank after which all ranks end
+
+    Raises UserError if the ranks cannot reach each other.
     """
 
     def __init__(self, launch: RankLaunch, timeout_s: float) -> None:
@@ -91,9 +90,7 @@ class Control:
         return [json.loads(bytes(part.numpy())) for part in self.share_tensors(text)]
 
     def share_tensors(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Send a one-dimensional tensor to all ranks, and return a list with the tensor of each rank. Lengths may
-        differ.
-        """
+        """Send a one-dimensional tensor to all ranks, and return the tensor of each rank. Lengths may differ."""
         length = torch.tensor([len(tensor)])
         lengths = [torch.empty_like(length) for _ in range(self.launch.world_size)]
         self._waiting_for_others(lambda: distributed.all_gather(lengths, length))
@@ -126,7 +123,7 @@ class Control:
         return result  # type: ignore[return-value]
 
     def refuse(self, reason: str) -> NoReturn:
-        """End all ranks because this one cannot continue for the given reason.
+        """End all ranks because this one cannot continue.
 
         This rank raises `UserError` if no other rank has reported the end yet; otherwise it exits.
         """
@@ -139,9 +136,7 @@ class Control:
         )
 
     def lost(self, error: Exception) -> NoReturn:
-        """End this rank because another rank ended. This rank raises `UserError` if no other rank has reported the end
-        yet; otherwise it exits.
-        """
+        """End this rank because another rank ended; raise `UserError` if no other rank has reported the end yet."""
         self._is_ending = True
         silent = self._life.silent_ranks(SILENT_S)
         if not self._life.is_first_to_tell():
@@ -155,9 +150,7 @@ class Control:
             self.lost(error)
 
     def _end_at_once(self, silent: Sequence[int], was_told: bool) -> None:
-        """End this process from the heartbeat thread, because the main thread may be waiting for a rank that has
-        ended.
-        """
+        # in the heartbeat thread, because the main thread may be waiting for a rank that has ended
         if self._is_ending:
             # the main thread reports the end, or knows that another rank does
             return
@@ -168,7 +161,6 @@ class Control:
 
 
 def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, str]:
-    """Return (message, hint) for an error about ranks that have ended or did not reach a collective in time."""
     if silent:
         which = f"rank {silent[0]}" if len(silent) == 1 else f"ranks {', '.join(map(str, silent))}"
         has, does = ("has", "does") if len(silent) == 1 else ("have", "do")
@@ -180,14 +172,9 @@ def _words(silent: Sequence[int], timeout_s: float, error: str) -> tuple[str, st
     )
 
 
+# sends heartbeats and listens for those of others, because a process that waits in a collective runs no Python code in
+# its main thread
 class _Life(threading.Thread):
-    """Thread that sends heartbeats, watches for heartbeats of other ranks, and notices if torchrun ends this process.
-
-    A thread is needed because a process that waits in a collective runs no Python code in its main thread.
-
-    end : function called with the ranks that sent no heartbeats, and with True if a signal is the cause
-    """
-
     def __init__(
         self, launch: RankLaunch, prefix: str, timeout_s: float, end: Callable[[Sequence[int], bool], None]
     ) -> None:
@@ -209,7 +196,6 @@ class _Life(threading.Thread):
             self._waker_before = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
 
     def run(self) -> None:
-        """Send heartbeats until `stop()` is called."""
         while True:
             signaled = signal.SIGTERM in self._wait()
             if self._stopping:
@@ -224,7 +210,6 @@ class _Life(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """End the thread and restore the signal handlers that it replaced."""
         self._stopping = True
         if self._hears_signals:
             signal.set_wakeup_fd(self._waker_before)
@@ -235,7 +220,6 @@ class _Life(threading.Thread):
             os.close(end)
 
     def meet(self) -> None:
-        """Wait until all ranks have called this method, without a time limit while they send heartbeats."""
         self._meetings += 1
         key = f"{self._prefix}/here/{self._meetings}"
         with self._lock:
@@ -246,14 +230,12 @@ class _Life(threading.Thread):
                 here = self._store.add(key, 0)
 
     def silent_ranks(self, seconds: float) -> list[int]:
-        """Wait for this number of seconds, and return the ranks that sent no heartbeat in this time."""
         try:
             return self._listen(seconds, waits=True)
         except RuntimeError:
             return [0]
 
     def is_first_to_tell(self) -> bool:
-        """Return True if no other rank has reported the end of the replay yet."""
         try:
             with self._lock:
                 return self._store.add(f"{self._prefix}/told", 1) == 1
@@ -265,7 +247,6 @@ class _Life(threading.Thread):
         return os.read(self._awake, 64) if ready else b""
 
     def _listen(self, seconds: float, waits: bool) -> list[int]:
-        """Return the ranks that sent no heartbeat in the last `seconds`; if `waits` is True, wait that long before."""
         until = monotonic() + (seconds if waits else 0)
         while True:
             silent = self._exchange(seconds)

@@ -25,7 +25,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
     """Return, by rank, the number of the rank's process in a merged trace; None in a trace that was not merged.
 
-    Raises `UserError` if the trace does not record ranks.
+    Raises UserError if the trace does not record ranks.
     """
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
@@ -57,7 +57,8 @@ def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
     """Return a trace that contains only the calls of one rank.
 
     world_size : number of ranks that were started
-    Raises `UserError` if the trace lacks one of these ranks.
+
+    Raises UserError if the trace lacks one of these ranks.
     """
     ranks = recorded_ranks(trace)
     if world_size > len(ranks):
@@ -84,7 +85,6 @@ def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
 
 
 def _source_of(trace: Trace, process: int | None) -> CallSource:
-    """Return the blocks of calls that one process recorded, as a source of calls."""
     threads = {number for number, thread in trace.threads.items() if thread.process == process}
 
     def own_blocks() -> Iterator[CallBlock]:
@@ -112,10 +112,9 @@ def wait_points(
     A trace does not record where a program waited for an asynchronous collective, but it must have waited before the
     first call that uses the collective's memory.
 
-    flow : calls of the program, with the storages that they take and return
     places : indices of the collectives
-    run_places : indices of the calls that run, which get new indices from 0. A wait before a call that does not run
-        moves to the next call that runs. None if all calls run
+    run_places : indices of the calls that run, which get new indices from 0; None if all calls run. A wait before a
+        call that does not run moves to the next call that runs
     """
     new_places = {
         place: number for number, place in enumerate(range(len(flow.calls)) if run_places is None else run_places)
@@ -166,7 +165,6 @@ class Offer:
 
     @classmethod
     def from_plain(cls, fields: Sequence[Any]) -> Offer:
-        """Return the description with these field values, which were read from JSON."""
         kind, name, ranks, rank, reduction, peer, member_bytes, dtype, splits, reason = fields
         both = None if splits is None else (tuple(splits[0]), tuple(splits[1]))
         return cls(kind, name, tuple(ranks), rank, reduction, peer, member_bytes, dtype, both, reason)
@@ -178,7 +176,7 @@ class Offer:
 
     @property
     def line(self) -> _Line:
-        """Key of the sequence in which this collective runs: that of its group or, for a message, that of sender and
+        """Key of the sequence in which this collective runs: that of its group or, for a message, of sender and
         receiver.
         """
         if self.kind not in MESSAGES:
@@ -189,10 +187,10 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """Return the description of a collective. One that cannot run gets a description too, so that it keeps its position
-    in the group's order.
+    """Return the description of a collective.
 
-    reason : why it cannot run; empty if it can
+    A collective that cannot run, for a `reason`, gets a description too, so that it keeps its position in the group's
+    order.
     """
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
@@ -215,8 +213,9 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
 class Meeting:
     """One collective, which consists of a call in each of several ranks.
 
+    kind, dtype, reduction : as in `ReplayedCollective`
     members : ranks that take part
-    bytes : size from which bandwidths are computed
+    bytes : size from which bandwidths are computed, as `size_of` defines it
     places : for each rank, the index of its call among the rank's collectives
     """
 
@@ -285,9 +284,6 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
 
 
 def _members(line: _Line, world_size: int) -> tuple[int, ...]:
-    """Return the started ranks that take part in the collectives of a group, or in the messages between two of its
-    members.
-    """
     (ranks, _), sender, receiver = line
     both = ranks if sender < 0 else (ranks[sender], ranks[receiver])
     return tuple(rank for rank in both if rank < world_size)
@@ -306,13 +302,11 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
 
 
 def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:
-    """Yield, for each collective in order, the index of the matching call in each rank."""
     for turn in range(max(map(len, places.values()))):
         yield {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
 
 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:
-    """Return the reason why the calls of different ranks do not match, or an empty string if they do."""
     absent = sorted(set(members) - set(offers))
     if absent:
         return f"rank {absent[0]} has recorded fewer of its group"
@@ -334,9 +328,6 @@ def _terms(offer: Offer) -> tuple[Any, ...]:
 
 
 def _uneven(offers: Mapping[int, Offer]) -> str:
-    """Return the reason why an all-to-all with uneven splits does not match; empty if each rank receives what the
-    others send to it.
-    """
     for offer in offers.values():
         for other in offers.values():
             assert offer.splits is not None

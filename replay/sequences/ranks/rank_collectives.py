@@ -1,4 +1,4 @@
-"""The collectives that ranks replay: their kind, group and sizes, which must not contradict each other."""
+"""The collectives that ranks replay: their kind, group and sizes, and their execution with torch's process groups."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def is_exchange(signature: Signature) -> bool:
 def read_collective(signature: Signature) -> ReplayedCollective:
     """Return the collective or message that calls of a signature perform.
 
-    Raises `Unsupported` for an unknown operator or group, and for sizes that contradict each other.
+    Raises Unsupported for an unknown operator or group, and for sizes that contradict each other.
     """
     exchange, name = exchange_of(signature), name_of(signature)
     is_known = signature.op in (f"{namespace}.{name}.default" for namespace in NAMESPACES)
@@ -127,8 +127,8 @@ def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
 
 
 def as_tensors_alone(signature: Signature) -> Signature:
-    """Return the signature with only its tensors as arguments; the function that runs the collective knows
-    the others.
+    """Return the signature with only its tensors as arguments; the function that runs the collective knows the
+    others.
     """
     results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
     return replace(signature, args=tensor_arguments(signature), kwargs={}, outputs=results)
@@ -145,7 +145,6 @@ def _reduction(signature: Signature) -> str:
 
 
 def _splits(signature: Signature, exchange: ExchangeOp) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (rows sent to each member, rows received from each) of an all-to-all, or None if all are equal."""
     if exchange.kind != ALL_TO_ALL or exchange.form != FLAT:
         return None
     lists = [leaf for leaf in signature.args[exchange.count :] if isinstance(leaf, list)]
@@ -189,16 +188,10 @@ def _disagree() -> Unsupported:
 
 
 def _check_whole(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Return the number of bytes of the tensors of a collective that does not divide them, such as a broadcast; their
-    sizes need no check. A barrier has 0.
-    """
     return 0 if collective.kind == BARRIER else _bytes(trees[0])
 
 
 def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check the sizes of an all-gather or reduce-scatter on single tensors, and return the number of bytes of one
-    member's part.
-    """
     is_gather = collective.kind == ALL_GATHER
     if collective.makes_result:
         sizes = sum(map(_elements, trees[0]))
@@ -216,7 +209,6 @@ def _check_flat(collective: ReplayedCollective, trees: list[list[Any]], members:
 
 
 def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check the sizes of lists with one tensor for each member, and return the number of bytes of one member's part."""
     lists, parts = trees if collective.kind in (ALL_GATHER, GATHER) else trees[::-1]
     # only the root passes a list to gather or scatter
     lists = [item for item in lists if item]
@@ -230,7 +222,6 @@ def _check_lists(collective: ReplayedCollective, trees: list[list[Any]], members
 
 
 def _check_exchange(collective: ReplayedCollective, trees: list[list[Any]], members: int) -> int:
-    """Check the sizes of an all-to-all, and return the number of bytes that this rank sends."""
     if collective.form == LISTS:
         received, sent = trees
         if len(received) != members or len(sent) != members:
@@ -281,7 +272,6 @@ class GroupMembers:
     size : number of recorded members
     present : positions of these members in the recorded group
     ranks : their ranks in this replay
-    on_gloo : True if the group uses the backend gloo
     """
 
     group: distributed.ProcessGroup
@@ -292,25 +282,20 @@ class GroupMembers:
 
     @property
     def is_whole(self) -> bool:
-        """True if all recorded members take part."""
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the rank in this replay of the recorded member at position `place`; if it does not take part, that of
-        the first member that does.
-        """
+        """Return the rank in this replay of a recorded member; that of the first member if it does not take part."""
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
 
+# older names of these cause warnings from torch 2.13 on
 _gather_flat = getattr(distributed, "all_gather_single", distributed.all_gather_into_tensor)
 _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce_scatter_tensor)
-# their older names cause warnings from torch 2.13 on
 
 
 def backend_for(device: str) -> str:
-    """Return torch's text that names the backends for tensors on a device and on the CPU; raise `UserError` if torch
-    has no backend for the device.
-    """
+    """Return torch's text that names the backends for tensors on a device and on the CPU."""
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO
@@ -335,10 +320,9 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 
 
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
-    """Return a function that starts a collective on the tensors that it is called with; `why_not` must have returned an
-    empty string.
+    """Return a function that starts a collective on the tensors that it is called with.
 
-    members : members of the collective's group that take part
+    members : members of the collective's group that take part; `why_not` has found no reason
     """
     start = _STARTS[collective.kind, collective.form]
     reduction = None
@@ -367,30 +351,21 @@ class _Call:
         return self.root == distributed.get_rank()
 
     def own(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return the tensors of the members that take part, from a list with one tensor per recorded member."""
         return [parts[place] for place in self.members.present]
 
     def flat(self, whole: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the section of the tensor `whole` for the members that take part, and one member's tensor `part`; both
-        are flattened if members are missing.
-        """
         if self.members.is_whole:
             return whole, part
         return whole.view(-1)[: whole.numel() // self.members.size * len(self.members.present)], part.view(-1)
 
 
 def _word_of(reduction: str, on_gloo: bool) -> str:
-    """Return the name of the reduction to run: the recorded one or, if this one cannot be replayed, the one that
-    replaces it.
-    """
     return SUM if reduction == PREMUL_SUM or (on_gloo and reduction == AVG) else reduction
 
 
 @cache
 def _gloo_refuses(reduction: str, dtype: str) -> str:
-    """Return gloo's error for a reduction of a dtype, found by a trial in a group of only this process; empty if it
-    works.
-    """
+    # tried in a group of only this process
     try:
         element = torch.empty(1, dtype=getattr(torch, dtype))
         store = distributed.HashStore()  # type: ignore[attr-defined]
@@ -517,7 +492,6 @@ class RankExchange:
     """Starts the collectives of a pass over a step, waits for them, and records their times.
 
     waits : collectives that must have ended before a call, by index of the call
-    synchronize : function that waits for the accelerator
     on_device : True for an accelerator: each collective is waited for at once, so that its time includes no other work
     lost : function called with the error if another rank has ended
     arrived_ns, done_ns, held_ns : start, end, and time for which this thread was blocked, by index of the collective
@@ -553,9 +527,9 @@ class RankExchange:
         """Start a collective and return its results, which may not be ready yet.
 
         place : index of its call
-        starter, arguments : function that starts it, and the tensors to call it with
         is_async : True to return before it has ended
-        Raises `Unsupported` if the group's backend cannot run it; all ranks of the group raise it then.
+
+        Raises Unsupported if the group's backend cannot run it; all ranks of the group raise it then.
         """
         self._synchronize()
         start = perf_counter_ns()
@@ -575,12 +549,10 @@ class RankExchange:
         return results
 
     def finish(self) -> None:
-        """Wait for all collectives that were started in this pass."""
         for place in list(self._works):
             self._wait(place)
 
     def _note_ends(self, place: int) -> None:
-        """Record when the collective with the index `place` ends, because the program may wait for it only later."""
         notes: list[int] = []
         # works of gloo's messages have no future: they are done when waited for
         with suppress(RuntimeError):

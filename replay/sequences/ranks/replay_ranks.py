@@ -73,7 +73,6 @@ class RankOutcome:
     """Results of a step replay in one rank.
 
     totals : totals of the rank's step, in the form of a result file
-    times : how long the rank was in collectives
     left_out : number of collectives that did not run, by reason
     """
 
@@ -90,8 +89,7 @@ class StepOutcome:
     recorded : number of ranks in the trace
     ranks : results of each rank that was started
     rows : result rows of all ranks
-    collectives : times of the collectives by kind, group and size, over all ranks and passes; the one with the largest
-        total time first
+    collectives : times of the collectives by kind, group and size; the one with the largest total time first
     """
 
     recorded: int
@@ -114,10 +112,9 @@ class StepOutcome:
 def replay_ranks(
     workload: Workload, options: RankOptions, control: Control, on_progress: ProgressCallback = ignore_progress
 ) -> StepOutcome | None:
-    """Replay this rank's part of a trace together with the other ranks, which `control` connects; rank 0 returns the
-    results of all, other ranks None.
+    """Replay this rank's part of a trace together with the other ranks; rank 0 returns the results of all, others None.
 
-    Raises `UserError` if more ranks run than the trace has, or if a rank ends early.
+    Raises UserError if more ranks run than the trace has, or if a rank ends early.
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
@@ -180,8 +177,8 @@ def machine() -> str:
 
 
 def ask_clock(control: Control, rank: int) -> int:
-    """Return in rank 0 by how many ns another rank's clock is ahead, and 0 in other ranks; both ranks must
-    call this.
+    """Return in rank 0 by how many ns another rank's clock is ahead, and 0 in other ranks; both ranks must call
+    this.
     """
     if control.launch.rank not in (0, rank):
         return 0
@@ -252,9 +249,7 @@ class RankTotals:
 
 
 def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
-    """Send the times of this rank's collectives in each pass (`stamps`) to all ranks; return, for each rank, its times
-    in each pass.
-    """
+    """Send the times of this rank's collectives to all ranks; return, for each rank, its times in each pass."""
     numbers = [
         number
         for one in stamps
@@ -275,14 +270,6 @@ def _unpacked(numbers: list[int]) -> list[Stamps]:
 
 @dataclass(slots=True)
 class _Samples:
-    """Times in us of collectives that are summarized together, for each call and pass.
-
-    exchange : time from the arrival of the last rank until all have finished
-    longest_wait : time that the first rank to arrive waited
-    last : how often each rank arrived last
-    waits, helds : time that a rank waited for the last one, and time that its thread was blocked, by rank
-    """
-
     meeting: Meeting
     calls: int = 0
     exchange: list[Times] = field(default_factory=list)
@@ -342,9 +329,7 @@ class CollectiveStepTimes:
                 totals.waited_ms, totals.held_ms = float(np.median(waited[rank])), float(np.median(held[rank]))
 
     def together(self) -> list[CollectiveTimes]:
-        """Return the times by kind, group and size of the collectives, over all ranks and passes; the largest total
-        time first.
-        """
+        """Return the times by kind, group and size, over all ranks and passes; the largest total time first."""
         rows = [_collective_times(samples) for samples in self._together.values()]
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
@@ -372,9 +357,6 @@ class CollectiveStepTimes:
 
 
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
-    """Return, by index of a collective, three arrays with one element per pass: arrival, end, and time of blocking in
-    ns.
-    """
     places = set(stamps[0].places).intersection(*(one.places for one in stamps)) if stamps else set()
     passes = [
         {place: values for place, *values in zip(one.places, one.arrived_ns, one.done_ns, one.held_ns, strict=True)}
@@ -415,7 +397,6 @@ def _collective_times(samples: _Samples) -> CollectiveTimes:
 
 
 def _bandwidths(meeting: Meeting, exchange_us: float) -> tuple[float | None, float | None]:
-    """Return the algorithm bandwidth and the bus bandwidth of a collective in GB/s; None if no data is moved."""
     if not meeting.bytes or exchange_us <= 0:
         return None, None
     algorithm = meeting.bytes / exchange_us / 1e3
@@ -445,7 +426,6 @@ class Stamps:
 class RankStep:
     """Results of the step in one rank.
 
-    result : times and memory of the rank's step
     plan : plan that says which collectives ran, and with which ranks
     signatures : signature number of each collective, in the order of the rank's calls
     left_out : number of collectives that did not run, by reason
@@ -466,12 +446,11 @@ def replay_step(
     control: Control,
     on_progress: ProgressCallback = ignore_progress,
 ) -> RankStep:
-    """Run the calls of this rank together with the other ranks, and return its results. Report the progress outside
-    timed regions.
+    """Run the calls of this rank together with the other ranks, and return its results.
 
     part : trace with the calls of this rank
-    control : connection to the other ranks
-    Raises `UserError` if a rank ends, or if a collective for which others wait cannot run.
+
+    Raises UserError if a rank ends, or if a collective for which others wait cannot run.
     """
     exchanges = _read(part)
     part = _with_tensors_alone(part, exchanges)
@@ -517,7 +496,6 @@ def replay_step(
 
 
 def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    """Return, by signature number, each collective of the rank, or the reason why it cannot run."""
     return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
@@ -548,10 +526,6 @@ def _agree(
     options: RankOptions,
     control: Control,
 ) -> RankPlan:
-    """Return the plan that says which collectives run.
-
-    All ranks exchange the descriptions of their collectives, and compute the same plan from them.
-    """
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
     offers = [offer_of(exchanges[number], reasons.get(number, "")) for number in numbers]
@@ -561,10 +535,7 @@ def _agree(
 
 
 def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey, GroupMembers]:
-    """Create the process groups of the plan, and return the groups that contain this rank.
-
-    Every rank has to create all groups, in the same order.
-    """
+    # every rank has to create all groups, in the same order
     backend = backend_for(device)
     groups: dict[GroupKey, GroupMembers] = {}
     try:
@@ -608,7 +579,6 @@ class RankDryRun(DryRun):
     left_out : reason why a collective does not run, by index of the call; calls that a group's backend cannot run are
         added
     waits : collectives that must have ended before a call, by index of the call
-    exchange : runs the collectives of the current pass
     """
 
     def __init__(
@@ -633,7 +603,6 @@ class RankDryRun(DryRun):
         self.exchange = RankExchange(waits, synchronizer(self._device), is_accelerator(self._device), control.lost)
 
     def most(self, *numbers: int) -> list[int]:
-        """Return the largest value of each number over all ranks."""
         return self.control.most(*numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
@@ -650,35 +619,32 @@ class RankDryRun(DryRun):
         super().begin()
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Wait for the collectives that must have ended before a call. If the call is a collective, run it as planned
-        with the other ranks and return True, else return False.
-        """
+        """Wait for the collectives that must have ended before a call, and run it if it is a collective itself."""
         self.exchange.before(self.place_of(call))
         if not self.runs_with_others(call):
             return False
         try:
-            if plan.redrawn:
-                self.redraw(call, plan)
+            if plan.refilled:
+                self.refill(call, plan)
             self.pass_on_results(call, plan, self.meet(call, plan))
         except Unsupported as error:
             self.control.refuse(f"{call.op} ran before, but fails now: {error}")
         return True
 
     def finish(self) -> None:
-        """Wait for all collectives of the pass."""
         self.exchange.finish()
 
     def runs_with_others(self, call: FlowingCall) -> bool:
-        """Return True if a call is a collective, and the replay does not leave it out."""
+        """Return True if a call is a collective that the replay does not leave out."""
         return call.signature in self._starters and self.place_of(call) not in self.left_out
 
     def place_of(self, call: FlowingCall) -> int:
-        """Return the index of a call among the calls of this rank."""
         return self._place_of_call[id(call)]
 
     def meet(self, call: FlowingCall, plan: CallPlan) -> Any:
-        """Start a planned collective with the other ranks and return its results; raise `Unsupported` if the group's
-        backend cannot run it.
+        """Start a planned collective with the other ranks and return its results.
+
+        Raises Unsupported if the group's backend cannot run it.
         """
         assert plan.prepared is not None, "prepared in the dry run"
         args, _ = plan.prepared.arguments(self.memory, call.inputs)
@@ -690,7 +656,7 @@ class RankDryRun(DryRun):
         self.exchange.before(self.place_of(call))
         if call.signature not in self._exchanges:
             return super()._try(call, plan)
-        before = plan.status, len(plan.redrawn)
+        before = plan.status, len(plan.refilled)
         result = None
         if self.runs_with_others(call):
             self._make_ready(call, plan)
@@ -704,24 +670,21 @@ class RankDryRun(DryRun):
             plan.row_status = NOT_SUPPORTED
         self.pass_on_results(call, plan, result)
         self.memory.drop(call.over)
-        return before != (plan.status, len(plan.redrawn))
+        return before != (plan.status, len(plan.refilled))
 
     def _make_ready(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Prepare a collective on the results of earlier calls or, if that fails, on drawn values; if that fails too,
-        end all ranks. The outcome is kept in `plan`.
-        """
         reason = plan.reason
         if plan.status != SUBSTITUTED:
             try:
                 plan.prepared = self._arrange(call, plan)
-                self.redraw(call, plan)
+                self.refill(call, plan)
                 plan.prepared.arguments(self.memory, call.inputs)
                 return
             except Exception as error:
                 check_use(self._device, error)
                 reason = reason_of(error)
         try:
-            plan.status, plan.reason, plan.redrawn = SUBSTITUTED, reason, set()
+            plan.status, plan.reason, plan.refilled = SUBSTITUTED, reason, set()
             plan.prepared = self._prepare(call.signature, frozenset(range(len(call.inputs))))
         except Exception as error:
             check_use(self._device, error)

@@ -59,7 +59,7 @@ def floats(storage: torch.UntypedStorage) -> list[float]:
 
 def redrawn(dry_run: DryRun) -> dict[str, set[int]]:
     pairs = zip(dry_run.flow.calls, dry_run.plans, strict=True)
-    return {call.op: part.redrawn for call, part in pairs if part.redrawn}
+    return {call.op: part.refilled for call, part in pairs if part.refilled}
 
 
 def numbers_of(trace: Trace, op: str) -> set[int]:
@@ -131,7 +131,7 @@ def test_values_flow_to_the_final_values_of_the_program(tmp_path: Path) -> None:
 
     trace = captured(tmp_path, steps)
     dry_run = after_dry_run(trace)
-    assert not any(part.redrawn for part in dry_run.plans)
+    assert not any(part.refilled for part in dry_run.plans)
     final = [floats(dry_run.memory.live[number]) for number in dry_run.flow.outside]
     for parameter in model.parameters():
         assert parameter.flatten().tolist() in final

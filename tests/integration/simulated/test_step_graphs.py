@@ -16,7 +16,7 @@ from opgrip.replay import replay
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.sequences.call_timers import SequenceSettings
-from opgrip.replay.sequences.dry_run import DrawnValues, DryRun
+from opgrip.replay.sequences.dry_run import GeneratedValues, DryRun
 from opgrip.replay.sequences.step_replay import MOST_CAPTURES, StepGraphs, replay_sequence
 from opgrip.traces import load
 
@@ -127,14 +127,14 @@ def test_floats_are_read_once_a_pass_unless_they_grow(tmp_path: Path) -> None:
             y.fill_(1)
         return y * 2
 
-    queries, found = [], DrawnValues.found_excess
+    queries, found = [], GeneratedValues.found_excess
 
-    def counted(self: DrawnValues) -> bool:
+    def counted(self: GeneratedValues) -> bool:
         queries.append(found(self))
         return queries[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DrawnValues, "found_excess", counted)
+        patch.setattr(GeneratedValues, "found_excess", counted)
         result = replay_sequence(load(captured(tmp_path / "waves.jsonl", waves)), settings_for_simulator())
         assert (result.redrawn, queries) == (0, [False])
         queries.clear()
