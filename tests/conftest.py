@@ -24,7 +24,7 @@ from busy import TimesDisagree, usage_now
 from forks import PROVING, WORKERS
 from gripped_projects import project  # noqa: F401
 from others import MOST_BY_OTHERS, share_of_others
-from passed import ALL, EVERY_PART, IGNORANT, Passed, find_passed_tests, find_tests_of_other_parts, part
+from passed import Passed, find_passed_tests
 from programs import succeed, train_tiny_net
 from quiet import MEASURING, QuietMachine
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
@@ -115,15 +115,11 @@ def _fixed_seed_without_leftover_mode() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `.ci/run`, which runs the quick tests before it adds packages."""
-    text = "skip quick tests that passed in the last run and do not use packages installed since; all: in all folders"
-    parser.addoption("--after-packages", nargs="?", const=IGNORANT, choices=(IGNORANT, ALL), help=text)
-    parser.addoption("--slow-part", type=part, metavar="K/N", help="run only part K of N of the slow tests")
+    parser.addoption("--not-passed", action="store_true", help="skip quick tests that passed in the last run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker of `passed`, and record passed tests except in xdist workers."""
-    config.addinivalue_line("markers", f"{EVERY_PART}: a slow test that each part of --slow-part has")
+    """Record passed tests except in xdist workers."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # shells start background jobs with this setting, under which tests of interrupts would never end
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -133,20 +129,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests by the options, and sort the others: slow tests first, tests marked `alone` last."""
-    which, slow_part = config.getoption("--after-packages"), config.getoption("--slow-part")
-    left_out: set[pytest.Item] = set()
-    if which is not None and config.cache is not None:
-        left_out.update(find_passed_tests(items, config.cache, which == ALL))
-    if slow_part is not None:
-        left_out.update(find_tests_of_other_parts(items, *slow_part))
-    if left_out:
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
-    items.sort(key=place_of)
+    """Leave out tests by `--not-passed`, and sort the others: slow tests first, tests marked `alone` last."""
+    if config.getoption("--not-passed") and config.cache is not None:
+        passed = set(find_passed_tests(items, config.cache))
+        config.hook.pytest_deselected(items=list(passed))
+        items[:] = [item for item in items if item not in passed]
+    items.sort(key=order_of)
 
 
-def place_of(item: pytest.Item) -> tuple[bool, bool, float]:
+def order_of(item: pytest.Item) -> tuple[bool, bool, float]:
     """Return the sort key of a test: slow tests first, tests marked `alone` last, then by descending time limit."""
     timeout = item.get_closest_marker("timeout")
     seconds = float(timeout.args[0]) if timeout is not None else 0.0

@@ -163,9 +163,7 @@ def test_zoo_make_continues_after_a_failure_and_skips_existing_traces(
     assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns > before
 
 
-# CI checks the zoo for each commit, whichever part of the slow tests it runs
 @pytest.mark.slow
-@pytest.mark.every_part
 @pytest.mark.parametrize(
     ("name", "package"), [("fast-scnn.predict", "mmseg"), ("centernet_r18-dcnv2.predict", "mmdet")]
 )

@@ -63,11 +63,6 @@ def test_each_module_of_an_extra_may_be_missing() -> None:
     assert sorted(modules_of_extras().keys() - optional.COMMANDS.keys()) == []
 
 
-def test_required_packages_are_not_listed_as_optional() -> None:
-    always = {distribution(requirement) for extra in optional.EVERYBODY for requirement in all_extras()[extra]}
-    assert sorted(always & optional.COMMANDS.keys()) == []
-
-
 @pytest.mark.parametrize("name", optional.COMMANDS)
 def test_install_command_installs_its_module(name: str) -> None:
     command = optional.COMMANDS[name]
@@ -99,24 +94,3 @@ def test_missing_packages_are_installed_by_name(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("opgrip.cli.plugins.requires", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"^no_such is not installed: pip install no_such$"):
         needed("no_such.part", "plot")
-
-
-def test_programs_and_modules_of_one_name_are_distinguished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nsys", "mmdet"):
-        (tmp_path / name).touch(0o755)
-    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: object() if name == "nsys" else None)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert (optional.is_installed("nsys"), optional.is_installed("mmdet")) == (True, False)
-    (tmp_path / "nsys").unlink()
-    assert not optional.is_installed("nsys")
-
-
-def test_test_without_its_package_is_skipped_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optional, "is_installed", lambda name: name != "PIL")
-    module = "transformers.loss.loss_for_object_detection"
-    assert optional.missing("transformers") is None
-    assert optional.missing(module) == "PIL is not installed: pip install pillow"
-    with pytest.raises(pytest.skip.Exception, match="PIL is not installed: pip install pillow"):
-        optional.optional(module)
-    assert optional.needs(module).args == (True,)
-    assert optional.needs("transformers").args == (False,)

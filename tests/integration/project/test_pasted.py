@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from pasted import commands_in, compare, has_valid_options, prepare_folder, run_pasted, why_not
+from pasted import commands_in, has_valid_options, prepare_folder, run_pasted, why_not
 from programs import ROOT
 
 DOCUMENTS = [
@@ -56,27 +56,3 @@ def test_first_readme_commands_run(tmp_path: Path, cache: Path, detector_trace: 
     commands = [pasted for pasted in commands_in(text) if pasted.command.startswith("opcapture -o")]
     assert commands
     assert [run_pasted(pasted, tmp_path, cache) for pasted in commands] == [""] * len(commands)
-
-
-def test_documents_are_parsed_into_commands_and_output() -> None:
-    text = """
-Words, and `opreplay no command`.
-
-    # nets.py
-    import torch
-
-    $ opcapture --model nets.py:small; echo $?
-    opcapture: 6 calls, 4 kB
-    ...
-    7
-
-    opreplay SOURCE [-o FILE]
-    opreplay small.jsonl --top 2      # the first two
-"""
-    first, second = commands_in(text)
-    assert (first.line, first.command) == (7, "opcapture --model nets.py:small; echo $?")
-    assert list(filter(None, first.shown)) == ["opcapture: 6 calls, 4 kB", "...", "7"]
-    assert second.command.startswith("opreplay small.jsonl --top 2")
-    assert compare(first.shown, ["opcapture: 6 calls, 9 kB", "between", "7"]) == ""
-    assert "printed: opcapture: 5 calls" in compare(first.shown, ["opcapture: 5 calls, 4 kB", "7"])
-    assert "not shown: more" in compare(["a"], ["a", "more"])

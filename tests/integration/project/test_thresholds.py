@@ -6,16 +6,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from figures import table_of_thresholds as table_module
-from figures import times
-from figures.commands import read_time
-from figures.figure import Experiment, Figure, Rounds, offset_of_ratios, ratio_of_added, read_figure
+from figures.figure import Experiment, Figure, Rounds, read_figure
 from figures.table_of_thresholds import (
     Threshold,
     Verdict,
@@ -27,7 +24,6 @@ from figures.table_of_thresholds import (
     write_thresholds,
 )
 from programs import ROOT
-from rich.console import Console
 
 COST = Figure("cost", "what over what")
 SHARE = Figure("share", "right of all", "", larger_is_better=True)
@@ -101,46 +97,12 @@ def test_threshold_is_a_minimum_if_larger_is_better() -> None:
     assert verdict(SHARE, STEADY, threshold=1.9) is Verdict.REACHED
 
 
-def test_improved_figure_reports_that_its_threshold_can_be_lowered() -> None:
-    assert verdict(COST, STEADY, threshold=3.0, when_set=2.9) is Verdict.BETTER
-    assert verdict(COST, NOISY, threshold=3.0, when_set=2.9) is Verdict.REACHED
-
-
 def test_missing_threshold_or_failing_experiment_fails_the_run(benchmark: ModuleType) -> None:
     assert judge(COST, read_figure(COST, STEADY), None).fails
     broken = Experiment("broken", (COST,), {}.__getitem__, rounds=3)
     (outcome,) = benchmark.run_experiment(broken, 3, {})
     assert outcome.verdict.fails
     assert "KeyError" in outcome.why
-
-
-def test_unmeasurable_figure_is_reported_and_does_not_fail_the_run(
-    benchmark: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    experiment = Experiment("made up", (COST,), partial(read_time, "nothing"), rounds=1)
-    (outcome,) = benchmark.run_experiment(experiment, 1, {})
-    assert outcome.verdict is Verdict.NOT_MEASURED
-    assert not outcome.verdict.fails
-    benchmark.print_table(Console(width=200), [outcome])
-    assert "not measured: build/times.json has no time of nothing" in capsys.readouterr().out
-
-
-def test_difference_lost_in_noise_has_no_upper_bound() -> None:
-    lost = read_figure(COST, [(2.0, -1.0), (2.0, 1.0), (2.0, -0.5), (2.0, 0.5)])
-    assert lost.high == float("inf")
-
-
-def test_ratio_of_added_time_tolerates_half_disturbed_rounds() -> None:
-    added = Figure("added", "", statistic=ratio_of_added)
-    quiet = [(3.0, 1.0, 2.0, 1.0)] * 4
-    slowed = [(6.0, 1.0, 2.0, 1.0), (3.0, 2.0, 4.0, 1.0), (3.0, 1.0, 4.0, 2.0), (6.0, 2.0, 2.0, 2.0)]
-    assert read_figure(added, quiet).value == read_figure(added, quiet + slowed).value == 2.0
-    assert read_figure(added, [(3.0, 1.0, 1.0, 1.0)]).value == float("inf")
-
-
-def test_offset_is_symmetric_around_one() -> None:
-    offset = Figure("offset", "", "", offset_of_ratios)
-    assert read_figure(offset, [(1.1, 1.0)]).value == pytest.approx(read_figure(offset, [(0.9, 1.0)]).value)
 
 
 def test_threshold_is_the_worst_of_several_runs_and_never_rises() -> None:
@@ -210,14 +172,3 @@ def test_threshold_table_is_written_as_it_is_read(table: Path, tmp_path: Path) -
     path = tmp_path / "thresholds.csv"
     write_thresholds(read_thresholds(table), path)
     assert path.read_text() == table.read_text()
-
-
-def test_command_time_is_stored_with_the_import_time_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(times, "TIMES_FILE", tmp_path / "build/times.json")
-    monkeypatch.setattr(times, "import_seconds", lambda python: 2.0)
-    monkeypatch.setattr(times.signal, "signal", lambda number, handler: None)
-    for name, status in (("passes", 0), ("fails", 3)):
-        monkeypatch.setattr(sys, "argv", ["times.py", name, "--", sys.executable, "-c", f"raise SystemExit({status})"])
-        assert times.main() == status
-    assert list(times.read_times()) == ["passes"]
-    assert times.read_times()["passes"]["import_torch_s"] == 2.0
