@@ -35,7 +35,7 @@ class SequenceOptions:
 
 @dataclass(frozen=True, slots=True)
 class RankLaunch:
-    """This process among the processes that a launcher such as torchrun started together.
+    """A process among the processes that a launcher such as torchrun started together.
 
     local_rank, local_world_size : rank and number of the processes of this machine; `local_rank` is also the
         accelerator's index

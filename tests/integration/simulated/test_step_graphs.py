@@ -16,7 +16,7 @@ from opgrip.replay import replay
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.sequences.call_timers import SequenceSettings
-from opgrip.replay.sequences.dry_run import GeneratedValues, DryRun
+from opgrip.replay.sequences.dry_run import DryRun, GeneratedValues
 from opgrip.replay.sequences.step_replay import MOST_CAPTURES, StepGraphs, replay_sequence
 from opgrip.traces import load
 
