@@ -33,8 +33,6 @@ from opgrip.traces.schema.records import (
 )
 from opgrip.traces.schema.tensor_specs import DTYPES, contiguous
 from opgrip.traces.values import ValueModel, fit
-from opgrip.traces.values.exact import Constant
-from opgrip.traces.values.floats import Floats
 
 
 @dataclass(slots=True)
@@ -160,14 +158,6 @@ def tensor_of(
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and 0 <= value < MOST_SIZE
-
-
-def model_of_moments(mean: Any, std: Any, low: Any, high: Any) -> ValueModel:
-    """Return a value model of floats with these statistics; raise `FormatError` if no values can have them."""
-    bounds = {"mean": mean, "std": std, "low": low, "high": high}
-    model = Constant(mean) if low == high else Floats(**bounds, zeros=0.0, nan=0.0, inf=0.0, minus_inf=0.0)
-    model.check()
-    return model
 
 
 BLOCK = 4096  # number of calls per block

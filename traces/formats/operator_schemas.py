@@ -15,6 +15,7 @@ import torch
 
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import GeneratorSpec, TensorSpec
+from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS
 
 MOST_CHARACTERS = 1 << 14  # maximum number of characters of a schema; torch's longest has less than two thousand
 NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
@@ -362,3 +363,65 @@ def operator_name(name: str) -> str:
     if len(parts) == 3 and parts[1] in SPACES:
         return f"aten::{parts[1]}_{parts[2]}"
     return f"aten::{parts[-1]}"
+
+
+# in the order of c10::ScalarType, which only grows at its end
+_SCALAR_TYPES = (
+    *("uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"),
+    *("complex32", "complex64", "complex128", "bool", "qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4"),
+    *("bits1x8", "bits2x4", "bits4x2", "bits8", "bits16"),
+    *("float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64"),
+    *(f"uint{bits}" for bits in range(1, 8)),
+    *(f"int{bits}" for bits in range(1, 8)),
+    *("float8_e8m0fnu", "float4_e2m1fn_x2"),
+)
+_LAYOUTS = ("strided", "sparse_coo", "sparse_csr", "_mkldnn", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged")
+_MEMORY_FORMATS = ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
+
+DTYPE_OF_CODE = {code: DTYPES[name] for code, name in enumerate(_SCALAR_TYPES) if name in DTYPES}
+LAYOUT_OF_CODE = {code: LAYOUTS[name] for code, name in enumerate(_LAYOUTS) if name in LAYOUTS}
+MEMORY_FORMAT_OF_CODE = {code: MEMORY_FORMATS[name] for code, name in enumerate(_MEMORY_FORMATS)}
+# values by the integer codes that the dispatcher uses for them, by type in a schema
+VALUE_OF_CODE: dict[str, dict[int, Any]] = {
+    "ScalarType": DTYPE_OF_CODE,
+    "Layout": LAYOUT_OF_CODE,
+    "MemoryFormat": MEMORY_FORMAT_OF_CODE,
+}
+CODE_OF_VALUE = {value: code for table in VALUE_OF_CODE.values() for code, value in table.items()}
+
+# C++ names of element types as compilers on Linux write them
+ELEMENT_NAMES: dict[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int64: "long int",
+    torch.int32: "int",
+    torch.int16: "short int",
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.bool: "bool",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.complex32: "c10::complex<c10::Half>",
+    torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+    torch.uint16: "short unsigned int",
+    torch.uint32: "unsigned int",
+    torch.uint64: "long unsigned int",
+    torch.qint8: "c10::qint8",
+    torch.quint8: "c10::quint8",
+    torch.qint32: "c10::qint32",
+    **{dtype: f"c10::F{name[1:]}" for name, dtype in DTYPES.items() if name.startswith("float8")},
+}
+DTYPE_OF_ELEMENT: dict[str, torch.dtype] = {
+    **{name: dtype for dtype, name in ELEMENT_NAMES.items()},
+    # other compilers and C++ libraries
+    "long": torch.int64,
+    "long long": torch.int64,
+    "short": torch.int16,
+    "unsigned short": torch.uint16,
+    "unsigned long": torch.uint64,
+    "__int64": torch.int64,
+    "char": torch.int8,
+    "half": torch.float16,
+    "c10::complex<half>": torch.complex32,
+}

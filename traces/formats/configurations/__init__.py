@@ -1,1 +1,3 @@
-"""Readers of operator configurations: files that describe many cases, each of which can be computed from its index."""
+"""PARAM's operator configurations, which describe many cases; each case can be computed from its index."""
+
+from opgrip.traces.formats.configurations import param as param

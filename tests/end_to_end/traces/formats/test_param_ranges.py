@@ -16,7 +16,7 @@ from programs import SHIPPED_TRACES, run_command, succeed
 from opgrip.cli.option_types import Cut
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.formats.param import MOST_CASES
+from opgrip.traces.formats.configurations.param import MOST_CASES
 
 FAST = ("--iterations", "1", "--warmup", "0", "--device", "cpu")
 

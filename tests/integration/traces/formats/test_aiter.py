@@ -11,8 +11,7 @@ from foreign_data import CASES, needs_cases, results_of
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.formats import aiter
-from opgrip.traces.formats.aiter import MIXTURE
+from opgrip.traces.formats.tuners import MIXTURE
 from opgrip.traces.schema.arguments import TensorSpec
 
 UNTUNED = """\
@@ -86,7 +85,7 @@ def test_rows_without_a_torch_operator_are_counted(tmp_path: Path, name: str, te
 
 
 def test_file_with_too_many_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aiter, "MOST_ROWS", 2)
+    monkeypatch.setattr("opgrip.traces.formats.tuners.MOST_ROWS", 2)
     (tmp_path / "a.csv").write_text("M,N,K\n" + "1,2,3\n" * 3)
     with pytest.raises(UserError, match="more than 2 rows"):
         list(TraceReader(tmp_path / "a.csv"))

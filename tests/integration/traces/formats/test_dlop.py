@@ -15,7 +15,7 @@ from programs import succeed
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.formats.dlop_cells import MOST_BYTES
+from opgrip.traces.formats.dlop import MOST_BYTES
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import fit

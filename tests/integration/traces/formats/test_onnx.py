@@ -20,7 +20,7 @@ from opgrip.errors import UserError
 from opgrip.replay.batch_scale.batch_scale import BatchScale, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
-from opgrip.traces.formats.onnx_operators import TABLE
+from opgrip.traces.formats.onnx.operators import TABLE
 from opgrip.traces.formats.protobuf_files import with_length
 from opgrip.traces.schema.arguments import leaves, map_leaves, tensors
 from opgrip.traces.schema.records import Signature

@@ -14,7 +14,7 @@ from param_configs import entry, number, operator, read, reasons, shapes, tensor
 from programs import SHIPPED_TRACES, succeed
 
 from opgrip.traces import Trace, load
-from opgrip.traces.formats.param import NAME
+from opgrip.traces.formats.configurations.param import NAME
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Signature

@@ -11,7 +11,7 @@ from param_configs import RANGES, entry, number, operator, ranged, reasons, tens
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.formats.param import MOST_BYTES, NAME
+from opgrip.traces.formats.configurations.param import MOST_BYTES, NAME
 from opgrip.traces.io.foreign_files import format_of
 
 HUGE_LAYER = number(600_000), number(600_000)

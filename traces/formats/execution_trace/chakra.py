@@ -20,9 +20,8 @@ from typing import IO, Any
 from opgrip.errors import FormatError
 from opgrip.traces.analysis.graph import make_graph
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
-from opgrip.traces.formats.node_calls import NodesRead, calls_of
-from opgrip.traces.formats.node_writing import NodeStep, steps_of
-from opgrip.traces.formats.nodes import (
+from opgrip.traces.formats.execution_trace.calls import NodesRead, calls_of
+from opgrip.traces.formats.execution_trace.nodes import (
     FUNCTION_SCOPE,
     LATEST_NUMBER,
     NO_PORT,
@@ -34,6 +33,7 @@ from opgrip.traces.formats.nodes import (
     node_number,
     time_us,
 )
+from opgrip.traces.formats.execution_trace.writing import NodeStep, steps_of
 from opgrip.traces.formats.operator_schemas import OPERATOR_NAME
 from opgrip.traces.formats.protobuf_files import (
     make_message_classes,

@@ -13,16 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from opgrip.errors import FormatError
-from opgrip.traces.formats.nodes import (
-    CODE_OF_VALUE,
-    DTYPE_OF_ELEMENT,
-    ELEMENT_NAMES,
-    NONE,
-    ROOT,
-    VALUE_OF_CODE,
-    Port,
-)
-from opgrip.traces.formats.operator_schemas import pieces
+from opgrip.traces.formats.execution_trace.nodes import NONE, ROOT, Port
+from opgrip.traces.formats.operator_schemas import CODE_OF_VALUE, DTYPE_OF_ELEMENT, ELEMENT_NAMES, VALUE_OF_CODE, pieces
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, map_leaves
 from opgrip.traces.schema.json_values import LIMIT, device_name, sizes
 from opgrip.traces.schema.records import NO_STORAGE

@@ -14,9 +14,17 @@ from typing import IO, Any
 from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES
-from opgrip.traces.formats.node_calls import NodesRead, calls_of
-from opgrip.traces.formats.node_writing import steps_of
-from opgrip.traces.formats.nodes import LATEST_NUMBER, NO_PORT, SCHEMA_VERSION, Node, Port, node_number, time_us
+from opgrip.traces.formats.execution_trace.calls import NodesRead, calls_of
+from opgrip.traces.formats.execution_trace.nodes import (
+    LATEST_NUMBER,
+    NO_PORT,
+    SCHEMA_VERSION,
+    Node,
+    Port,
+    node_number,
+    time_us,
+)
+from opgrip.traces.formats.execution_trace.writing import steps_of
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.io.json_stream import Repair, TooLong, members
 from opgrip.traces.schema.records import Record

@@ -13,7 +13,8 @@ import torch
 from opgrip.cli.command import counted
 from opgrip.errors import FormatError
 from opgrip.traces.formats.building import NO_TIMES, RecordBuilder
-from opgrip.traces.formats.node_values import (
+from opgrip.traces.formats.execution_trace.nodes import Node, NodeScope, Port, Tree, is_composite, is_label, make_tree
+from opgrip.traces.formats.execution_trace.ports import (
     NO_STRIDES,
     NUMBERS,
     KnownStrides,
@@ -22,17 +23,7 @@ from opgrip.traces.formats.node_values import (
     decode_port,
     with_sharing,
 )
-from opgrip.traces.formats.nodes import (
-    VALUE_OF_CODE,
-    Node,
-    NodeScope,
-    Port,
-    Tree,
-    is_composite,
-    is_label,
-    make_tree,
-)
-from opgrip.traces.formats.operator_schemas import Parameter, SchemaText, parse_schema, registered
+from opgrip.traces.formats.operator_schemas import VALUE_OF_CODE, Parameter, SchemaText, parse_schema, registered
 from opgrip.traces.io.foreign_files import ForeignFile, Losses
 from opgrip.traces.io.json_stream import CutText
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from opgrip.traces.formats.node_values import Encoder, NodeNumbers, Range
-from opgrip.traces.formats.nodes import (
+from opgrip.traces.formats.execution_trace.nodes import (
     BACKWARD,
     BACKWARD_LABEL,
     BACKWARD_SCOPE,
@@ -25,6 +24,7 @@ from opgrip.traces.formats.nodes import (
     Node,
     Port,
 )
+from opgrip.traces.formats.execution_trace.ports import Encoder, NodeNumbers, Range
 from opgrip.traces.formats.operator_schemas import SchemaText, parse_schema
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors

@@ -26,8 +26,8 @@ from opgrip.traces.formats.building import (
     aliases,
     split,
 )
-from opgrip.traces.formats.onnx_nodes import NoOperator, OnnxCall, OnnxNode, Shapes, complete, inlined, tensor
-from opgrip.traces.formats.onnx_operators import TABLE, check_operator
+from opgrip.traces.formats.onnx.nodes import NoOperator, OnnxCall, OnnxNode, Shapes, complete, inlined, tensor
+from opgrip.traces.formats.onnx.operators import TABLE, check_operator
 from opgrip.traces.formats.operator_schemas import NoOverload, bind
 from opgrip.traces.formats.protobuf_files import has_more_fields
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats

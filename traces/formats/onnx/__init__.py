@@ -1,0 +1,3 @@
+"""Reader of ONNX models."""
+
+from opgrip.traces.formats.onnx import models as models
