@@ -29,7 +29,6 @@ from torch import nn
 
 import opgrip.capture
 from opgrip.capture import Capture
-from opgrip.capture.timing.budget import Thinning
 
 THREADS = 3
 RECORDED = 200
@@ -147,19 +146,19 @@ def budget(share: float, seconds: float, folder: Path) -> tuple[float, int, int]
         assert spent is not None
         spent._now_ns = lambda: time.perf_counter_ns() - aside_ns
         # the initial budget
-        while not spent.left_out[Thinning.STEPS]:
+        while not spent.left_out:
             steps(1, capture.step)
         alone = watched = 0
-        before, written = spent.left_out[Thinning.STEPS], recorder.work.writing_ns
+        before, written = spent.left_out, spent.writing_ns
         for _ in range(turns):
             watched += steps(TURN, capture.step)
             began = time.perf_counter_ns()
             capture._watching.pause()
-            recorder.leave_steps()
+            spent.leave_steps()
             alone += steps(TURN)
             aside_ns += time.perf_counter_ns() - began
-        watched += recorder.work.writing_ns - written
-        passed = spent.left_out[Thinning.STEPS] - before
+        watched += spent.writing_ns - written
+        passed = spent.left_out - before
     return watched / alone, turns * TURN - passed, turns * TURN
 
 

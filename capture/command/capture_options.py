@@ -167,8 +167,7 @@ class RecordingOptions:
     )
     max_overhead: float | None = option(
         None,
-        "limit recording to this share of the program's time, such as 5%%: near it, values, scopes and "
-        "then whole steps are left out, and the trace reports which",
+        "leave out whole steps, so that recording takes at most this share of the program's time, such as 5%%",
         parse=percent,
         metavar="SHARE",
         common=True,

@@ -21,7 +21,6 @@ from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.places import OPTIMIZER, Location
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadMode
-from opgrip.capture.timing.budget import Thinning
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
 from opgrip.errors import is_from_program
 from opgrip.traces.schema.records import HIGHER_ORDER
@@ -85,14 +84,9 @@ class ScopeWatch:
         try:
             mode = self.recorder.threads.in_step()
             if mode is None:
-                self.recorder.work.modules_passed += 1
                 return None, 0
             mode.settle()
-            depth = mode.depth()
-            # outermost modules are always tracked, because an exception that leaves one ends a step
-            if self.recorder.thinning and depth and self.recorder.leave_out(Thinning.SCOPES):
-                return None, 0
-            return mode, depth
+            return mode, mode.depth()
         except Exception as error:
             self.recorder.lost.drop("module scope", error)
             return None, 0

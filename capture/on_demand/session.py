@@ -108,16 +108,14 @@ class StepCapture(Capture):
             self._flusher.set_learning(learning)
 
     def leaves_out_step(self) -> bool:
-        """Return True if the step that begins now in this thread must not be recorded, to keep within the time
-        budget.
-        """
-        return self._recorder.leaves_out_step()
+        """Return True if the step that begins now in this thread must be left out, to keep within `max_overhead`."""
+        budget = self._recorder.budget
+        return budget is not None and budget.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Note, for the time budget, that this thread runs no step that could be recorded, so that no step's time is
-        measured.
-        """
-        self._recorder.leave_steps()
+        """Note that this thread runs no step that could be recorded, so that no step's time is measured."""
+        if self._recorder.budget is not None:
+            self._recorder.budget.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
         """Start recording this thread.

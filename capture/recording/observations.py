@@ -203,7 +203,6 @@ class Observations:
     share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
     spent_ns : total time of the capture's own work, except the work for calls that were predicted
-    suspended : True if nothing is observed
     """
 
     def __init__(self, share: float = VALUE_SHARE) -> None:
@@ -218,7 +217,6 @@ class Observations:
         self._learning = False
         self._early = EARLY
         self._own_ns = self._aside_ns = self.spent_ns = 0
-        self.suspended = False
         self._began_ns = perf_counter_ns()
         self._idle_since_ns: int | None = None
 
@@ -317,8 +315,8 @@ class Observations:
         self.spent_ns += own_ns
 
     def is_affordable(self) -> bool:
-        if self._learning or self.suspended:
-            return not self.suspended
+        if self._learning:
+            return True
         program_ns = perf_counter_ns() - self._began_ns - self._own_ns - self._aside_ns
         return self._own_ns <= ALLOWANCE_NS + self._share * program_ns
 

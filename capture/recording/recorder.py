@@ -17,7 +17,7 @@ part                  contents
 `templates`           calls that the program made while it captured graphs
 `steps`               start times of the program's steps
 `kernels`             device times from kernel records, or None to time calls with events
-`budget`, `work`      share of the program's time that may be spent, and the work done so far
+`budget`              share of the program's time that may be spent, or None
 ====================  ================================================================================
 """
 
@@ -44,7 +44,7 @@ from opgrip.capture.recording.signature_table import SignatureTable
 from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.recording.thread_mode import ThreadMode, ThreadModes
 from opgrip.capture.signatures.fitting import Fitter
-from opgrip.capture.timing.budget import Budget, Thinning, WorkDone
+from opgrip.capture.timing.budget import Budget
 from opgrip.capture.timing.kernel_times import KernelTimes
 from opgrip.capture.timing.page_faults import SlowMemory
 from opgrip.platform.contention import usual_fault_ns
@@ -118,13 +118,10 @@ class Recorder:
             self.fitter,
             self.observations,
             self.generations,
-            lambda: self.leave_out(Thinning.VALUES),
         )
         self.templates = GraphTemplates(self.signatures.add_launch)
         self._stopped = False
         self.slow_memory = SlowMemory(usual_fault_ns())
-        self.thinning = Thinning.NOTHING
-        self.work = WorkDone()
         if self.budget is not None:
             # a forked process has spent nothing so far
             self.budget.begin()
@@ -216,41 +213,6 @@ class Recorder:
         )
         names: set[Hashable] = {(kind, number) for kind, numbers in named for number in numbers}
         return names | {(Signature, number) for number in signatures} | {(Scope, number) for number in scopes}
-
-    def thin(self) -> None:
-        """Update which kinds of data the recording leaves out to stay within its time budget."""
-        if self.budget is not None:
-            self.thinning = self.budget.thinning()
-            self.scopes.refines = self.thinning < Thinning.SCOPES
-            self.fitter.spared = self.observations.suspended = self.thinning >= Thinning.VALUES
-
-    def leave_out(self, what: Thinning) -> bool:
-        """Return True and count it if the recording now leaves out data of this kind to stay within its time budget."""
-        if self.thinning < what or self.budget is None:
-            return False
-        self.budget.leave_out(what)
-        return True
-
-    def leaves_out_step(self) -> bool:
-        """Return True if the step that begins now must not be recorded, to stay within the time budget."""
-        if self.passes_step():
-            return True
-        began = perf_counter_ns()
-        self.thin()
-        is_left_out = self.leave_out(Thinning.STEPS)
-        self.observations.spent_ns += perf_counter_ns() - began
-        if self.budget is not None:
-            self.budget.begin_step(is_left_out)
-        return is_left_out
-
-    def passes_step(self) -> bool:
-        """Return True if the time budget has decided in advance to leave out the step that begins now."""
-        return self.budget is not None and self.budget.passes_step()
-
-    def leave_steps(self) -> None:
-        """Note, for the time budget, that this thread is in no step until the next one begins."""
-        if self.budget is not None:
-            self.budget.spending.begin_step(None)
 
 
 class StepMarks:

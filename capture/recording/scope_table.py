@@ -77,7 +77,6 @@ Sites = tuple[SourceLine, ...]
 class ScopeTable:
     """The scopes of one recording, with their numbers, and the pairs of signature and scope of its calls.
 
-    refines : True to assign a call to the module whose method makes it, even if the module itself was not called
     pairs : (signature, scope, number of tensors) by the number of the pair
     """
 
@@ -89,7 +88,6 @@ class ScopeTable:
         pending: PendingRecords,
         path_of: Callable[[nn.Module], str | None],
     ) -> None:
-        self.refines = True
         self._path_of = path_of
         self.pairs: dict[int, tuple[int, int, int]] = {}
         self._places = places
@@ -179,7 +177,7 @@ class ScopeTable:
         self._records = {number: self._records[number] for number in scopes if number in self._records}
 
     def _refine_place(self, place: Location) -> Location:
-        module = innermost_module() if place.module_type and self.refines else None
+        module = innermost_module() if place.module_type else None
         path = None if module is None else self._path_of(module)
         if path is None or path == place.module:
             return place

@@ -33,8 +33,6 @@ from opgrip.traces.table.profiler_labels import is_mark
 class SignatureTable:
     """The signatures of one recording, with their numbers.
 
-    note_new : called before a new signature is added
-
     closed : number of signatures whose records were made
     differentiable : numbers of signatures with an argument that requires a gradient
     marks : numbers of the signatures of `record_function` labels
@@ -50,7 +48,6 @@ class SignatureTable:
         fitter: Fitter,
         observations: Observations,
         generations: Generations,
-        note_new: Callable[[], object],
     ) -> None:
         self.closed = 0
         self.differentiable: set[int] = set()
@@ -59,7 +56,6 @@ class SignatureTable:
         self.families: dict[int, int] = {}
         self._own_calls, self._pending, self._lock = own_calls, pending, pending.lock
         self._lost, self._fitter, self._observations, self._generations = lost, fitter, observations, generations
-        self._note_new = note_new
         self._numbers: dict[Hashable, int] = {}
         self._first_alike: dict[Hashable, int] = {}
         self._open: dict[int, Signature] = {}
@@ -234,7 +230,6 @@ class SignatureTable:
             if number is not None:
                 # another thread was faster
                 return number
-            self._note_new()
             described_args, described_kwargs, alike = self._fitter.describe(key[0], args, kwargs)
             described_args = with_groups(key[0], described_args)
             number = self._generations.next(Signature)

@@ -44,7 +44,6 @@ from opgrip.capture.session.capture_report import CaptureReport
 from opgrip.capture.session.graph_keeper import GraphKeeper
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.session.spawned import SpawnWatch
-from opgrip.capture.session.spending import Spending
 from opgrip.capture.signatures import full_values
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.timing.budget import Budget
@@ -92,8 +91,8 @@ class Capture(CaptureReport):
     max_calls, max_bytes : stop recording, but not the program, after this number of calls, or of bytes before
         compression
     max_memory : stop recording when the data that the capture keeps in memory reaches about this size in bytes
-    max_overhead : share of the program's time that the capture may take. Near the limit it leaves out values of new
-        signatures, then scopes of modules, then whole steps if the program calls `step`
+    max_overhead : share of the program's time that the capture may take; beyond it, whole steps are left out if the
+        program calls `step`
     stack_depth : number of source lines recorded per scope
     compiled : `operators` runs regions of torch.compile as their original operators; `opaque` runs the compiled regions
         and records each run as one call
@@ -215,7 +214,8 @@ class Capture(CaptureReport):
             return
         self._step += 1
         self._recorder.steps.program_reports = True
-        if self.schedule is ALWAYS and self._recorder.passes_step():
+        budget = self._recorder.budget
+        if self.schedule is ALWAYS and budget is not None and budget.passes_step():
             return
         self._follow_schedule()
 
@@ -296,7 +296,8 @@ class Capture(CaptureReport):
                 self._depth -= 1
                 if self._depth == 0 and self._flusher is not None:
                     self._watching.pause()
-                    self._recorder.leave_steps()
+                    if self._recorder.budget is not None:
+                        self._recorder.budget.leave_steps()
                     self._step += 1
 
         return captured
@@ -322,7 +323,7 @@ class Capture(CaptureReport):
             flusher.prepare()
             try:
                 if self._max_overhead is not None:
-                    self._recorder.budget = Budget(self._max_overhead, Spending(self._recorder))
+                    self._recorder.budget = Budget(self._max_overhead, lambda: self._recorder.observations.spent_ns)
                 if self._flights is not None:
                     self._flights.begin()
             except BaseException:
@@ -364,11 +365,11 @@ class Capture(CaptureReport):
         return cast(Header, header)
 
     def _follow_schedule(self) -> None:
-        learns = self.schedule.learns(self._step)
+        learns, budget = self.schedule.learns(self._step), self._recorder.budget
         if self._flusher is not None:
             self._flusher.set_learning(learns)
         if learns or self.schedule.records(self._step):
-            if self._recorder.leaves_out_step():
+            if budget is not None and budget.leaves_out_step():
                 self._watching.pause()
                 return
             self._watching.resume()
@@ -377,7 +378,8 @@ class Capture(CaptureReport):
                 self._recorder.steps.begin_step()
         else:
             self._watching.pause()
-            self._recorder.leave_steps()
+            if budget is not None:
+                budget.leave_steps()
             if self.schedule.is_over(self._step):
                 self.close()
 

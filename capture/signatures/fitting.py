@@ -34,7 +34,6 @@ class Fitter:
 
     full : store of full values, or None to keep only models
     without_values : tensors without a model, by operator and reason
-    spared : True if no values are read, to save time
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class Fitter:
     ) -> None:
         self.full: FullValues | None = None
         self.without_values: Counter[tuple[str, str]] = Counter() if without_values is None else without_values
-        self.spared = False
         self._pend = pend
         self._numbers: dict[str, int] = {}
         self._next_number = next_number
@@ -77,9 +75,7 @@ class Fitter:
             alike = (op, len(self._alike))
         # full values belong to this call only
         numbers = None if self.full is not None else self._alike.get(alike)
-        if numbers is None and self.spared:
-            numbers = [None] * len(inputs)
-        elif numbers is None:
+        if numbers is None:
             numbers = self._alike[alike] = [
                 self.fit(op, named(argument), tensor, reads_again=True) for argument, tensor in inputs
             ]

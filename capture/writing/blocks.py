@@ -95,8 +95,8 @@ class Blocks:
                 self._in_flight += own if ran is whole else self._own(ran)
                 if integers > used:
                     self._counted[mode.number] = integers - used, calls - own
-            self.recorder.work.calls += len(whole)
-            self.recorder.work.integers += used
+            if self.recorder.budget is not None:
+                self.recorder.budget.calls += len(whole)
             if len(whole):
                 self._last[mode.number] = int(whole.calls[-1, 1]), int(whole.calls[-1, 2])
             if remaining_calls is not None:

@@ -281,7 +281,7 @@ class Flusher:
             without_values=listed(recorder.lost.without_values),
             without_work=listed(recorder.lost.without_work),
             stopped=self.reached,
-            thinned={} if recorder.budget is None else recorder.budget.counts(),
+            thinned={"steps": budget.left_out} if (budget := recorder.budget) and budget.left_out else {},
             contended=self.contended,
             step_starts_ns=[] if recorder.threads.by_steps else recorder.steps.starts_ns(),
             devices=describe_devices(),
@@ -383,5 +383,6 @@ class Flusher:
                         self.flush(PAUSE_S)
                         self.write_running()
                     due_s = monotonic() + INTERVAL_S
-                self.recorder.work.writing_ns = thread_time_ns()
-                self.recorder.thin()
+                if (budget := self.recorder.budget) is not None:
+                    budget.writing_ns = thread_time_ns()
+                    budget.update()

@@ -18,8 +18,7 @@ from opgrip.capture import Capture
 from opgrip.capture.on_demand.protocol import RecordingRequest
 from opgrip.capture.on_demand.session import RecordingSession
 from opgrip.capture.on_demand.settings import AgentSettings
-from opgrip.capture.session.spending import Spending, measure_costs
-from opgrip.capture.timing.budget import BURST_S, Budget, Thinning
+from opgrip.capture.timing.budget import BURST_S, Budget
 from opgrip.capture.writing.flusher import INTERVAL_S
 from opgrip.cli.option_types import percent
 from opgrip.errors import UserError
@@ -31,28 +30,11 @@ SHARE = 0.1
 WHOLE_NS = SHARE * BURST_S * 1e9  # budget with which a capture begins, in ns
 
 
-class Clock:
-    """Clock whose time and work advance only when a test says so."""
-
-    def __init__(self) -> None:
-        self.now_ns = 0
-        self.spent_ns = 0.0
-
-    def ns(self) -> float:
-        return self.spent_ns
-
-    def begin_step(self, is_recorded: bool | None) -> None:
-        pass
-
-    def budget(self) -> Budget:
-        return Budget(SHARE, self, lambda: self.now_ns)
-
-
 @pytest.fixture
 def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Return a function that sets the share of the initial budget that captures have used."""
     spent = [0.0]
-    monkeypatch.setattr(Spending, "ns", lambda self: spent[0] * WHOLE_NS)
+    monkeypatch.setattr(Budget, "spent_ns", lambda self: spent[0] * WHOLE_NS)
 
     def spend(part: float) -> None:
         spent[0] = part
@@ -64,57 +46,26 @@ def small_model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.ReLU(), nn.Linear(4, 4))).eval()
 
 
-def test_budget_omits_values_first_then_scopes_and_then_steps() -> None:
-    clock = Clock()
-    budget = clock.budget()
-    seen = []
-    for part in (0.0, 0.4, 0.6, 0.8, 1.1):
-        clock.spent_ns = part * WHOLE_NS
-        seen.append(budget.thinning())
-    assert seen == [Thinning.NOTHING, Thinning.NOTHING, Thinning.VALUES, Thinning.SCOPES, Thinning.STEPS]
-
-
-def test_budget_recovers_over_time_up_to_the_initial_burst() -> None:
-    clock = Clock()
-    budget = clock.budget()
-    clock.spent_ns = 1.1 * WHOLE_NS
-    assert budget.thinning() is Thinning.STEPS
-    clock.now_ns += int(0.2 * BURST_S * 1e9)
-    assert budget.thinning() is Thinning.SCOPES
-    clock.now_ns += int(100 * BURST_S * 1e9)
-    assert budget.thinning() is Thinning.NOTHING
-    clock.spent_ns += 1.1 * WHOLE_NS
-    assert budget.thinning() is Thinning.STEPS
+def test_budget_recovers_over_time_up_to_the_initial_burst(spend: Callable[[float], None]) -> None:
+    now_ns = 0
+    budget = Budget(SHARE, lambda: 0, lambda: now_ns)
+    assert not budget.leaves_out_step()
+    spend(1.1)
+    assert [budget.leaves_out_step() for _ in range(5)] == [True] * 5
+    now_ns += int(0.2 * BURST_S * 1e9)
+    assert not budget.leaves_out_step()
+    now_ns += int(100 * BURST_S * 1e9)
+    budget.update()
+    spend(2.2)
+    assert budget.leaves_out_step()
     assert not budget.is_overdrawn
-    clock.spent_ns += WHOLE_NS
-    assert budget.thinning() is Thinning.STEPS
+    spend(3.2)
+    budget.update()
     assert budget.is_overdrawn
-
-
-def test_budget_restarts_in_a_forked_process() -> None:
-    clock = Clock()
-    budget = clock.budget()
-    clock.spent_ns = 1.1 * WHOLE_NS
-    assert budget.thinning() is Thinning.STEPS
-    budget.leave_out(Thinning.STEPS)
-    clock.spent_ns = 0.0
+    assert budget.left_out == 6
+    spend(0.0)
     budget.begin()
-    assert (budget.thinning(), budget.counts()) == (Thinning.NOTHING, {})
-    clock.spent_ns = 1.1 * WHOLE_NS
-    assert budget.thinning() is Thinning.STEPS
-
-
-def test_cost_measurement_draws_no_random_numbers() -> None:
-    before = torch.get_rng_state()
-    costs = measure_costs()
-    assert torch.equal(torch.get_rng_state(), before)
-    assert 1e3 < costs.call < 5e6
-    assert costs.passed < costs.call
-
-
-def test_cost_measurement_ignores_the_default_device() -> None:
-    with torch.device("meta"):
-        assert measure_costs().call > 0
+    assert (budget.leaves_out_step(), budget.left_out) == (False, 0)
 
 
 def test_capture_over_budget_omits_whole_steps_and_reports_it(tmp_path: Path, spend: Callable[[float], None]) -> None:
@@ -133,40 +84,11 @@ def test_capture_over_budget_omits_whole_steps_and_reports_it(tmp_path: Path, sp
     assert set(replay(path, iterations=1, warmup=0).frame["status"]) == {"ok"}
 
 
-def test_trace_without_values_of_new_signatures_replays(tmp_path: Path, spend: Callable[[float], None]) -> None:
-    path = tmp_path / "t.jsonl"
-    with Capture(path, max_overhead=SHARE) as capture:
-        torch.ones(2).neg()
-        spend(0.6)
-        capture.step()
-        torch.ones(3).neg()
-        spend(0.0)
-        capture.step()
-        torch.ones(4).neg()
-    trace = load(path, partial=False)
-    values = {item.args[0].shape: item.args[0].values for item in trace.signatures if item.op == "aten.neg.default"}
-    assert [values[(size,)] is None for size in (2, 3, 4)] == [False, True, False]
-    assert trace.end is not None
-    assert trace.end.thinned["values"] == 2
-
-
-def test_capture_over_budget_keeps_only_outermost_module_scopes(tmp_path: Path, spend: Callable[[float], None]) -> None:
-    path, model = tmp_path / "t.jsonl", small_model()
-    with torch.no_grad(), Capture(path, model=model, max_overhead=SHARE) as capture:
-        model(torch.ones(2, 4))
-        spend(0.8)
-        capture.step()
-        model(torch.ones(2, 4))
-    calls = load(path, partial=False).calls
-    relus = calls[calls["op"] == "aten.relu.default"]
-    assert list(relus["module"]) == ["1.0", ""]
-
-
 def test_max_overhead_warns_if_the_program_marks_no_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
     with pytest.warns(RuntimeWarning, match=r"call step\(\)"), Capture(tmp_path / "t.jsonl", max_overhead=SHARE) as it:
         torch.ones(2).neg()
         spend(2.5)
-        it._recorder.leaves_out_step()
+        it.step()
     assert it.calls == 2
 
 
