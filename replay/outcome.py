@@ -171,8 +171,6 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
     """Raise `UserError` if the results cannot be written to the requested file, before any case runs."""
     path = output.output
     if path is None:
-        if output.append:
-            raise UserError("--append needs an existing file", "name the file with --output")
         return
     if output.list:
         raise UserError("--list runs no case and writes no results", "leave out --output")
@@ -190,19 +188,14 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
 
 
 def is_completed(output: OutputOptions) -> bool:
-    """Return True if `--resume` is given and the output file exists and is complete.
-
-    Raises UserError if `--resume` is given without `--output`.
-    """
-    if not output.resume:
+    """Return True if `--resume` is given and the output file exists and is complete."""
+    if not output.resume or output.output is None:
         return False
-    if output.output is None:
-        raise UserError("--resume requires the results file to continue", "name the file with --output")
     return output.output.exists() and not is_interrupted(output.output) and not output.append
 
 
 def is_interrupted(output: Path) -> bool:
-    """Return True if a journal or folder next to the output file contains rows with which a replay can be resumed."""
+    """Return True if a journal or folder next to the output file exists, with which a replay can be resumed."""
     return any(path.exists() for path in (journal_path(output), parts_folder(output)))
 
 

@@ -78,9 +78,20 @@ class OutputOptions:
         common=True,
     )
     force: bool = option(False, "replace an existing file", short="-f", role=OUTPUT, common=True)
-    append: bool = option(False, "add the rows to an existing .json or .csv file", only=("single cases",), role=OUTPUT)
+    append: bool = option(
+        False,
+        "add the rows to an existing .json or .csv file",
+        only=("single cases",),
+        needs=("--output",),
+        role=OUTPUT,
+    )
     resume: bool = option(
-        False, "continue an interrupted replay to the same --output", only=("single cases",), role=OUTPUT, common=True
+        False,
+        "continue an interrupted replay to the same --output",
+        only=("single cases",),
+        needs=("--output",),
+        role=OUTPUT,
+        common=True,
     )
     list: bool = option(
         False, "list the selected cases without running them", only=("single cases",), role=OUTPUT, common=True
@@ -93,11 +104,12 @@ class OutputOptions:
     )
     gate: tuple[str, ...] = option(
         (),
-        "with --candidate: largest allowed slowdown, slower<=5%% of each signature or total<=5%% of all; can be "
-        "repeated; exit status 1 if it is exceeded, 3 if that is undecided",
+        "with --candidate: allowed slowdown; slower<=5%% limits each signature, total<=5%% their sum; can be "
+        "repeated; exit status 1 if a limit is exceeded, 3 if that cannot be decided",
         repeated=True,
         metavar="GATE",
         only=("single cases",),
+        needs=("--candidate", "--candidates"),
         role=OUTPUT,
     )
     store: Path | None = option(
@@ -155,6 +167,7 @@ class OperatorRequest:
         """'{"self": [64, 64], "other": [64, 64]}'; or a list of such objects; can be repeated""",
         repeated=True,
         metavar="JSON",
+        needs=("--operator",),
         role=CASES,
     )
 
@@ -268,8 +281,6 @@ def _target_of(args: argparse.Namespace) -> str:
         from opgrip.replay.cases.sources.operator import target_of
 
         return target_of(request.operator, request.inputs, args.extension)
-    if request.inputs:
-        raise UserError("--inputs needs --operator", "name the operator")
     if not args.trace:
         raise UserError("there is nothing to replay", "name a trace, samples, or an operator with --operator")
     if len(args.trace) > 1:

@@ -52,6 +52,7 @@ class Option:
     column : column of the results that stores the value of an option with the role IDENTITY; empty if it is named like
         the option
     only : names of the inputs that the option applies to, such as `traces`; empty if it applies to all inputs
+    needs : flags, such as `--engine ray`, of which one must be set with the option; empty if it needs none
     common : True if `--help` shows the option, False if only `--help-all` does
     """
 
@@ -66,6 +67,7 @@ class Option:
     role: str = ""
     column: str = ""
     only: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
     common: bool = False
 
 
@@ -133,6 +135,14 @@ def add_options(group: argparse._ActionsContainer, declared: type) -> None:
 
 
 def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
+    """Return the options of a command line; raise `UserError` if one is set without an option that it needs."""
+    defaults = {word: default for _, word, default, _ in options_in(declared)}
+    for _, word, default, about in options_in(declared):
+        if about.needs and getattr(args, word) != default:
+            needed = [flag.split()[0].removeprefix("--").replace("-", "_") for flag in about.needs]
+            # options of other classes have a default that is false
+            if all(getattr(args, name, None) in (defaults.get(name), None, False, ()) for name in needed):
+                raise UserError(f"{flag_of(word)} needs {about.needs[0]}")
     return declared(**{name: getattr(args, word) for name, word, _, _ in options_in(declared)})
 
 

@@ -47,8 +47,6 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         from opgrip.replay.outcome import scorers
 
     reporter, output = Reporter("opreplay"), from_arguments(OutputOptions, args)
-    if output.gate and not (args.candidate or args.candidates):
-        raise UserError("--gate is for candidates", "add --candidate, or compare results by opgrip compare --gate")
     gates = [parse_candidate_gate(text) for text in output.gate]
     launch, baseline_file = launch_of(), from_arguments(ScoreOptions, args).baseline
     if not args.sequence and args.shard is None and launch is not None and launch.world_size > 1:

@@ -54,12 +54,14 @@ class NcuOptions:
         None,
         f"command that starts each ncu process, such as 'srun --gres=gpu:1 {COMMAND}' (default: start it here)",
         metavar="TEMPLATE",
+        needs=("--ncu",),
         role=OUTPUT,
     )
     batch_device: str | None = option(
         None,
         "device of the cases in processes of --batch-command (default: as --device)",
         metavar="DEVICE",
+        needs=("--ncu",),
         role=OUTPUT,
     )
 
@@ -113,8 +115,6 @@ class NcuAnalysis(Analysis):
 
     @classmethod
     def is_requested(cls, options: NcuOptions) -> bool:
-        if not options.ncu and (options.batch_command is not None or options.batch_device is not None):
-            raise UserError("--batch-command and --batch-device are for runs under ncu", "give --ncu too")
         return options.ncu
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from opgrip.cli.command import counted, did_you_mean, not_negative, positive
-from opgrip.cli.options import CASES, EFFORT, RUN, flag_of, from_arguments, option, titled
+from opgrip.cli.options import CASES, EFFORT, RUN, from_arguments, option, titled
 from opgrip.cli.plugins import Registry
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import PointOptions
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 PROCESSES = "processes"
+NEEDS_RAY = ("--engine ray",)
 
 
 class ExecutorLostError(UserError):
@@ -121,12 +122,14 @@ class EngineOptions:
         "with --engine ray: address of the cluster, such as 10.0.0.1:6379, or auto for the one on this "
         "machine (default: start a cluster here)",
         metavar="HOST:PORT",
+        needs=NEEDS_RAY,
         role=EFFORT,
     )
     workers: int | None = option(
         None,
         "with --engine ray: maximum number of workers (default: one per device, or as many as have enough processors)",
         parse=positive,
+        needs=NEEDS_RAY,
         role=EFFORT,
     )
     processors: int | None = option(
@@ -134,12 +137,14 @@ class EngineOptions:
         "with --engine ray: processors that each worker has to itself; 0 lets workers share processors, "
         "which makes their times unusable (default: all of a machine)",
         parse=not_negative,
+        needs=NEEDS_RAY,
         role=RUN,
     )
     machine_kind: str | None = option(
         None,
-        "with --engine ray: use only machines of this kind, if the cluster has several kinds",
+        "with --engine ray: use only machines whose accelerator and processor match, such as 'NVIDIA H100*'",
         metavar="GLOB",
+        needs=NEEDS_RAY,
         role=CASES,
     )
     sandbox: bool = option(
@@ -179,9 +184,6 @@ class EngineOptions:
             from opgrip.platform.sandbox import check_bubblewrap
 
             check_bubblewrap()
-        for name in ("address", "workers", "processors", "machine_kind"):
-            if getattr(self, name) is not None:
-                raise UserError(f"{flag_of(name)} is for workers of a cluster", "add --engine ray")
 
 
 class LocalExecutor:

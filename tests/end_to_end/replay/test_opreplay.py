@@ -108,7 +108,7 @@ def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
         (["t.jsonl", "-o", "/proc/results.json"], "error: /proc/results.json cannot be written: "),
         (["t.jsonl", "-o", "results.xls"], "results.xls has no known suffix: end its name in .csv, .json, .md"),
         (["t.jsonl", "-o", "existing.json"], "existing.json exists"),
-        (["t.jsonl", "--append"], "--append needs an existing file: name the file with --output"),
+        (["t.jsonl", "--append"], "--append needs --output"),
         (["t.jsonl", "--list", "-o", "l.csv"], "--list runs no case and writes no results: leave out --output"),
         (["t.jsonl", "--values", "recordd"], "unknown kind of values: 'recordd': did you mean recorded? see "),
         (["t.jsonl", "--tpo", "1"], "unknown option --tpo: did you mean --top? see opreplay --help"),

@@ -297,7 +297,7 @@ def test_command_exports_wrong_calls_and_exits_with_1(trace: Path, tmp_path: Pat
             "no op matches --candidate aten._softmax: the trace has ",
         ),
         (["--candidate", "_softmax=kernels.py:softmax"], f"name it in full: --candidate {SOFTMAX}=FILE.py:NAME"),
-        (["--gate", "slower<=5%"], "--gate is for candidates"),
+        (["--gate", "slower<=5%"], "--gate needs --candidate"),
         (["--candidate", f"{SOFTMAX}=kernels.py:softmax", "--gate", "op<=5%"], "is not a gate on candidates"),
     ],
 )

@@ -324,7 +324,7 @@ def test_empty_report_loses_only_its_batch(stand_in: StandIn, tiny_trace: Path, 
     ("options", "message"),
     [
         (["--ncu"], "ncu profiles only GPUs and this machine has none, but the cases run on cpu"),
-        (["--batch-device", "cuda"], "are for runs under ncu"),
+        (["--batch-device", "cuda"], "--batch-device needs --ncu"),
         (["--ncu", "--batch-device", "cuda", "--batch-command", "srun"], "put {command} where the ncu command belongs"),
         (["--ncu", "--batch-device", "cuda", "--batch-command", "'{command}"], "is not a command line"),
     ],

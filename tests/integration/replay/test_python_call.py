@@ -88,10 +88,10 @@ def test_command_only_options_exist() -> None:
         ({"top": 0}, "top: '0' is not an integer of at least 1"),
         ({"exec_mode": "quick"}, "invalid choice exec_mode='quick': choose from discrete"),
         ({"backward": 1}, "backward=1 is neither True nor False"),
-        ({"resume": True}, "resume=True requires the results file to continue: name the file with output="),
+        ({"resume": True}, "resume=True needs output="),
         ({"output": "r.txt"}, "r.txt has no known suffix: end its name in .csv, .json"),
         ({"mode": "no_such"}, "unknown mode 'no_such'"),
-        ({"inputs": {"self": (2,)}}, "inputs= needs operator=: name the operator"),
+        ({"inputs": {"self": (2,)}}, "inputs= needs operator="),
         ({"inputs": {"self": torch.ones(2)}}, "an argument cannot be a Tensor: give the tensor's shape as a tuple"),
     ],
 )
