@@ -1,391 +1,459 @@
-"""Workers on a Ray cluster, and the distribution of tasks to them; tasks of workers that end unexpectedly
-are repeated.
-"""
+"""Workers on a Ray cluster: one kind of machine is chosen, and cases are dealt to the workers of that kind."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from importlib import metadata
-from time import monotonic
+from math import ceil
+from time import monotonic, sleep
 from typing import Any
 
-from opgrip.errors import UserError
-from opgrip.replay.results.origins import Machine
-from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
-from opgrip.replay.workers.ray_worker import LOSSES, THREADS, RayTask, RayWorker
+import torch
 
-# times in seconds: for which messages are awaited, between checks for new nodes, without a usable worker before giving
-# up, and for workers to end
-POLL_S, REFRESH_S, START_S, CLOSE_S = 1.0, 5.0, 180.0, 5.0
+from opgrip.cli.command import counted
+from opgrip.cli.progress import Reporter
+from opgrip.errors import UserError
+from opgrip.replay.operators.devices import is_accelerator
+from opgrip.replay.results.origins import Machine, names_of
+from opgrip.replay.results.results import FAILED, Result
+from opgrip.replay.run.measure import CASES, CachedRows, windows
+from opgrip.replay.run.workload import Workload, empty_rows
+from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
+from opgrip.replay.workers.ray_worker import THREADS, RayWorker
+from opgrip.replay.workers.scheduling import PARTS, rows_ahead
+from opgrip.traces.io.shipped_traces import trace_file
+
+# times in seconds: between two attempts to start workers if none is left, after which the attempts end, and for workers
+# to end
+RETRY_S, START_S, CLOSE_S = 5.0, 180.0, 5.0
+LOSSES = 3  # number of lost workers after which a case is reported as failed, and a node is not used any more
+MOST_COMPILED = 16  # maximum number of cases in one compile task
 KIND = "kind:"  # prefix of a node resource that names the kind of the machine, instead of its hardware
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class RayTask:
+    """Cases that one worker compiles together, or measures in the same rounds.
+
+    cases : case numbers
+    home : node that has their compiled programs; empty for any
+    losses : number of workers that ended while they ran these cases
+    """
+
+    cases: list[int]
+    home: str = ""
+    losses: int = 0
+
+    def after_loss(self) -> list[RayTask]:
+        """Return the tasks to run after a worker was lost: the second time a task for each case, to find the one that
+        ends workers.
+        """
+        lost = replace(self, losses=self.losses + 1)
+        if lost.losses < LOSSES - 1 or len(self.cases) == 1:
+            return [lost]
+        return [replace(lost, cases=[case], losses=LOSSES - 2) for case in self.cases]
+
+
+@dataclass(slots=True, eq=False)
 class RaySlot:
     """A worker process on a node of the cluster.
 
-    node : identifier of the node
     actor : Ray's handle of the worker
     kind : kind of machine that a resource of the node names; empty if none does
-    machine : the worker's machine; None until the worker has reported it
-    about : facts about the machine for the header of results
     """
 
     node: str
     actor: Any
-    kind: str = ""
-    machine: Machine | None = None
+    kind: str
+    machine: Machine = field(default_factory=lambda: Machine("", ""))
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
 class Pool:
-    """The workers of a Ray cluster, all on machines of one kind.
+    """The workers of a Ray cluster for one device, all on machines of one kind.
 
-    device : device of the cases, as each worker sees it
     about : facts about the machine of one worker, for the header of results
     machines : kind of each machine that has or had workers, by machine name
     """
 
-    ray: Any
-    options: EngineOptions
-    device: str
-    about: Mapping[str, Any] = field(default_factory=dict)
-    machines: dict[str, str] = field(default_factory=dict)
-    _kind: str | None = None
-    _idle: list[RaySlot] = field(default_factory=list)
-    _starting: dict[Any, RaySlot] = field(default_factory=dict)
-    _slots: list[RaySlot] = field(default_factory=list)
-    _problems: dict[str, UserError] = field(default_factory=dict)
-    _failed_starts: Counter[str] = field(default_factory=Counter)
-    _rejected_by_node: Counter[str] = field(default_factory=Counter)
-    _refreshed: float = float("-inf")
+    def __init__(self, ray: Any, options: EngineOptions, device: str) -> None:
+        self.device, self.kind = device, ""
+        self.about: Mapping[str, Any] = {}
+        self.machines: dict[str, str] = {}
+        self._ray, self._options = ray, options
+        self._idle: list[RaySlot] = []
+        self._busy: dict[Any, tuple[RaySlot, RayTask]] = {}
+        self._starting: dict[Any, RaySlot] = {}
+        self._failures: Counter[str] = Counter()
+        self._problem: UserError | None = None
 
-    @property
-    def is_accelerator(self) -> bool:
-        return self.device not in ("cpu", "meta")
-
-    @property
-    def kind(self) -> str:
-        """Kind of machine that all workers run on; known after `start`."""
-        assert self._kind is not None, "chosen at the start"
-        return self._kind
+    def start(self) -> None:
+        """Start workers on every node, wait for their machines' kinds, and keep the workers of one kind."""
+        self._start_workers()
+        if self._starting:
+            self._register(self._ray.wait([*self._starting], num_returns=len(self._starting), timeout=START_S)[0])
+        self._wait_for_worker()
+        self._choose_kind()
 
     @property
     def size(self) -> int:
-        return len(self._slots)
-
-    @property
-    def _reporting_count(self) -> int:
-        """Number of workers that have reported which machine they run on."""
-        return sum(slot.machine is not None for slot in self._slots)
-
-    def start(self) -> None:
-        """Start workers on every node, wait for their machines' kinds, and keep the workers on one kind."""
-        for node in self._nodes():
-            self._start_worker(node)
-        self._wait_for_starting()
-        if self.is_accelerator and self._idle and not any(map(self._is_fitting, self._kinds())):
-            # other devices of these nodes may match
-            for node in self._nodes():
-                for _ in range(self._missing(node)):
-                    self._start_worker(node)
-            self._wait_for_starting()
-        self._choose_kind()
-        self._refresh()
+        return len(self._idle) + len(self._busy)
 
     def close(self) -> None:
         closing = [slot.actor.close.remote() for slot in self._idle]
         if closing:
-            self.ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
-        for slot in self._slots:
-            self.ray.kill(slot.actor)
-        self._slots.clear()
+            self._ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
+        for slot in self._slots():
+            self._ray.kill(slot.actor)
 
-    def deal(
-        self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any], finished: Collection[int]
-    ) -> Iterator[tuple[Machine, str, RayTask, bytes | None]]:
-        """Distribute tasks to the workers; yield (machine, node, task, message) for each message of a worker.
+    def run(
+        self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any]
+    ) -> Iterator[tuple[RaySlot, RayTask, Any]]:
+        """Distribute tasks to the workers; yield (worker, task, rows) for each finished task.
 
-        The message is None for a task that ended too many workers.
+        The rows are None for a task that ended too many workers.
 
-        submit : function that sends a task to a worker and returns the generator of its messages
-        finished : numbers of finished cases, which the caller updates
+        submit : function that sends a task to a worker and returns the reference to its message
         """
-        busy: dict[Any, tuple[RaySlot, RayTask]] = {}
-        try:
-            yield from self._deal(deque(tasks), busy, submit, finished)
-        finally:
-            # the caller has all it needs, and unfinished work is useless to the next replay
-            for slot, _ in busy.values():
-                self.ray.kill(slot.actor)
-                self._remove_worker(slot)
-
-    def _deal(
-        self,
-        queue: deque[RayTask],
-        busy: dict[Any, tuple[RaySlot, RayTask]],
-        submit: Callable[[Any, RayTask], Any],
-        finished: Collection[int],
-    ) -> Iterator[tuple[Machine, str, RayTask, bytes | None]]:
-        idle_since = monotonic()
-        while queue or busy:
-            self._refresh()
-            for slot in list(self._idle):
-                if queue:
-                    task = _take(queue, slot.node)
-                    busy[submit(slot.actor, task)] = slot, task
-                    self._idle.remove(slot)
-            if busy:
-                idle_since = monotonic()
-            elif monotonic() - idle_since > START_S or (not self._starting and self._is_every_node_bad()):
-                raise self._no_worker_error()
-            ready = self._wait([*busy, *self._starting])
-            self._register_started([item for item in ready if item in self._starting])
-            for stream in (item for item in ready if item in busy):
-                slot, task = busy[stream]
+        queue = deque(tasks)
+        while queue or self._busy:
+            self._wait_for_worker()
+            while queue and self._idle:
+                slot = self._idle.pop()
+                task = _take(queue, slot.node)
+                self._busy[submit(slot.actor, task)] = slot, task
+            for item in self._ray.wait([*self._starting, *self._busy], num_returns=1)[0]:
+                if item in self._starting:
+                    self._register([item])
+                    continue
+                slot, task = self._busy.pop(item)
                 try:
-                    message = self.ray.get(next(stream))
-                except StopIteration:
-                    del busy[stream]
-                    self._idle.append(slot)
-                except self.ray.exceptions.RayError as error:
-                    del busy[stream]
-                    remaining = replace(task, cases=[case for case in task.cases if case not in finished])
-                    yield from self._after(error, slot, remaining, queue)
+                    message = self._ray.get(item)
+                except self._ray.exceptions.RayTaskError:
+                    # a bug in the worker's code
+                    raise
+                except self._ray.exceptions.RayError:
+                    for again in task.after_loss():
+                        if again.losses >= LOSSES:
+                            yield slot, again, None
+                        else:
+                            queue.appendleft(again)
+                    self._start_workers()
+                    continue
+                reported = json.loads(message)
+                if "unusable" in reported:
+                    # a problem of the machine, such as a full disk, not of the cases
+                    problem = f"{slot.machine.name} cannot run cases: {reported['unusable']}"
+                    self._give_up(slot, UserError(problem, "free memory and disk space there"))
+                    queue.appendleft(task)
+                elif "problem" in reported:
+                    raise UserError(*reported["problem"])
                 else:
-                    assert slot.machine is not None, "it has reported its properties"
-                    yield slot.machine, slot.node, task, message
+                    self._idle.append(slot)
+                    yield slot, task, reported["rows"]
 
-    def _after(
-        self, error: Exception, slot: RaySlot, task: RayTask, queue: deque[RayTask]
-    ) -> Iterator[tuple[Machine, str, RayTask, None]]:
-        """Handle the error of a worker (`slot`): put its unfinished task back into the queue, and yield tasks that
-        ended too many workers.
-        """
-        assert slot.machine is not None, "it has reported its properties"
-        tasks = [task] if task.cases else []
-        if not isinstance(error, self.ray.exceptions.RayTaskError):
-            self._remove_worker(slot)
-            tasks = [again for lost in tasks for again in lost.after_loss()]
-        elif isinstance(error, OSError | MemoryError):
-            # a problem of the machine, such as a full disk, not of the cases
-            problem = f"{slot.machine.name} cannot run cases: {_first_line(error)}"
-            self._problems[slot.node] = UserError(problem, "free memory and disk space there")
-            self._drop(slot)
-        else:
-            # a bug in the worker's code
-            raise error
-        for again in tasks:
-            if again.losses >= LOSSES:
-                yield slot.machine, slot.node, again, None
+    def _slots(self) -> list[RaySlot]:
+        return [*self._idle, *(slot for slot, _ in self._busy.values()), *self._starting.values()]
+
+    def _wait_for_worker(self) -> None:
+        """Wait until a worker is there; raise `UserError` if none could be started for `START_S` seconds."""
+        until = monotonic() + START_S
+        while not self._idle and not self._busy:
+            nodes = self._nodes()
+            is_every_node_bad = bool(nodes) and all(self._failures[node["NodeID"]] >= LOSSES for node in nodes)
+            if monotonic() > until or (is_every_node_bad and not self._starting):
+                raise self._no_worker_error()
+            self._start_workers()
+            if self._starting:
+                self._register(self._ray.wait([*self._starting], num_returns=1, timeout=RETRY_S)[0])
             else:
-                queue.appendleft(again)
+                sleep(RETRY_S)
 
-    def _wait(self, waiting: Sequence[Any]) -> list[Any]:
-        if not waiting:
-            from time import sleep
+    def _start_workers(self) -> None:
+        """Start as many workers as the nodes have room for; those that are of another kind, or too many, end later."""
+        most = self._options.workers
+        if most is not None and self.kind and self.size >= most:
+            return
+        for node in self._nodes():
+            name, room = node["NodeID"], self._room(node["Resources"])
+            if self._failures[name] < LOSSES:
+                # the devices of a node may differ, so start a worker on each
+                wanted = room if most is None or is_accelerator(self.device) else min(room, most)
+                for _ in range(wanted - sum(slot.node == name for slot in self._slots())):
+                    self._start_worker(node)
 
-            sleep(POLL_S)
-            return []
-        ready: list[Any] = self.ray.wait(waiting, num_returns=1, timeout=POLL_S)[0]
-        if ready:
-            # also return other messages that have arrived meanwhile
-            ready = self.ray.wait(waiting, num_returns=len(waiting), timeout=0)[0] or ready
-        return ready
+    def _start_worker(self, node: Mapping[str, Any]) -> None:
+        name, resources, processors = node["NodeID"], node["Resources"], self._options.processors
+        on_accelerator = is_accelerator(self.device)
+        cpus = processors if processors is not None else 0 if on_accelerator else resources.get("CPU", 0)
+        worker = self._ray.remote(RayWorker).options(
+            num_cpus=cpus,
+            num_gpus=1 if on_accelerator else 0,
+            scheduling_strategy=self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False),
+            max_restarts=0,
+        )
+        kind = next((item[len(KIND) :] for item in resources if item.startswith(KIND)), "")
+        actor = worker.remote(processors or 0, os.environ.get(THREADS), self._room(resources))
+        versions = {"torch": str(torch.__version__), "opgrip": metadata.version("opgrip")}
+        self._starting[actor.describe.remote(self.device, versions)] = RaySlot(name, actor, kind)
 
-    def _register_started(self, ready: Collection[Any]) -> None:
+    def _register(self, ready: Collection[Any]) -> None:
         """Receive the machine descriptions of workers that have started, and end workers that cannot be used."""
         for item in ready:
             slot = self._starting.pop(item)
             try:
-                description = self.ray.get(item)
-            except self.ray.exceptions.RayError as error:
-                self._failed_starts[slot.node] += 1
-                if self._failed_starts[slot.node] >= LOSSES:
-                    problem = f"a worker ended when it started: {_first_line(error)}"
-                    self._problems[slot.node] = UserError(problem, "read its output with: ray logs")
-                self._remove_worker(slot)
+                description = self._ray.get(item)
+            except self._ray.exceptions.RayError as error:
+                self._failures[slot.node] += 1
+                problem = f"a worker ended when it started: {_last_line(error)}"
+                self._problem = UserError(problem, "read its output with: ray logs")
+                self._ray.kill(slot.actor)
                 continue
             if "problem" in description:
-                self._problems[slot.node] = UserError(*description["problem"])
-                self._drop(slot)
+                self._give_up(slot, UserError(*description["problem"]))
                 continue
             # kind of the worker, not of its node, which may have devices of several kinds
-            kind = slot.kind or description["machine"]["kind"]
-            slot.machine = Machine(description["machine"]["name"], kind)
-            # slow workers may report after the kind is chosen
-            if self._kind is not None and kind != self._kind:
-                self._reject(slot)
-                continue
-            if self._kind is not None and self._reporting_count > (self.options.workers or self._reporting_count):
-                self._drop(slot)
-                continue
+            slot.machine = Machine(description["machine"]["name"], slot.kind or description["machine"]["kind"])
             slot.about = description["about"]
             self._idle.append(slot)
-            if self._kind is not None:
-                self.machines[slot.machine.name] = kind
-        self._end_surplus_workers()
+        if self.kind:
+            self._end_surplus_workers()
 
-    def _wait_for_starting(self) -> None:
-        until = monotonic() + START_S
-        while self._starting and monotonic() < until:
-            self._register_started(self.ray.wait([*self._starting], timeout=POLL_S)[0])
-            if not self._starting and not self._idle:
-                self._refresh()
-
-    def _kinds(self) -> list[str]:
-        return sorted({slot.machine.kind for slot in self._idle if slot.machine is not None})
-
-    def _is_fitting(self, kind: str) -> bool:
-        return self.options.machine_kind is None or fnmatchcase(kind, self.options.machine_kind)
+    def _give_up(self, slot: RaySlot, problem: UserError) -> None:
+        """End a worker and use its node no more."""
+        self._failures[slot.node], self._problem = LOSSES, problem
+        self._ray.kill(slot.actor)
 
     def _choose_kind(self) -> None:
         """Choose the kind of machine to use, and end workers on machines of other kinds."""
-        kinds = self._kinds()
-        chosen = list(filter(self._is_fitting, kinds))
-        if not kinds:
-            raise self._no_worker_error()
+        kinds, pattern = sorted({slot.machine.kind for slot in self._idle}), self._options.machine_kind
+        chosen = [kind for kind in kinds if pattern is None or fnmatchcase(kind, pattern)]
         there = "; ".join(kinds)
         if not chosen:
-            pattern = self.options.machine_kind
             raise ExecutorLostError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
         if len(chosen) != 1:
             problem = f"the cluster has machines of {len(chosen)} kinds that fit ({there})"
             raise ExecutorLostError(
                 problem, "select one with --machine-kind, because times of several kinds cannot be compared"
             )
-        self._kind = chosen[0]
-        for slot in list(self._slots):
-            if slot.machine is not None and slot.machine.kind != self._kind:
-                self._reject(slot)
-        for slot in self._idle[self.options.workers or len(self._idle) :]:
-            self._drop(slot)
+        self.kind = chosen[0]
         self._end_surplus_workers()
         self.about = self._idle[0].about
-        self.machines = {slot.machine.name: self._kind for slot in self._idle if slot.machine is not None}
 
-    def _refresh(self) -> None:
-        """Start workers on new nodes and for workers that have ended; at most every `REFRESH_S` seconds."""
-        if monotonic() - self._refreshed < REFRESH_S:
-            return
-        self._refreshed = monotonic()
-        for node in self._nodes():
-            for _ in range(self._missing(node)):
-                # if a node has different devices, a worker gets a random one, so start a worker for each device
-                there = self._reporting_count if node["NodeID"] in self._rejected_by_node else self.size
-                if self.options.workers is not None and there >= self.options.workers:
-                    return
-                self._start_worker(node)
-
-    def _start_worker(self, node: Mapping[str, Any]) -> None:
-        # imported here because it loads torch, and this file is imported to show the help
-        from torch import __version__ as torch_version
-
-        name, resources = node["NodeID"], node["Resources"]
-        strategy = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(name, soft=False)
-        processors = self.options.processors
-        cpus = processors if processors is not None else 0 if self.is_accelerator else resources.get("CPU", 0)
-        worker = self.ray.remote(RayWorker).options(
-            num_cpus=cpus,
-            num_gpus=1 if self.is_accelerator else 0,
-            scheduling_strategy=strategy,
-            max_restarts=0,
-        )
-        device_kind = next((item[len(KIND) :] for item in resources if item.startswith(KIND)), "")
-        actor = worker.remote(processors or 0, os.environ.get(THREADS), self._room(resources))
-        slot = RaySlot(name, actor, device_kind)
-        self._slots.append(slot)
-        versions = {"torch": str(torch_version), "opgrip": metadata.version("opgrip")}
-        self._starting[slot.actor.describe.remote(self.device, versions)] = slot
-
-    def _missing(self, node: Mapping[str, Any]) -> int:
-        """Return how many more workers can be started on a node, minus the workers that were ended there because of the
-        kind of their machine.
-        """
-        name = node["NodeID"]
-        if name in self._problems:
-            return 0
-        of_node = sum(slot.node == name for slot in self._slots)
-        missing: int = self._room(node["Resources"]) - of_node - self._rejected_by_node[name]
-        return missing
+    def _end_surplus_workers(self) -> None:
+        """End idle workers of another kind, and those over the requested number with all that are still starting."""
+        fitting = [slot for slot in self._idle if slot.machine.kind == self.kind]
+        most = self._options.workers
+        kept = fitting if most is None else fitting[: max(0, most - len(self._busy))]
+        ended = [slot for slot in self._idle if slot not in kept]
+        self._idle = kept
+        if most is not None and self.size >= most:
+            ended += self._starting.values()
+            self._starting.clear()
+        for slot in ended:
+            self._ray.kill(slot.actor)
+        self.machines |= {slot.machine.name: self.kind for slot in kept}
 
     def _room(self, resources: Mapping[str, float]) -> int:
-        if self.is_accelerator:
+        if is_accelerator(self.device):
             return int(resources.get("GPU", 0))
-        cpus = int(resources.get("CPU", 0))
-        processors = self.options.processors
+        cpus, processors = int(resources.get("CPU", 0)), self._options.processors
         return min(cpus, 1) if processors is None else cpus // max(processors, 1)
 
     def _nodes(self) -> list[Mapping[str, Any]]:
-        return [node for node in self.ray.nodes() if node["Alive"] and self._room(node["Resources"])]
-
-    def _is_every_node_bad(self) -> bool:
-        """Return True if the cluster has nodes, but all of them have failed to run cases."""
-        nodes = self._nodes()
-        return bool(nodes) and all(node["NodeID"] in self._problems for node in nodes)
-
-    def _remove_worker(self, slot: RaySlot) -> None:
-        """Forget a worker (`slot`) that has ended."""
-        if slot in self._slots:
-            self._slots.remove(slot)
-        if slot in self._idle:
-            self._idle.remove(slot)
-        if slot.machine is not None and slot.machine.kind == self._kind and slot.node in self._rejected_by_node:
-            # the replacement may get a device of another kind, because those are free too
-            self._rejected_by_node[slot.node] = 0
-        # start a replacement at once
-        self._refreshed = float("-inf")
-
-    def _drop(self, slot: RaySlot) -> None:
-        self._remove_worker(slot)
-        self.ray.kill(slot.actor)
-
-    def _reject(self, slot: RaySlot) -> None:
-        """End a worker (`slot`) on a machine of another kind. Its node gets one worker less, until a worker of the
-        chosen kind ends there.
-        """
-        self._rejected_by_node[slot.node] += 1
-        self._drop(slot)
-
-    def _end_surplus_workers(self) -> None:
-        """End workers that are still starting, if as many as requested already run on machines of the chosen kind."""
-        if self._kind is None or self.options.workers is None or self._reporting_count < self.options.workers:
-            return
-        for item in list(self._starting):
-            self._drop(self._starting.pop(item))
+        return [node for node in self._ray.nodes() if node["Alive"] and self._room(node["Resources"])]
 
     def _no_worker_error(self) -> UserError:
-        for problem in self._problems.values():
-            return ExecutorLostError(problem.problem, problem.hint)
-        what = "a GPU" if self.is_accelerator else "processors enough"
-        if self._kind is not None:
-            return ExecutorLostError(
-                f"no machine of the cluster has {what} any more", "check the cluster with: ray status"
-            )
-        others = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
+        if self._problem is not None:
+            return ExecutorLostError(self._problem.problem, self._problem.hint)
+        hint = "check the cluster with: ray status"
+        what = "a GPU" if is_accelerator(self.device) else "processors enough"
+        if self.kind:
+            return ExecutorLostError(f"no machine of the cluster has {what} any more", hint)
+        others = (node for node in self._ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
         # if the cluster never had one, traces of other devices can still run
-        is_absent = self.is_accelerator and not self._nodes() and any(others)
-        error_class = UserError if is_absent else ExecutorLostError
-        return error_class(f"no machine of the cluster has {what}", "check the cluster with: ray status")
+        is_absent = is_accelerator(self.device) and not self._nodes() and any(others)
+        return (UserError if is_absent else ExecutorLostError)(f"no machine of the cluster has {what}", hint)
 
 
 def _take(queue: deque[RayTask], node: str) -> RayTask:
-    """Remove the next task for a node from the queue and return it: a task for this node, else one for any node, else
-    one for another node.
-    """
-    for homes in ((node,), ("",)):
-        for place, task in enumerate(queue):
-            if task.home in homes:
-                del queue[place]
+    """Remove and return the next task: one for this node, else one for any node, else one for another node."""
+    for home in (node, ""):
+        for index, task in enumerate(queue):
+            if task.home == home:
+                del queue[index]
                 return task
     return queue.popleft()
 
 
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__
+
+
+class RayExecutor:
+    """Runs cases on the workers of a Ray cluster; all workloads of a command use the same workers.
+
+    The request and the files of a workload are sent to the cluster once.
+    """
+
+    runs_here = False
+
+    def __init__(self, ray: Any, options: EngineOptions) -> None:
+        self._ray, self._options = ray, options
+        self._pool: Pool | None = None
+        self._workload: Workload | None = None
+        self._number = self._repeat = 0
+        self._homes: dict[int, str] = {}
+        self._bundle: list[Any] = []
+
+    def pool(self, device: str) -> Pool:
+        """Return the workers for a device; the first request starts them."""
+        if self._pool is None or self._pool.device != device:
+            self.close()
+            self._pool = Pool(self._ray, self._options, device)
+            try:
+                self._pool.start()
+            except BaseException:
+                # else the next replay would use a pool that has not started
+                self.close()
+                raise
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    def check(self, workload: Workload) -> None:
+        """Raise `UserError` for a device with an index other than 0; each worker checks that its device exists."""
+        self._options.check((workload.device,))
+
+    def machine_kind(self, workload: Workload) -> str:
+        return self.pool(workload.device).kind
+
+    def about(self, workload: Workload) -> dict[str, Any]:
+        """Return facts about the machines and devices for the header of results; each row names its own machine."""
+        pool = self.pool(workload.device)
+        environment = {**pool.about["environment"], "machine": names_of(pool.machines)}
+        return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
+
+    def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
+        """Compile rows on all workers, before any of them measures; return the rows of cases that could be compiled.
+
+        done : numbers of finished cases, which are left out
+        may_fork : not used, because workers decide whether they fork
+        """
+        self._begin(workload)
+        pool = self.pool(workload.device)
+        self._report_threads(workload, reporter)
+        numbers = list(dict.fromkeys(case.number for case, _ in rows_ahead(workload, done)))
+        if not numbers:
+            return {}
+        size = _window_size(pool, len(numbers), MOST_COMPILED)
+        tasks = [RayTask(numbers[start : start + size]) for start in range(0, len(numbers), size)]
+
+        def submit(actor: Any, task: RayTask) -> Any:
+            return actor.compile.remote(self._number, self._bundle, task.cases, workload.request.limits.jobs)
+
+        rows: dict[int, dict[int, Result]] = {}
+        where = f"{counted(pool.size, 'worker')} of {counted(len(pool.machines), 'machine')}"
+        with reporter.doing(f"compiling {counted(len(numbers), 'case')} on {where}", len(numbers)) as advance:
+            for slot, task, compiled in self._run(tasks, submit, workload):
+                # the cases of a lost worker are compiled again when they are measured
+                for number, plain in compiled or [(number, []) for number in task.cases]:
+                    rows[number] = {row_number: Result.from_plain(row) for row_number, row in plain}
+                    self._homes[number] = slot.node
+                    advance()
+        return rows
+
+    def run(
+        self, workload: Workload, done: Collection[int], cached_rows: CachedRows, may_fork: bool
+    ) -> Iterator[list[Result]]:
+        self._begin(workload)
+        self._repeat += 1
+        repeat, cases = self._repeat, {case.number: case for case in workload.cases}
+
+        def submit(actor: Any, task: RayTask) -> Any:
+            of_task = ((number, cached_rows.get(number, {})) for number in task.cases)
+            cached = [[number, key, row.to_plain()] for number, rows in of_task for key, row in rows.items()]
+            return actor.measure.remote(self._number, repeat, self._bundle, task.cases, cached)
+
+        for slot, task, measured in self._run(self._windows(workload, done), submit, workload):
+            if measured is None:
+                reason = f"{LOSSES} workers that it ran on were lost"
+                lost = [empty_rows(cases[number], workload, FAILED, reason) for number in task.cases]
+                yield from ([*rows.values()] for rows in lost)
+            else:
+                yield from ([slot.machine.marked(Result.from_plain(row)) for row in rows] for rows in measured)
+
+    def _run(
+        self, tasks: Collection[RayTask], submit: Callable[[Any, RayTask], Any], workload: Workload
+    ) -> Iterator[tuple[RaySlot, RayTask, Any]]:
+        is_done = False
+        try:
+            yield from self.pool(workload.device).run(tasks, submit)
+            is_done = True
+        finally:
+            if not is_done:
+                # unfinished work is useless to the next replay
+                self.close()
+
+    def _begin(self, workload: Workload) -> None:
+        """Put the request and the trace's files into the cluster's memory, because nodes may not share a disk."""
+        if self._workload is not workload:
+            # workers load the trace again if the number has changed
+            self._workload, self._number, self._homes = workload, self._number + 1, {}
+            request, device = workload.request, workload.device
+            if is_accelerator(device):
+                request = replace(request, inputs=replace(request.inputs, device=device.partition(":")[0]))
+            bundle = {"request": json.dumps(asdict(request)), "files": _files_of(workload)}
+            # in a list, because Ray would fetch a plain reference for each task
+            self._bundle = [self._ray.put(bundle)]
+
+    def _windows(self, workload: Workload, done: Collection[int]) -> list[RayTask]:
+        """Return a task for each group of unfinished cases that one worker measures in the same rounds.
+
+        Cases are assigned to the node that has their compiled programs.
+        """
+        cases = sorted((case for case in workload.cases if case.number not in done), key=workload.surroundings.first)
+        most = _window_size(self.pool(workload.device), len(cases), CASES)
+        by_home: dict[str, list[Any]] = {}
+        for case in cases:
+            by_home.setdefault(self._homes.get(case.number, ""), []).append(case)
+        return [
+            RayTask([case.number for case in window], home)
+            for home, at_home in by_home.items()
+            for window in windows(at_home, workload, most)
+        ]
+
+    def _report_threads(self, workload: Workload, reporter: Reporter) -> None:
+        processors = self._options.processors
+        threads = max((case.context.get("threads") or 1 for case in workload.cases), default=1)
+        if processors and not workload.request.points.threads and threads > processors:
+            of_worker = f"{counted(processors, 'processor')} of a worker"
+            reporter.say(
+                f"the traced program ran {threads} threads, which here share the {of_worker}: "
+                "set their number with --threads"
+            )
+
+
+def _window_size(pool: Pool, cases: int, most: int) -> int:
+    return max(1, min(most, ceil(cases / (PARTS * max(pool.size, 1)))))
+
+
+def _files_of(workload: Workload) -> Mapping[str, bytes]:
+    """Return the contents of the trace's file and of its files of full values, by file name; empty for folders, samples
+    and operators.
+    """
+    try:
+        path = trace_file(workload.request.trace)
+    except UserError:
+        return {}
+    files = [path, *workload.trace.tensor_files] if path.is_file() else []
+    return {file.name: file.read_bytes() for file in files}

@@ -1,4 +1,4 @@
-"""The Ray actor of a worker, which measures groups of cases in the same way as a replay on the user's machine."""
+"""The Ray actor of a worker, which measures groups of cases in the same way as a local replay."""
 
 from __future__ import annotations
 
@@ -6,51 +6,28 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from opgrip.errors import UserError
-
-if TYPE_CHECKING:
-    from opgrip.replay.results.results import Result
-    from opgrip.replay.run.workload import Workload
-    from opgrip.replay.workers.worker import Worker
+from opgrip.platform.machine import available_memory, cache_folder
+from opgrip.replay.operators.devices import check_present, facts_of, is_accelerator, name_of
+from opgrip.replay.results.origins import describe_environment, this_machine
+from opgrip.replay.results.results import Result
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import Workload, load_workload
+from opgrip.replay.workers.scheduling import in_parts, interleaved, make_ahead, rows_ahead
+from opgrip.replay.workers.worker import Worker
 
 # environment variable that Ray sets to the number of an actor's processors; a replay restores the user's value
 THREADS = "OMP_NUM_THREADS"
-
-
-LOSSES = 3  # number of lost workers after which a case is reported as failed
-
-
-@dataclass(frozen=True, slots=True)
-class RayTask:
-    """Cases that one worker measures in the same rounds.
-
-    cases : case numbers
-    home : node that has their compiled programs; empty for any
-    losses : number of workers that ended unexpectedly while they ran these cases
-    """
-
-    cases: Sequence[int]
-    home: str = ""
-    losses: int = 0
-
-    def after_loss(self) -> list[RayTask]:
-        """Return the tasks to run after a worker ended; from the second time on, a task for each case, to find the one
-        that ends workers.
-        """
-        lost = replace(self, losses=self.losses + 1)
-        if lost.losses < LOSSES - 1 or len(self.cases) == 1:
-            return [lost]
-        return [replace(lost, cases=[case], losses=LOSSES - 2) for case in self.cases]
-
-
 WAIT_S, POLL_S = 60.0, 0.2  # times in seconds: to wait for processors of other workers, and between two attempts
 
 
@@ -130,7 +107,7 @@ class RayWorker:
             self._problem = [error.problem, error.hint]
         self._folder = tempfile.TemporaryDirectory(prefix="opgrip-")
         self._replay: tuple[int, Workload] | None = None
-        self._worker: tuple[int, Worker] | None = None
+        self._worker: tuple[int, Worker] | None = None  # number of the repeat, and the process that measures its cases
         self._without: list[int] = []
         # path of the trace's copy, and the user's name of the trace
         self._copied = "-", "-"
@@ -140,13 +117,6 @@ class RayWorker:
 
         versions : versions of packages on the user's machine, which must be the same here
         """
-        from dataclasses import asdict
-
-        import torch
-
-        from opgrip.replay.operators.devices import check_present, facts_of, name_of
-        from opgrip.replay.results.origins import describe_environment, this_machine
-
         try:
             check_present(device)
         except UserError as error:
@@ -165,67 +135,53 @@ class RayWorker:
         self._end_process()
         self._folder.cleanup()
 
-    def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> Iterator[bytes]:
-        """Compile the programs of all rows, and yield a message with the rows of each case.
+    def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> bytes:
+        """Compile the programs of all rows, and return a message with the rows of each case.
 
         number : number of the workload in the user's command; its trace is loaded once
         bundle : list with a reference to the request and its files
         jobs : number of processes that compile; None for one per processor
         """
-        yield from _encoded(self._compile(number, bundle, cases, jobs))
+
+        def compiled() -> list[Any]:
+            workload = self._load(number, bundle)
+            ahead = rows_ahead(workload, {case.number for case in workload.cases} - {*cases})
+            rows: dict[int, list[Any]] = {case: [] for case in cases}
+            for part, most in in_parts(ahead, workload, jobs or len(os.sched_getaffinity(0))):
+                for case, results in make_ahead(workload, part, most).items():
+                    rows[case] += ([key, self._naming_own_trace(result).to_plain()] for key, result in results.items())
+            return list(rows.items())
+
+        return _message(compiled)
 
     def measure(
-        self, number: int, turn: int, bundle: Sequence[Any], cases: Sequence[int], cached: Sequence[Any]
-    ) -> Iterator[bytes]:
-        """Yield a message with the rows of each case, as soon as they are measured.
+        self, number: int, repeat: int, bundle: Sequence[Any], cases: Sequence[int], cached: Sequence[Any]
+    ) -> bytes:
+        """Measure cases in the same rounds, and return a message with the rows of each case.
 
         number : number of the workload in the user's command; its trace is loaded once
-        turn : number of the repeat; each repeat has a new process
+        repeat : number of the repeat; each repeat has a new process
         bundle : list with a reference to the request and its files
         cached : (case number, row number, row) of each compiled program
         """
-        yield from _encoded(self._measure(number, turn, bundle, cases, cached))
 
-    def _compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> Iterator[Any]:
-        from opgrip.replay.workers.scheduling import in_parts, make_ahead, rows_ahead
+        def measured() -> list[Any]:
+            workload = self._load(number, bundle)
+            cached_rows: dict[int, dict[int, Result]] = {}
+            for case, key, plain in cached:
+                cached_rows.setdefault(case, {})[key] = Result.from_plain(plain)
+            if self._worker is None or self._worker[0] != repeat:
+                self._end_process()
+                self._worker = repeat, Worker(workload, may_fork=False)
+            worker, by_number = self._worker[1], {case.number: case for case in workload.cases}
+            lane = worker.measure([by_number[case] for case in cases], self._without, cached_rows)
+            return [[self._naming_own_trace(row).to_plain() for row in rows] for rows in interleaved({worker: lane})]
 
-        workload = self._load(number, bundle)
-        ahead = rows_ahead(workload, {case.number for case in workload.cases} - {*cases})
-        rows: dict[int, dict[int, Any]] = {case: {} for case in cases}
-        for part, most in in_parts(ahead, workload, jobs or len(os.sched_getaffinity(0))):
-            for case, results in make_ahead(workload, part, most).items():
-                rows[case].update(
-                    {variant: self._naming_own_trace(result).to_plain() for variant, result in results.items()}
-                )
-        yield from ([case, list(results.items())] for case, results in rows.items())
-
-    def _measure(
-        self, number: int, turn: int, bundle: Sequence[Any], cases: Sequence[int], cached: Sequence[Any]
-    ) -> Iterator[Any]:
-        from opgrip.replay.results.results import Result
-        from opgrip.replay.workers.scheduling import interleaved
-
-        workload = self._load(number, bundle)
-        cached_rows: dict[int, dict[int, Result]] = {}
-        for case, variant, plain in cached:
-            cached_rows.setdefault(case, {})[variant] = Result.from_plain(plain)
-        worker, by_number = self._worker_of(turn, workload), {case.number: case for case in workload.cases}
-        window = [by_number[case] for case in cases]
-        for rows in interleaved({worker: worker.measure(window, self._without, cached_rows)}):
-            yield [self._naming_own_trace(row).to_plain() for row in rows]
+        return _message(measured)
 
     def _naming_own_trace(self, row: Result) -> Result:
-        """Return a row whose error message names the user's trace instead of this machine's copy of it."""
+        # the message names the user's trace instead of this machine's copy of it
         return row if row.error is None else replace(row, error=row.error.replace(*self._copied))
-
-    def _worker_of(self, turn: int, workload: Workload) -> Worker:
-        """Return the process that measures the cases; it is the same for all tasks of a repeat."""
-        from opgrip.replay.workers.worker import Worker
-
-        if self._worker is None or self._worker[0] != turn:
-            self._end_process()
-            self._worker = turn, Worker(workload, may_fork=False)
-        return self._worker[1]
 
     def _end_process(self) -> None:
         if self._worker is not None:
@@ -237,11 +193,6 @@ class RayWorker:
         if self._replay is not None and self._replay[0] == number:
             return self._replay[1]
         import ray
-
-        from opgrip.platform.machine import available_memory, cache_folder
-        from opgrip.replay.operators.devices import is_accelerator
-        from opgrip.replay.run.request import RunRequest
-        from opgrip.replay.run.workload import load_workload
 
         self._end_process()
         self._replay, self._without = None, []
@@ -265,10 +216,14 @@ class RayWorker:
         return workload
 
 
-def _encoded(messages: Iterator[Any]) -> Iterator[bytes]:
-    """Yield messages as JSON, which can be read without executing code; a `UserError` becomes the last message."""
+def _message(rows: Callable[[], list[Any]]) -> bytes:
+    """Return rows, or the reason why there are none, as JSON, which can be read without executing code."""
     try:
-        for message in messages:
-            yield json.dumps(message).encode()
+        message: dict[str, Any] = {"rows": rows()}
     except UserError as error:
-        yield json.dumps({"problem": [error.problem, error.hint]}).encode()
+        message = {"problem": [error.problem, error.hint]}
+    except (OSError, MemoryError) as error:
+        # a problem of this machine, such as a full disk
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        message = {"unusable": lines[-1][:200] if lines else type(error).__name__}
+    return json.dumps(message).encode()

@@ -20,8 +20,11 @@ class RayTaskError(RayError):
     """Error for a task that failed in a worker."""
 
 
-# Message that makes a worker end when it receives it.
-LOST = RayError("The actor died unexpectedly before finishing this task.")
+@dataclass(frozen=True, eq=False)
+class Future:
+    """Reference to the message of a task; None if the worker was lost."""
+
+    message: bytes | None
 
 
 @dataclass(frozen=True)
@@ -102,21 +105,19 @@ class FakeRay:
 
         return SimpleNamespace(options=options)
 
-    def wait(self, items: Sequence[Any], timeout: float, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
-        """Replace `ray.wait`: return the items that are ready and the others; if no item is ready, let time pass."""
+    def wait(self, items: Sequence[Any], timeout: float = 5.0, num_returns: int = 1) -> tuple[list[Any], list[Any]]:
+        """Replace `ray.wait`: return the items that are ready and the others; if too few are, let time pass."""
         ready = [item for item in items if self._is_ready(item)][:num_returns]
-        if not ready:
+        if len(ready) < num_returns:
             self.sleep(timeout)
         return ready, [item for item in items if item not in ready]
 
     def get(self, item: Any) -> Any:
-        """Replace `ray.get`: return a worker's description for the worker, and any other item itself."""
-        if isinstance(item, RayError):
-            raise item
-        if not isinstance(item, Worker):
-            return item
-        if not self._is_there(item.node):
-            raise LOST
+        """Replace `ray.get`: return a worker's description for the worker, and the message of a task."""
+        if isinstance(item, Future) and item.message is not None:
+            return item.message
+        if isinstance(item, Future) or not self._is_there(item.node):
+            raise RayError("The actor died unexpectedly before finishing this task.")
         if item.node.problem:
             return {"problem": item.node.problem}
         assert item.place is not None, "it has started"
@@ -150,5 +151,5 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch, *nodes: Node) -> FakeRay:
     """Return a cluster whose clock replaces that of pools."""
     ray = FakeRay(nodes)
     monkeypatch.setattr(ray_pool, "monotonic", lambda: ray.now_s)
-    monkeypatch.setattr("time.sleep", ray.sleep)
+    monkeypatch.setattr(ray_pool, "sleep", ray.sleep)
     return ray

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from fake_ray import LOST, FakeRay, Node, Worker, fake_ray
-from several_traces import small_trace
+from fake_ray import FakeRay, Future, Node, Worker, fake_ray
 
 from opgrip.errors import UserError
-from opgrip.replay.replay_options import request_with
-from opgrip.replay.results.origins import Machine
-from opgrip.replay.results.results import OK
-from opgrip.replay.run.workload import empty_rows, load_workload
 from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
-from opgrip.replay.workers.executors.ray import RayExecutor
-from opgrip.replay.workers.ray_pool import START_S, Pool, RayTask
+from opgrip.replay.workers.ray_pool import LOSSES, START_S, Pool, RayExecutor, RayTask
 
 A100, T4 = "NVIDIA A100, a processor, 8 of them", "NVIDIA T4, a processor, 8 of them"
 
@@ -35,22 +27,15 @@ def kinds_of(workers: Sequence[Worker]) -> list[str]:
     return ["" if worker.place is None else worker.node.kinds[worker.place] for worker in workers]
 
 
-def dealt(pool: Pool, cases: int, loses: Callable[[Worker, int], bool]) -> list[tuple[str, str, int]]:
-    """Return machine, kind and case of each message; a worker is lost during a case if `loses` returns True."""
+def dealt(pool: Pool, cases: int, loses: Callable[[Worker, int], bool]) -> list[tuple[str, str, Any]]:
+    """Return machine, kind and case of each task, or None for a lost task; a worker is lost if `loses` returns True."""
 
-    def submit(worker: Worker, task: RayTask) -> Iterator[Any]:
-        for case in task.cases:
-            if loses(worker, case):
-                worker.is_killed = True
-                yield LOST
-            yield case
+    def submit(worker: Worker, task: RayTask) -> Any:
+        worker.is_killed = any(loses(worker, case) for case in task.cases)
+        return Future(None if worker.is_killed else json.dumps({"rows": task.cases[0]}).encode())
 
-    tasks, finished, messages = [RayTask([case]) for case in range(cases)], set(), []
-    for machine, _, _, message in pool.deal(tasks, submit, finished):
-        assert message is not None
-        finished.add(message)
-        messages.append((machine.name, machine.kind, message))
-    return messages
+    tasks = [RayTask([case]) for case in range(cases)]
+    return [(slot.machine.name, slot.machine.kind, rows) for slot, _, rows in pool.run(tasks, submit)]
 
 
 def test_temporarily_empty_cluster_costs_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,14 +89,16 @@ def test_next_replay_requests_missing_workers_again(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("kinds", [(A100, T4), (T4, A100), (T4, A100, T4, A100)])
 @pytest.mark.parametrize("workers", [None, 1])
-@pytest.mark.parametrize("pattern", [None, "*A100*"])
 def test_device_models_of_one_node_do_not_mix(
-    monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str], workers: int | None, pattern: str | None
+    monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str], workers: int | None
 ) -> None:
-    ray, kind = fake_ray(monkeypatch, Node("one", kinds, "GPU")), A100 if pattern else kinds[0]
-    pool = started(ray, "cuda:0", machine_kind=pattern, workers=workers)
-    expected, lost = [kind] * (workers or kinds.count(kind)), []
-    assert (pool.kind, pool.machines) == (kind, {"one": kind})
+    ray = fake_ray(monkeypatch, Node("one", kinds, "GPU"))
+    with pytest.raises(ExecutorLostError, match="the cluster has machines of 2 kinds that fit"):
+        started(ray, "cuda:0", workers=workers)
+    ray = fake_ray(monkeypatch, Node("one", kinds, "GPU"))
+    pool = started(ray, "cuda:0", machine_kind="*A100*", workers=workers)
+    expected, lost = [A100] * (workers or kinds.count(A100)), []
+    assert (pool.kind, pool.machines) == (A100, {"one": A100})
 
     used: set[str] = set()
 
@@ -122,18 +109,18 @@ def test_device_models_of_one_node_do_not_mix(
         return is_first
 
     messages = dealt(pool, 40, loses)
-    assert Counter(messages) == Counter(("one", kind, case) for case in range(40))
-    assert used == {kind}
+    assert Counter(messages) == Counter(("one", A100, case) for case in range(40))
+    assert used == {A100}
     assert kinds_of(ray.alive()) == expected
-    # a worker tries each device at the start, and again after the lost worker has released its device
-    assert len(ray.workers) <= 2 * len(kinds)
+    # a worker tries each device at the start, and again after a lost worker has released its device
+    assert len(ray.workers) <= 3 * len(kinds)
 
 
 @pytest.mark.parametrize("slow_s", [0.0, START_S * 1.5])
 def test_surplus_waiting_workers_end(monkeypatch: pytest.MonkeyPatch, slow_s: float) -> None:
     ray = fake_ray(monkeypatch, Node("busy", free_s=1e9), Node("one"), Node("two", free_s=slow_s))
     pool = started(ray, workers=2)
-    assert pool.size == len(ray.alive()) == (2 if slow_s == 0 else 3)
+    assert len(ray.alive()) == (2 if slow_s == 0 else 3)
 
     def loses(worker: Worker, case: int) -> bool:
         ray.now_s = max(ray.now_s, slow_s)
@@ -144,21 +131,35 @@ def test_surplus_waiting_workers_end(monkeypatch: pytest.MonkeyPatch, slow_s: fl
     assert pool.size == 2
 
 
-def test_case_that_is_sent_twice_has_its_rows_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = request_with(small_trace(tmp_path / "net.jsonl", (10, 20, 30)))
-    workload = load_workload(request)
-    cases = {case.number: case for case in workload.cases}
+def test_case_that_ends_each_worker_fails_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
 
-    def deal(tasks: Sequence[RayTask], *arguments: Any) -> Iterator[tuple[Machine, str, RayTask, bytes]]:
-        # a worker that was considered lost has sent it, and its replacement sends it again
-        for task in [*tasks, *tasks]:
-            for number in task.cases:
-                rows = empty_rows(cases[number], workload, OK, "")
-                message = json.dumps([row.to_plain() for row in rows.values()]).encode()
-                yield Machine("one", "big"), "node", task, message
+    def loses(worker: Worker, case: int) -> bool:
+        used.append(case)
+        return case == 2
 
-    pool = SimpleNamespace(size=1, deal=deal)
-    ray = SimpleNamespace(put=lambda bundle: bundle)
-    executor = RayExecutor(ray, EngineOptions(engine="ray"))
-    monkeypatch.setattr(executor, "pool", lambda device: pool)
-    assert Counter(rows[0].case for rows in executor.run(workload, set(), {}, False)) == Counter(cases.keys())
+    results = dealt(started(fake_ray(monkeypatch, Node("one"), Node("two"))), 5, loses)
+    assert sorted(rows for _, _, rows in results if rows is not None) == [0, 1, 3, 4]
+    assert (len(results), Counter(used)[2]) == (5, LOSSES)
+
+
+def test_machine_that_is_full_is_left_out_and_its_cases_run_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = started(fake_ray(monkeypatch, Node("full"), Node("free")))
+
+    def submit(worker: Worker, task: RayTask) -> Any:
+        is_full = worker.node.name == "full"
+        return Future(json.dumps({"unusable": "no space left"} if is_full else {"rows": task.cases[0]}).encode())
+
+    results = list(pool.run([RayTask([case]) for case in range(4)], submit))
+    assert {(slot.machine.name, rows) for slot, _, rows in results} == {("free", case) for case in range(4)}
+
+
+def test_lost_cases_are_retried_together_and_then_one_by_one() -> None:
+    (again,) = RayTask([1, 2, 3], "here").after_loss()
+    assert again.cases == [1, 2, 3]
+    single = again.after_loss()
+    assert [task.cases for task in single] == [[1], [2], [3]]
+    task, losses = single[0], 0
+    while task.losses < LOSSES:
+        (task,), losses = task.after_loss(), losses + 1
+    assert (task.cases, losses) == ([1], 2)
