@@ -41,12 +41,10 @@ class RayTask:
     """Cases that one worker compiles together, or measures in the same rounds.
 
     cases : case numbers
-    home : node that has their compiled programs; empty for any
     losses : number of workers that ended while they ran these cases
     """
 
     cases: list[int]
-    home: str = ""
     losses: int = 0
 
     def after_loss(self) -> list[RayTask]:
@@ -124,8 +122,7 @@ class Pool:
         while queue or self._busy:
             self._wait_for_worker()
             while queue and self._idle:
-                slot = self._idle.pop()
-                task = _take(queue, slot.node)
+                slot, task = self._idle.pop(), queue.popleft()
                 self._busy[submit(slot.actor, task)] = slot, task
             for item in self._ray.wait([*self._starting, *self._busy], num_returns=1)[0]:
                 if item in self._starting:
@@ -281,16 +278,6 @@ class Pool:
         return (UserError if is_absent else ExecutorLostError)(f"no machine of the cluster has {what}", hint)
 
 
-def _take(queue: deque[RayTask], node: str) -> RayTask:
-    """Remove and return the next task: one for this node, else one for any node, else one for another node."""
-    for home in (node, ""):
-        for index, task in enumerate(queue):
-            if task.home == home:
-                del queue[index]
-                return task
-    return queue.popleft()
-
-
 def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1][:200] if lines else type(error).__name__
@@ -309,7 +296,6 @@ class RayExecutor:
         self._pool: Pool | None = None
         self._workload: Workload | None = None
         self._number = self._repeat = 0
-        self._homes: dict[int, str] = {}
         self._bundle: list[Any] = []
 
     def pool(self, device: str) -> Pool:
@@ -364,11 +350,10 @@ class RayExecutor:
         rows: dict[int, dict[int, Result]] = {}
         where = f"{counted(pool.size, 'worker')} of {counted(len(pool.machines), 'machine')}"
         with reporter.doing(f"compiling {counted(len(numbers), 'case')} on {where}", len(numbers)) as advance:
-            for slot, task, compiled in self._run(tasks, submit, workload):
+            for _, task, compiled in self._run(tasks, submit, workload):
                 # the cases of a lost worker are compiled again when they are measured
                 for number, plain in compiled or [(number, []) for number in task.cases]:
                     rows[number] = {row_number: Result.from_plain(row) for row_number, row in plain}
-                    self._homes[number] = slot.node
                     advance()
         return rows
 
@@ -408,7 +393,7 @@ class RayExecutor:
         """Put the request and the trace's files into the cluster's memory, because nodes may not share a disk."""
         if self._workload is not workload:
             # workers load the trace again if the number has changed
-            self._workload, self._number, self._homes = workload, self._number + 1, {}
+            self._workload, self._number = workload, self._number + 1
             request, device = workload.request, workload.device
             if is_accelerator(device):
                 request = replace(request, inputs=replace(request.inputs, device=device.partition(":")[0]))
@@ -417,20 +402,10 @@ class RayExecutor:
             self._bundle = [self._ray.put(bundle)]
 
     def _windows(self, workload: Workload, done: Collection[int]) -> list[RayTask]:
-        """Return a task for each group of unfinished cases that one worker measures in the same rounds.
-
-        Cases are assigned to the node that has their compiled programs.
-        """
+        """Return a task for each group of unfinished cases that one worker measures in the same rounds."""
         cases = sorted((case for case in workload.cases if case.number not in done), key=workload.surroundings.first)
         most = _window_size(self.pool(workload.device), len(cases), CASES)
-        by_home: dict[str, list[Any]] = {}
-        for case in cases:
-            by_home.setdefault(self._homes.get(case.number, ""), []).append(case)
-        return [
-            RayTask([case.number for case in window], home)
-            for home, at_home in by_home.items()
-            for window in windows(at_home, workload, most)
-        ]
+        return [RayTask([case.number for case in window]) for window in windows(cases, workload, most)]
 
     def _report_threads(self, workload: Workload, reporter: Reporter) -> None:
         processors = self._options.processors

@@ -155,7 +155,7 @@ def test_machine_that_is_full_is_left_out_and_its_cases_run_elsewhere(monkeypatc
 
 
 def test_lost_cases_are_retried_together_and_then_one_by_one() -> None:
-    (again,) = RayTask([1, 2, 3], "here").after_loss()
+    (again,) = RayTask([1, 2, 3]).after_loss()
     assert again.cases == [1, 2, 3]
     single = again.after_loss()
     assert [task.cases for task in single] == [[1], [2], [3]]
