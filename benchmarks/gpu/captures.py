@@ -22,7 +22,7 @@ from opgrip.capture.program.capture_choices import AUTO, EVENTS
 from opgrip.replay import replay
 from opgrip.replay.operators.devices import graph_class
 from opgrip.traces import Trace, load
-from opgrip.traces.table.graph_launches import BY_KERNELS
+from opgrip.traces.table.call_source import BY_KERNELS
 
 # variables that hide devices from a process that has not initialized them yet
 VISIBLE = {"cuda": "CUDA_VISIBLE_DEVICES", "sim": "SIM_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}

@@ -7,32 +7,45 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
 import pandas as pd
 
 from opgrip.cli.command import counted
-from opgrip.display.figures import as_html, in_style
+from opgrip.display.figures import PALETTE, add_legend, as_html, in_style, label_axis, literal, new_figure
 from opgrip.errors import UserError
-from opgrip.traces.codec.call_blocks import Integers
+from opgrip.traces.codec.call_blocks import CallBlock, Integers
 from opgrip.traces.io.reader import TraceReader
-from opgrip.traces.schema.accelerator_records import Kernels, Wait
+from opgrip.traces.io.tensor_file import files_beside
+from opgrip.traces.schema.accelerator_records import (
+    DeviceTimes,
+    Graph,
+    GraphTimes,
+    Kernels,
+    Wait,
+)
 from opgrip.traces.schema.records import (
     FUNCTION,
+    Context,
     Effects,
     End,
     Entered,
+    Header,
     Observed,
+    Record,
     Scope,
     Signature,
     Thread,
+    Values,
 )
-from opgrip.traces.table.accelerators import doubt_of_events
-from opgrip.traces.table.call_source import CallSource
+from opgrip.traces.table.accelerators import doubt_of_events, merge_facts
+from opgrip.traces.table.call_source import CallSource, doubt_of_graphs
 from opgrip.traces.table.call_table import (
     COUNT,
     CallNames,
+    all_storages,
+    calls_table,
     counts_of,
     quantiles,
     rows_table,
@@ -41,16 +54,52 @@ from opgrip.traces.table.call_table import (
     with_times,
 )
 from opgrip.traces.table.distinct_calls import NUMBER, distinct_calls, ordered_rows
-from opgrip.traces.table.graph_launches import doubt_of_graphs
-from opgrip.traces.table.lazy_fields import LazyField, is_made
 from opgrip.traces.table.profiler_labels import label_of, labeled, own_calls
-from opgrip.traces.table.step_starts import call_filter
-from opgrip.traces.table.time_pictures import check_columns, draw_times
-from opgrip.traces.table.trace_contents import TraceContents
+from opgrip.traces.table.step_starts import call_filter, unfinished_calls
 from opgrip.traces.values import ValueModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+T = TypeVar("T")
+
+
+class LazyField(Generic[T]):
+    """Descriptor of a dataclass field that is computed when it is first read; the dataclass must not have slots.
+
+    The constructor takes the value, or a function that returns it.
+    """
+
+    def __init__(self, default: Callable[[], T] | None = None) -> None:
+        self._default = default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_{name}"
+
+    @overload
+    def __get__(self, item: None, owner: type) -> Callable[[], T]: ...
+
+    @overload
+    def __get__(self, item: object, owner: type) -> T: ...
+
+    def __get__(self, item: object | None, owner: type) -> Callable[[], T] | T:
+        if item is None:
+            # the dataclass decorator takes this as the field's default
+            if self._default is None:
+                raise AttributeError(self._name)
+            return self._default
+        value: T | Callable[[], T] = item.__dict__[self._name]
+        if callable(value):
+            value = item.__dict__[self._name] = value()
+        return value
+
+    def __set__(self, item: object, value: T | Callable[[], T]) -> None:
+        item.__dict__[self._name] = value
+
+
+def is_made(item: object, name: str) -> bool:
+    return not callable(item.__dict__[f"_{name}"])
+
 
 HTML_ROWS = 20  # number of operators that a notebook shows
 
@@ -102,9 +151,9 @@ class Trace:
     signatures: list[Signature]
     scopes: list[Scope]
     values: dict[int, ValueModel]
-    calls: LazyField[pd.DataFrame] = LazyField()  # noqa: RUF009 - a descriptor
-    storages: LazyField[Integers] = LazyField(_none)  # noqa: RUF009 - a descriptor
-    unfinished: LazyField[list[Entered]] = LazyField(list)  # noqa: RUF009 - a descriptor
+    calls: LazyField[pd.DataFrame] = LazyField()
+    storages: LazyField[Integers] = LazyField(_none)
+    unfinished: LazyField[list[Entered]] = LazyField(list)
     source: CallSource = field(default_factory=lambda: CallSource(tuple))
     threads: dict[int, Thread] = field(default_factory=dict)
     contexts: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -333,3 +382,156 @@ def load(
     elif reader.missing and not partial:
         raise UserError(reader.missing, "load it with --partial")
     return Trace(**contents.attributes(reader))
+
+
+class TraceContents:
+    """Collects the records of a trace while it is loaded, and turns them into the attributes of a `Trace`."""
+
+    def __init__(self, source: CallSource) -> None:
+        self._source = source
+        self._entered: dict[int, list[Entered]] = {}
+        self._fields: dict[str, Any] = {
+            **{name: {} for name in ("header", "values", "tensors", "threads", "contexts", "observed", "effects")},
+            **{name: [] for name in ("signatures", "scopes", "kernels", "waits")},
+        }
+
+    def add(self, record: Record | CallBlock) -> None:
+        fields = self._fields
+        match record:
+            case CallBlock():
+                self._source.add(record)
+            case Header():
+                fields["header"] = record.fields
+            case Signature():
+                fields["signatures"].append(record)
+            case Scope():
+                fields["scopes"].append(record)
+            case Values():
+                fields["values"][record.number] = record.model
+                if record.tensor is not None:
+                    fields["tensors"][record.number] = record.tensor
+            case Thread():
+                fields["threads"][record.number] = record
+            case Entered():
+                self._entered.setdefault(record.thread, []).append(record)
+            case DeviceTimes():
+                self._source.add_times(record)
+            case Context():
+                fields["contexts"][record.number] = record.settings
+            case Observed():
+                fields["observed"].setdefault(record.signature, []).append(record)
+            case Graph() | GraphTimes():
+                self._source.graphs.add(record)
+            case Effects():
+                fields["effects"][record.signature] = record
+            case Kernels():
+                fields["kernels"].append(record)
+            case Wait():
+                fields["waits"].append(record)
+            case End():
+                fields["end"] = record
+                fields["header"] = _with_accelerators(fields["header"], record)
+
+    def attributes(self, reader: TraceReader) -> dict[str, Any]:
+        fields = self._fields
+        names = CallNames(fields["signatures"], fields["scopes"], fields["threads"])
+        self._source.weigh_graphs(fields["signatures"])
+        return fields | {
+            "calls": lambda: calls_table(self._source, names),
+            "storages": lambda: all_storages(self._source),
+            "unfinished": lambda: unfinished_calls(self._entered, self._source),
+            "source": self._source,
+            "missing": reader.missing,
+            "unknown": dict(reader.unknown),
+            "tensor_files": files_beside(reader.path, fields["header"]),
+        }
+
+
+def _with_accelerators(header: dict[str, Any], end: End) -> dict[str, Any]:
+    # the closing record knows accelerators that the program first used after the header was written
+    later = {"devices": end.devices, "accelerator": end.accelerator}
+    present = {name: facts for name, facts in later.items() if facts}
+    before = {name: header[name] for name in present if isinstance(header.get(name), dict)}
+    return {**header, **merge_facts(before, present)} if present else header
+
+
+# columns of a trace's calls that can be shown as bars and as their parts
+COLUMNS = ("op", "module", "phase", "function", "kind", "device", "thread")
+MOST_BARS = 20
+LEAST_SHARE = 0.001  # smallest share of the total time for which a bar is shown
+MOST_PARTS = 6  # maximum number of named parts; the other parts are added up
+REST = "others"
+DEEPEST = 4  # maximum depth of module paths in the names of parts
+
+
+def check_columns(*names: str) -> None:
+    strange = [name for name in names if name not in COLUMNS]
+    if strange:
+        raise UserError(f"a picture cannot be grouped by {strange[0]}", f"choose {', '.join(COLUMNS)}")
+
+
+def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
+    """Return a bar chart of the result of `Trace.summary(by, parts)`; bars show numbers of calls if no call has a
+    time.
+    """
+    if table.empty:
+        raise UserError("the trace has no calls", "capture a step that runs some")
+    measure = "time_us" if table["time_us"].any() else "calls"
+    names = _parts(table[parts].astype(object), parts)
+    bars = _texts(table[by].astype(object), by)
+    sums = table[measure].groupby([bars.rename("bar"), names.rename("part")]).sum().unstack(fill_value=0)
+    total = float(sums.to_numpy().sum()) or 1.0
+    sums = sums.loc[sums.sum(axis="columns").sort_values(ascending=False, kind="stable").index]
+    sums = sums[sums.sum().sort_values(ascending=False, kind="stable").index]
+    shown = sums[sums.sum(axis="columns") >= LEAST_SHARE * total].iloc[:MOST_BARS]
+    rest = len(sums) - len(shown)
+    figure, (axes,) = new_figure(title, size=(6.6, 1.4 + 0.22 * len(shown)))
+    ends = pd.Series(0.0, index=shown.index)
+    for place, (name, color) in enumerate(
+        zip(_largest_parts(shown).columns, (*PALETTE[:MOST_PARTS], "#999999"), strict=False)
+    ):
+        widths = _largest_parts(shown).iloc[:, place]
+        axes.barh(range(len(shown)), widths, 0.8, ends, color=color, label=literal(name, 28))
+        ends = ends + widths
+    for height, width in enumerate(ends):
+        axes.annotate(
+            f"{width / total:.1%}", (width, height), (3, 0), textcoords="offset points", va="center", fontsize=7
+        )
+    axes.set_yticks(range(len(shown)), [literal(name, 40) for name in shown.index])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.margins(x=0.1)
+    axes.grid(axis="y", visible=False)
+    if measure == "time_us":
+        label_axis(axes.xaxis, "time of all calls", "s", 1e-6)
+    else:
+        label_axis(axes.xaxis, "calls")
+    if rest:
+        axes.set_ylabel(f"{rest:,} shorter ones are left out")
+    add_legend(figure, axes)
+    return figure
+
+
+def _texts(values: pd.Series[Any], column: str) -> pd.Series[str]:
+    absent = "(outside)" if column in ("module", "function") else "-"
+    texts = [absent if pd.isna(value) or value == "" else str(value) for value in values]
+    return pd.Series(texts, values.index)
+
+
+def _parts(values: pd.Series[Any], column: str) -> pd.Series[str]:
+    # module paths are cut to the smallest depth at which there are more than two different names
+    texts = _texts(values, column)
+    if column != "module":
+        return texts
+    for depth in range(1, DEEPEST + 1):
+        heads = pd.Series([".".join(text.split(".")[:depth]) for text in texts], texts.index)
+        if heads.nunique() > 2:
+            return heads
+    return heads
+
+
+def _largest_parts(sums: pd.DataFrame) -> pd.DataFrame:
+    if sums.shape[1] <= MOST_PARTS + 1:
+        return sums
+    few = sums.iloc[:, :MOST_PARTS].copy()
+    few[REST] = sums.iloc[:, MOST_PARTS:].sum(axis="columns")
+    return few

@@ -38,7 +38,7 @@ from opgrip.traces.analysis.ranks.collectives import bus_factor, size_of
 from opgrip.traces.codec.call_blocks import Integers
 from opgrip.traces.schema.arguments import GroupSpec, Opaque, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
-from opgrip.traces.table.lazy_fields import is_made
+from opgrip.traces.table.trace import is_made
 
 PAIR = GroupSpec("0", "gloo", (0, 1), 0)
 

@@ -16,7 +16,7 @@ from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTi
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import NO_STORAGE, Calls, End, Record, Scope, Signature, Thread
 from opgrip.traces.table import call_source
-from opgrip.traces.table.graph_launches import BY_ESTIMATE, BY_KERNELS
+from opgrip.traces.table.call_source import BY_ESTIMATE, BY_KERNELS
 
 SMALL, LARGE = (TensorSpec((size,), (1,), torch.float32, "cuda:0") for size in (100, 300))
 RECORDS: list[Record] = [

@@ -33,8 +33,8 @@ from opgrip.traces.schema.accelerator_records import DeviceTimes
 from opgrip.traces.schema.records import Calls
 from opgrip.traces.table import call_source as sources
 from opgrip.traces.table import distinct_calls as summing
-from opgrip.traces.table.lazy_fields import is_made
 from opgrip.traces.table.profiler_labels import own_calls
+from opgrip.traces.table.trace import is_made
 
 SHIPPED = Path(opgrip.traces.__file__).with_name("faster_rcnn.jsonl")
 CASE_FIELDS = (
