@@ -16,7 +16,7 @@ from opgrip.platform.machine import page_size
 from opgrip.replay.operators.equivalents import Equivalent, equivalent_on
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.operators.memory import LARGE, bytes_of, mostly_fresh
-from opgrip.traces.analysis.graph import TraceGraph, make_graph
+from opgrip.traces.analysis.dataflow import TraceGraph, make_graph
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.operator_arguments import Interface, interface_of
 from opgrip.traces.schema.records import NO_STORAGE, OPERATOR, Signature

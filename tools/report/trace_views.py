@@ -16,7 +16,7 @@ from opgrip.replay.batch_scale.batch_scale import named_tensors
 from opgrip.replay.cases.call_sites import CallSite, count_call_sites
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.results import describe_shapes
-from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.timeline import frames_of, origins
 from opgrip.traces.codec.record_forms import key_of_case

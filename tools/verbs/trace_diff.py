@@ -97,8 +97,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
 
 @verb("trace diff", "compare two traces, or two sets of traces", DIFF_EXAMPLES, prepare_diff)
 def run_diff(args: argparse.Namespace) -> int:
-    from opgrip.traces.analysis.difference_sides import load_side, paths_of
-    from opgrip.traces.analysis.differences import compare_sides, write_difference
+    from opgrip.traces.analysis.differences import compare_sides, load_side, paths_of, write_difference
 
     if strange := [kind for kind in args.fail_on if kind not in (*CHOICES, ANY)]:
         raise UserError(

@@ -21,8 +21,7 @@ from opgrip.tools.verbs import add_output, verb
 if TYPE_CHECKING:
     import pandas as pd
 
-    from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, Storage
-    from opgrip.traces.analysis.graph import GraphFacts
+    from opgrip.traces.analysis.dataflow import Dataflow, DataflowStep, GraphFacts, Storage
 
 GRAPH_EXAMPLES = """\
 examples:
@@ -42,8 +41,7 @@ def prepare_graph(parser: argparse.ArgumentParser) -> None:
 )
 def run_graph(args: argparse.Namespace) -> int:
     from opgrip.traces import load
-    from opgrip.traces.analysis.dataflow import Dataflow
-    from opgrip.traces.analysis.graph import graph_facts
+    from opgrip.traces.analysis.dataflow import Dataflow, graph_facts
 
     check_output(args.output, args.force, (".json",))
     with Reporter(args.prog).reading(args.trace):

@@ -81,8 +81,7 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
     prepare_trim,
 )
 def run_trim(args: argparse.Namespace) -> int:
-    from opgrip.traces.analysis.trace_part import TracePart
-    from opgrip.traces.analysis.trim import trim
+    from opgrip.traces.analysis.trim import TracePart, trim
 
     check_writable(args.output, args.force)
     part = TracePart(args.steps, tuple(args.phase), tuple(args.module), tuple(args.op), args.time)

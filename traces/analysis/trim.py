@@ -1,25 +1,21 @@
-"""Writer of a part of a trace: the selected calls, and the records that they refer to. Records keep their numbers."""
+"""Selection and writing of a part of a trace: calls, and the records that they refer to. Records keep their numbers."""
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from opgrip.traces.analysis.trace_part import (
-    Flags,
-    KeptFlow,
-    Outline,
-    TracePart,
-    read_outline,
-    selected_calls,
-    with_inner_calls,
-)
+from opgrip.cli.command import nearest
+from opgrip.cli.option_types import matches
+from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.io.reader import TraceReader
@@ -32,9 +28,13 @@ from opgrip.traces.schema.accelerator_records import (
     Kernels,
     Wait,
 )
+from opgrip.traces.schema.arguments import numbers_of, tensors
 from opgrip.traces.schema.json_values import LATEST_NS
+from opgrip.traces.schema.operator_arguments import written
 from opgrip.traces.schema.records import (
+    FUNCTION,
     NO_STORAGE,
+    OPERATOR,
     Context,
     Effects,
     End,
@@ -46,9 +46,272 @@ from opgrip.traces.schema.records import (
     Thread,
     Values,
 )
-from opgrip.traces.table.call_source import selected
-from opgrip.traces.table.profiler_labels import is_operator
-from opgrip.traces.table.step_starts import StepStarts
+from opgrip.traces.table.call_source import concatenated, or_all, selected
+from opgrip.traces.table.profiler_labels import is_mark, is_operator
+from opgrip.traces.table.step_starts import StepStarts, reported_starts, step_starts
+
+COLUMNS = ("thread", "signature", "scope", "start_ns", "tensors", "storages")
+
+
+@dataclass(frozen=True, slots=True)
+class SignatureOutline:
+    kind: str
+    op: str
+    values: tuple[int, ...]
+    written: tuple[bool, ...]
+
+
+@dataclass(slots=True)
+class Outline:
+    """Calls of a trace in file order, with what a selection of calls needs of the records that they refer to.
+
+    effects : by signature, numbers of the value models in its `Effects` record
+    graphs : graphs, by the signature of their launches
+    thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is each call's number of
+        tensors
+    storages : storage numbers of the tensors of all calls, call after call
+    step_starts_ns : (steps,), start times in the trace's closing record
+    """
+
+    header: dict[str, Any] = field(default_factory=dict)
+    signatures: dict[int, SignatureOutline] = field(default_factory=dict)
+    scopes: dict[int, Scope] = field(default_factory=dict)
+    observed: list[Observed] = field(default_factory=list)
+    effects: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    graphs: dict[int, Graph] = field(default_factory=dict)
+    thread: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    signature: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    scope: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    start_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    tensors: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    storages: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    step_starts_ns: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    @property
+    def first_storage(self) -> NDArray[np.int64]:
+        """(calls,), index in `storages` of each call's first tensor."""
+        first: NDArray[np.int64] = np.cumsum(self.tensors) - self.tensors
+        return first
+
+    def op_of(self, signature: int) -> str:
+        item = self.signatures.get(signature)
+        return "" if item is None else item.op
+
+    def phase_of(self, scope: int) -> str:
+        record = self.scopes.get(scope)
+        return "" if record is None else record.phase
+
+    def module_of(self, scope: int) -> str:
+        """Return the module of a scope; for a backward pass, the module of the forward calls."""
+        record = self.scopes.get(scope)
+        if record is None:
+            return ""
+        return self.scopes.get(record.forward, record).module if record.forward is not None else record.module
+
+
+def read_outline(reader: TraceReader, partial: bool) -> Outline:
+    """Return the outline of a trace; the file is read once."""
+    outline = Outline()
+    end: End | None = None
+    pieces: dict[str, list[NDArray[np.int64]]] = {name: [] for name in COLUMNS}
+    for record in reader.columns():
+        match record:
+            case Header():
+                outline.header = record.fields
+            case Signature():
+                outline.signatures[record.number] = _outline(record)
+            case Scope():
+                outline.scopes[record.number] = record
+            case Observed():
+                outline.observed.append(record)
+            case Effects():
+                outline.effects[record.signature] = tuple(_present(numbers_of((record.after, record.random_state))))
+            case Graph():
+                outline.graphs[record.signature] = record
+            case CallBlock():
+                tensors_of = or_all(record.tensors, len(record), 0)
+                storages = record.storages[: len(record.storages) if len(record.tensors) else 0]
+                thread = np.full(len(record), record.thread)
+                columns = (thread, record.signature, record.scope, record.start_ns, tensors_of, storages)
+                for name, column in zip(COLUMNS, columns, strict=True):
+                    pieces[name].append(column)
+            case End():
+                end = record
+    if reader.missing and not partial:
+        raise UserError(reader.missing, "trim it with --partial")
+    for name in COLUMNS:
+        setattr(outline, name, concatenated(pieces.pop(name)))
+    if not len(outline.start_ns):
+        raise UserError(f"{reader.path} contains no calls", "capture a program that runs some")
+    marks = [number for number, item in outline.signatures.items() if is_mark(item.op)]
+    own = outline.start_ns[~np.isin(outline.signature, marks)]
+    outline.step_starts_ns = reported_starts(end, int(own.max(initial=0)))
+    return outline
+
+
+def _outline(record: Signature) -> SignatureOutline:
+    values = _present(numbers_of([record.args, record.kwargs, record.outputs]))
+    flags = written(record) if any(True for _ in tensors([record.args, record.kwargs])) else []
+    return SignatureOutline(record.kind, record.op, tuple(values), tuple(flags))
+
+
+def _present(numbers: list[int | None]) -> Iterator[int]:
+    return (number for number in numbers if number is not None)
+
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class TracePart:
+    """Conditions that select a part of a trace; a selected call meets all of them.
+
+    steps : indices of the first step and of the step after the last one; None for the end of the trace
+    modules, ops : shell patterns, of which one must match
+    time_ns : range of start times, counted from the start of the capture; None for the end of the trace
+    """
+
+    steps: tuple[int, int | None] | None = None
+    phases: Sequence[str] = ()
+    modules: Sequence[str] = ()
+    ops: Sequence[str] = ()
+    time_ns: tuple[int, int | None] | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return {name: list(value) for name, value in values.items() if value}
+
+
+def selected_calls(outline: Outline, part: TracePart) -> Flags:
+    """Return a mask of the calls that meet the conditions, or ran inside a function whose own call meets them."""
+    flags = np.ones(len(outline.start_ns), dtype=np.bool_)
+    if part.ops:
+        flags &= _matching(outline, part.ops, "op", outline.op_of, outline.signature)
+    if part.modules:
+        flags &= _matching(outline, part.modules, "module", outline.module_of, outline.scope)
+    if part.phases:
+        flags &= _matching(outline, part.phases, "phase", outline.phase_of, outline.scope)
+    if part.time_ns is not None:
+        flags &= within(outline.start_ns, part.time_ns)
+    if part.steps is not None:
+        flags &= _of_steps(outline, part.steps)
+    if not flags.any():
+        raise UserError("no call matches all conditions", "see opgrip trace info")
+    return with_inner_calls(outline, flags)
+
+
+def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
+    """Return a mask of the calls in `flags` and of the calls made inside them."""
+    around = flags & np.isin(outline.signature, [n for n, item in outline.signatures.items() if item.kind != OPERATOR])
+    if not around.any():
+        return flags
+    flags = flags.copy()
+    for thread in np.unique(outline.thread[around]):
+        begin: int | None = None
+        # calls are in order of their ends: inner calls come before outer ones
+        for index in np.nonzero(outline.thread == thread)[0][::-1].tolist():
+            start = int(outline.start_ns[index])
+            if begin is not None and start >= begin:
+                flags[index] = True
+            else:
+                begin = start if around[index] else None
+    return flags
+
+
+def within(starts: NDArray[np.int64], span: tuple[int, int | None]) -> Flags:
+    first, end = span
+    return (starts >= first) & (True if end is None else starts < end)
+
+
+def _matching(
+    outline: Outline, patterns: Sequence[str], what: str, name_of: Callable[[int], str], numbers: NDArray[np.int64]
+) -> Flags:
+    names = {int(number): name_of(int(number)) for number in np.unique(numbers)}
+    numbers_matched = [number for number, name in names.items() if matches(name, patterns)]
+    if not numbers_matched:
+        near = ", ".join(map(repr, nearest(patterns[0], sorted(set(names.values()) - {""}))))
+        hint = f"the trace has {near}" if near else f"the trace names no {what}"
+        raise UserError(f"no {what} matches --{what} {' '.join(patterns)}", hint)
+    return np.isin(numbers, numbers_matched)
+
+
+def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
+    begins = outline.step_starts_ns.tolist()
+    count = outline.header.get("steps", len(begins))
+    if type(count) is not int or not 0 < count <= len(outline.start_ns):
+        raise UserError("the trace does not contain its number of steps", "select a time span with --time")
+    first, end = steps
+    if first >= count:
+        raise UserError(f"the trace has no step {first}", f"the steps of the trace are 0 to {count - 1}")
+    if "steps" in outline.header:
+        begins = _beginnings(outline, count)
+    until = None if end is None or end >= count else begins[end]
+    return within(outline.start_ns, (begins[first] if first else int(outline.start_ns.min()), until))
+
+
+def _beginnings(outline: Outline, count: int) -> list[int]:
+    begins = step_starts(lambda: [(None, outline.scope, outline.signature, outline.start_ns)], {None: count}).begins
+    if None not in begins:
+        raise UserError(
+            "the steps of the trace cannot be separated: no operator was called exactly once per step",
+            "use --time instead",
+        )
+    starts_ns: list[int] = begins[None].tolist()
+    return starts_ns
+
+
+class KeptFlow:
+    """For each call, the earlier calls that created or last wrote the memory that it reads.
+
+    Of calls inside each other, which use the same memory, only one level is kept: calls inside extension functions are
+    left out, and so are functions that were recorded with `--grip` as calls around their inner calls.
+    """
+
+    def __init__(self, outline: Outline) -> None:
+        self._order = _own_calls(outline)
+        readers, producers = array("q"), array("q")
+        writer: dict[int, int] = {}
+        first = outline.first_storage
+        signatures, counts, storages = outline.signature.tolist(), outline.tensors.tolist(), outline.storages.tolist()
+        for index in self._order:
+            begin = int(first[index])
+            mentioned = storages[begin : begin + counts[index]]
+            signature = outline.signatures.get(signatures[index])
+            flags = signature.written if signature is not None else ()
+            inputs = mentioned[: len(flags)]
+            before = {writer[storage] for storage in inputs if storage in writer} - {index}
+            producers.extend(sorted(before))
+            readers.extend([index] * len(before))
+            arguments = {*inputs}
+            for place, storage in enumerate(mentioned):
+                # a result in the memory of an argument is a view and creates nothing
+                makes = flags[place] if place < len(flags) else storage not in arguments and storage not in writer
+                if makes and storage != NO_STORAGE:
+                    writer[storage] = index
+        self._readers = np.frombuffer(readers, dtype=np.int64) if readers else np.empty(0, dtype=np.int64)
+        self._producers = np.frombuffer(producers, dtype=np.int64) if producers else np.empty(0, dtype=np.int64)
+
+    def with_producers(self, flags: Flags) -> Flags:
+        """Return a mask of the calls in `flags` and of all their direct and indirect producers."""
+        flags = flags.copy()
+        # edges are in order of the readers' starts, and producers come before readers
+        for reader, producer in zip(self._readers[::-1].tolist(), self._producers[::-1].tolist(), strict=True):
+            if flags[reader]:
+                flags[producer] = True
+        return flags
+
+    def cut_edges(self, flags: Flags) -> int:
+        """Return how often a selected call reads memory that an omitted call wrote."""
+        return int(np.count_nonzero(flags[self._readers] & ~flags[self._producers]))
+
+
+def _own_calls(outline: Outline) -> list[int]:
+    passed = [n for n, item in outline.signatures.items() if item.kind == FUNCTION or is_mark(item.op)]
+    inside = [n for n, scope in outline.scopes.items() if scope.inside is not None and not scope.gripped]
+    own: NDArray[np.bool_] = ~np.isin(outline.signature, passed) & ~np.isin(outline.scope, inside)
+    order = np.argsort(outline.start_ns, kind="stable")
+    indices: list[int] = order[own[order]].tolist()
+    return indices
 
 
 @dataclass(frozen=True, slots=True)

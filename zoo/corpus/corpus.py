@@ -14,7 +14,7 @@ import pandas as pd
 
 from opgrip.cli.command import counted, printable
 from opgrip.errors import MissingFileError, UserError, shortened
-from opgrip.traces.analysis.difference_sides import call_outline
+from opgrip.traces.analysis.differences import call_outline
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.io.archives import is_archive
 from opgrip.traces.io.foreign_files import format_of, formats, is_trace

@@ -12,8 +12,7 @@ from torch import nn
 from opgrip.capture import Capture, Schedule
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load, read
-from opgrip.traces.analysis.trace_part import TracePart
-from opgrip.traces.analysis.trim import trim
+from opgrip.traces.analysis.trim import TracePart, trim
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.table.step_starts import find_step_starts
 

@@ -11,7 +11,7 @@ from programs import run_command, succeed
 
 from opgrip.traces import load
 from opgrip.traces.analysis.longtail import find_longtail
-from opgrip.traces.analysis.longtail.omissions import constructors
+from opgrip.traces.analysis.longtail.functions import constructors
 
 """Leading rows of a training step of Faster R-CNN, of about 45, that contain the slowest parts; the first `ALL` have
 all

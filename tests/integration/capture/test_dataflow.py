@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from opgrip.capture import Capture
 from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.traces import Trace, load
-from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.codec.call_blocks import decode_storages, encode_storages
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Scope, Signature, Thread

@@ -19,7 +19,7 @@ from opgrip.replay.cases.selection import FUNCTION as UNIT_FUNCTION
 from opgrip.replay.cases.subgraphs import make_units
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace, UserError, load
-from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves
 from opgrip.traces.schema.python_objects import ModuleSpec, ObjectSpec

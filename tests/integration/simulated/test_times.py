@@ -15,7 +15,7 @@ from opgrip.errors import UserError
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import Trace, load
-from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.timeline import timeline
 

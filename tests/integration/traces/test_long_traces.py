@@ -22,9 +22,8 @@ from opgrip.replay.cases import cases
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.results.ratios import shares_of
 from opgrip.traces import Trace, TraceReader, UserError, load, read
-from opgrip.traces.analysis.dataflow import Dataflow
+from opgrip.traces.analysis.dataflow import Dataflow, graph_facts
 from opgrip.traces.analysis.differences import compare_traces
-from opgrip.traces.analysis.graph import graph_facts
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.longtail import thread_calls as made_calls
 from opgrip.traces.analysis.merge import merge

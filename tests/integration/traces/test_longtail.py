@@ -19,7 +19,7 @@ from opgrip.capture.command.opcapture import own_cost
 from opgrip.errors import UserError
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.longtail import LongTail, LongTailFunction, find_longtail
-from opgrip.traces.analysis.longtail.omissions import grip_command
+from opgrip.traces.analysis.longtail.functions import grip_command
 from opgrip.traces.analysis.machine_ceilings import Ceilings, Level, bandwidth, bandwidth_of, keep
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, End, Scope, Signature

@@ -13,7 +13,7 @@ from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.sequences.call_timers import SequenceSettings
 from opgrip.replay.sequences.step_replay import replay_sequence
 from opgrip.traces import Trace, load
-from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, End, Scope, Signature, Thread

@@ -14,9 +14,8 @@ from programs import SHIPPED_TRACES
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load, read
-from opgrip.traces.analysis.graph import make_graph
-from opgrip.traces.analysis.trace_part import TracePart
-from opgrip.traces.analysis.trim import trim
+from opgrip.traces.analysis.dataflow import make_graph
+from opgrip.traces.analysis.trim import TracePart, trim
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.schema.records import Calls, Observed, Signature
 

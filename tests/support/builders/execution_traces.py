@@ -13,7 +13,7 @@ from torch.profiler import ExecutionTraceObserver
 
 from opgrip.capture import Capture
 from opgrip.traces import Trace
-from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.table.profiler_labels import is_mark
 

@@ -16,9 +16,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from opgrip.errors import UserError
-from opgrip.traces.analysis.ranks.alignment import Meetings, is_ambiguous, match, rank_of
+from opgrip.traces.analysis.ranks.alignment import UNKNOWN, Meetings, Scan, SignatureKinds, is_ambiguous, match, rank_of
 from opgrip.traces.analysis.ranks.collectives import FROM_ROOT, TO_ROOT, Collective
-from opgrip.traces.analysis.ranks.scan import UNKNOWN, Scan, SignatureKinds
 from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.schema.records import FUNCTION, Header, Scope, Signature, Thread

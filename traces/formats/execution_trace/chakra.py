@@ -18,7 +18,7 @@ from functools import cache
 from typing import IO, Any
 
 from opgrip.errors import FormatError
-from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.formats.building import NO_GRADIENTS, NO_VALUES, RecordBuilder
 from opgrip.traces.formats.execution_trace.calls import NodesRead, calls_of
 from opgrip.traces.formats.execution_trace.nodes import (

@@ -26,7 +26,7 @@ from programs import SHIPPED_TRACES, succeed
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, TraceReader, load
-from opgrip.traces.analysis.graph import make_graph
+from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.schema.arguments import Opaque, TensorSpec
 from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.integers import Integers

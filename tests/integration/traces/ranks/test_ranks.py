@@ -15,9 +15,8 @@ from programs import refusal, run_command
 from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
-from opgrip.traces.analysis.ranks.alignment import thinned
+from opgrip.traces.analysis.ranks.alignment import UNKNOWN, Scan, SignatureKinds, thinned
 from opgrip.traces.analysis.ranks.collectives import collective_of
-from opgrip.traces.analysis.ranks.scan import UNKNOWN, Scan, SignatureKinds
 from opgrip.traces.analysis.ranks.waits import find_waits
 from opgrip.traces.codec.call_blocks import CallBlock, block_of
 from opgrip.traces.io.writer import encode_line
