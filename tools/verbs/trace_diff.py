@@ -32,7 +32,6 @@ examples:
   opgrip trace diff main.jsonl branch.jsonl
   opgrip trace diff main.jsonl branch.jsonl --fail-on came,went -o difference.md
   opgrip trace diff monday/ friday/ -o shifts.json       all traces of two folders, such as the recordings of a service
-  opgrip trace diff server-host-2026-11-23.shapes.json server-host-2026-11-27.shapes.json
   opgrip trace diff 'monday/*.rank0.jsonl' 'friday/*.rank0.jsonl' --fail-on operators
 
 Two signatures are the same if they call the same operator with arguments of the same shapes, strides, dtypes and
@@ -50,7 +49,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         "before",
         type=Path,
         metavar="A",
-        help="a trace, a folder of traces, a pattern, a daily file of opcapture --new-only, or a file of another tool",
+        help="a trace, a folder of traces, a pattern of file names, or a file that another tool wrote",
     )
     parser.add_argument("after", type=Path, metavar="B", help="what to compare A with: any of the inputs that A can be")
     parser.add_argument(
@@ -79,7 +78,8 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=percent,
         default=0.05,
         metavar="PERCENT",
-        help="ignore a signature or operator whose share changed by at most this part of the whole time (default: 5%%)",
+        help="ignore a signature or operator whose share of the total time changed by at most this many percentage "
+        "points (default: 5%%)",
     )
     parser.add_argument(
         "--spread",

@@ -17,8 +17,7 @@ from opgrip.cli.output_files import write_json, write_text
 from opgrip.errors import UserError, shortened
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.io.foreign_files import format_of
-from opgrip.traces.schema.arguments import FormatError, GeneratorSpec, Opaque, TensorSpec, leaves, tensors
-from opgrip.traces.schema.json_values import check_finite, elapsed_ns, integer, text
+from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, tensors
 from opgrip.traces.schema.python_objects import children
 from opgrip.traces.schema.records import Signature
 from opgrip.traces.schema.tensor_specs import memory_dtype, tensor_outline
@@ -103,17 +102,6 @@ class Side:
         self.calls += int(counts.sum())
         self.time_ns += float(totals.sum())
 
-    def include(self, other: Side) -> None:
-        """Add the calls and times of another side to this one, but not its value models."""
-        for key, cases in other.cases.items():
-            self.cases.setdefault(key, Cases(cases.op, cases.call)).include(cases)
-        if not self.traces:
-            self.header = other.header
-        self.steps = None if self.steps is None or other.steps is None else self.steps + other.steps
-        self.traces += other.traces
-        self.calls += other.calls
-        self.time_ns += other.time_ns
-
     def by_call(self) -> Side:
         """Return this side without value models, with calls joined that differ only in details that profiles lack."""
         joined: dict[str, Cases] = {}
@@ -172,66 +160,6 @@ def _models(signature: Signature, values: Mapping[int, ValueModel]) -> Iterator[
         yield spec, None if spec.values is None else values.get(spec.values)
 
 
-SUFFIX = ".shapes.json"
-VERSION = 1
-# maximum size in bytes of a day's file, enough for a hundred thousand signatures; reading takes twenty times this
-# memory
-MOST_BYTES = 32 << 20
-
-
-def write_day(side: Side, path: Path) -> None:
-    """Write one side's calls and times to a file, for later comparisons; an existing file is replaced."""
-    form = {
-        "opgrip_shapes": VERSION,
-        "header": side.header,
-        "traces": side.traces,
-        "steps": side.steps,
-        "signatures": [
-            {
-                "key": key,
-                "op": cases.op,
-                "call": cases.call,
-                "calls": cases.count,
-                "time_ns": round(cases.time_ns),
-                "median_us": None if cases.median_us is None else round(cases.median_us, 3),
-            }
-            for key, cases in side.cases.items()
-        ],
-    }
-    write_json(form, path, force=True, default=str)
-
-
-def read_day(path: Path) -> Side:
-    """Return the side that `write_day` wrote to a file; raise `UserError` for a damaged file or another format."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise FormatError(f"the file has more than {MOST_BYTES >> 20} MB")
-        form = json.loads(path.read_bytes())
-        if not isinstance(form, dict) or form.get("opgrip_shapes") != VERSION:
-            raise FormatError(f'the file does not contain "opgrip_shapes": {VERSION}')
-        check_finite(form)
-        return _side(form)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read", str(error.strerror or error).lower()) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{path} was not written by --new-only", str(error)[:200]) from error
-
-
-def _side(form: Mapping[str, Any]) -> Side:
-    side = Side(header=dict(form["header"]), traces=elapsed_ns(form["traces"]))
-    side.steps = None if form["steps"] is None else integer(form["steps"])
-    for item in form["signatures"]:
-        cases = Cases(
-            text(item["op"]), text(item["call"]), elapsed_ns(item["calls"]), float(elapsed_ns(item["time_ns"]))
-        )
-        if item["median_us"] is not None:
-            cases.times_us = [(float(item["median_us"]), cases.count)]
-        side.cases[text(item["key"])] = cases
-        side.calls += cases.count
-        side.time_ns += cases.time_ns
-    return side
-
-
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 PATTERN = "*?["
 
@@ -256,10 +184,7 @@ def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
     """Return one side of a comparison; its files are read one after another."""
     side = Side()
     for path in paths:
-        if path.name.endswith(SUFFIX):
-            side.include(read_day(path))
-        else:
-            side.add(load(path, partial, unbounded))
+        side.add(load(path, partial, unbounded))
     return side
 
 
