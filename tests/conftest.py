@@ -30,7 +30,7 @@ from quiet import MEASURING, QuietMachine
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from turns import turn
 
-from opgrip.capture.grip.source import folder as proof
+from opgrip.capture.grip import sample_folder as proof
 from opgrip.platform import sandbox
 from opgrip.replay.modes.conversions.runtimes import THREADS
 

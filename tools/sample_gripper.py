@@ -26,7 +26,7 @@ from typing import Any, TypeVar, overload
 from opgrip.capture.grip.gripped import Keep
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import parse_pattern
-from opgrip.capture.grip.sample_calls import RecordedSample
+from opgrip.capture.grip.sample_folder import RecordedSample
 from opgrip.capture.program.capture_choices import CALLS, GRIPS
 from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError

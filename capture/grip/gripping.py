@@ -13,9 +13,8 @@ from typing import Any, cast
 
 import torch
 
-from opgrip.capture.grip.copies import isolate_from_program
-from opgrip.capture.grip.gripped import Keep, Keeper
-from opgrip.capture.grip.objects import SpecTree, take
+from opgrip.capture.grip.gripped import Keep, Keeper, at_own_work, own_work
+from opgrip.capture.grip.objects import SpecTree, isolate_from_program, take
 from opgrip.capture.grip.patterns import (
     LOCALS,
     CannotDecorate,
@@ -29,8 +28,6 @@ from opgrip.capture.grip.patterns import (
     rebind,
     refusal,
 )
-from opgrip.capture.grip.running import at_own_work, own_work
-from opgrip.capture.grip.sample_calls import write_calls
 from opgrip.capture.program.patches import LateModules
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.torch_compat.torch_private import is_transforming
@@ -242,13 +239,13 @@ class Grips:
 
     def _write_sample(self, keeper: Keeper, to: Path) -> None:
         # imported only here because it loads the code that reads syntax trees
-        from opgrip.capture.grip.source.folder import write_folder
+        from opgrip.capture.grip.sample_folder import write_folder
 
         gripped = keeper.gripped()
         if not gripped.calls:
             self.refused[keeper.entry] = ", ".join(keeper.lost) or "none of its calls ended during the recording"
             return
-        self.written.append(write_folder(gripped, to, lambda folder: write_calls(folder, gripped)))
+        self.written.append(write_folder(gripped, to))
 
 
 class WatchedFunction:

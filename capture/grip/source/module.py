@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import copy
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -13,14 +15,13 @@ from types import MethodType
 from typing import Any
 
 from opgrip.capture.grip.gripped import Gripped
-from opgrip.capture.grip.source.classes import ClassParts
-from opgrip.capture.grip.source.collect import Collector
-from opgrip.capture.grip.source.free_names import Annotation, Role, Use
-from opgrip.capture.grip.source.imports import Import, is_imported, is_of_python, top_level
+from opgrip.capture.grip.source.collect import NO_BASES, ClassParts, Collector, is_taken
+from opgrip.capture.grip.source.free_names import Annotation, FunctionNode, Role, Use
 from opgrip.capture.grip.source.items import (
     BuiltinItem,
     ClassItem,
     FunctionItem,
+    Import,
     ImportItem,
     Link,
     PartItem,
@@ -31,10 +32,392 @@ from opgrip.capture.grip.source.items import (
     pieces_of,
     reachable,
     refusals,
+    render,
+    unit,
 )
-from opgrip.capture.grip.source.layout import Layout
-from opgrip.capture.grip.source.live_names import Everything, Meaning, Treatment, named_in, words_in
+from opgrip.capture.grip.source.live_objects import (
+    Everything,
+    Meaning,
+    SourceFile,
+    Treatment,
+    docstring_of,
+    first_line,
+    is_imported,
+    is_of_python,
+    named_in,
+    top_level,
+    words_in,
+)
+from opgrip.capture.grip.source.values import express, express_class
 from opgrip.errors import UserError
+
+_F_STRINGS_HAVE_PLACES = sys.version_info >= (3, 12)
+
+
+class Edits:
+    """Changes to the text of a source file, by position; they can be applied to a part of the text."""
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+        self._changes: dict[tuple[int, int], str] = {}
+
+    def replace(self, begin: int, end: int, text: str) -> None:
+        self._changes[begin, end] = text
+
+    def replace_node(self, node: ast.AST, text: str) -> None:
+        self.replace(*self.file.span(node), text)
+
+    def remove_lines(self, first: int, last: int) -> None:
+        self.replace(self.file.line_start(first), self.file.line_start(last + 1), "")
+
+    def indent(self, first: int, last: int, before: int, after: int) -> None:
+        """Change the indentation of lines from `before` to `after`, except lines that begin inside a string."""
+        for line in range(first, last + 1):
+            text = self.file.lines[line - 1]
+            if line in self.file.string_lines or not text.strip():
+                continue
+            blank = len(text) - len(text.lstrip(" \t"))
+            begin = self.file.line_start(line)
+            self.replace(begin, begin + min(blank, before), " " * after)
+
+    def apply(self, begin: int, end: int) -> str:
+        pieces, at = [], begin
+        for (start, stop), text in sorted(self._changes.items(), key=lambda change: (change[0][0], -change[0][1])):
+            # skip changes inside a range that was already replaced
+            if start < at or stop > end:
+                continue
+            pieces += [self.file.text[at:start], text]
+            at = stop
+        return "".join([*pieces, self.file.text[at:end]])
+
+
+def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
+    """Return the changes that a piece of source needs in a sample, except those to indentation and to its own name.
+
+    names : name in the sample of each item
+    keeps : returns False for a type annotation that is to be removed
+    """
+    edits = Edits(piece.file)
+    _rename(edits, piece.links, names)
+    for decorator in piece.dropped:
+        edits.remove_lines(decorator.lineno, decorator.end_lineno or decorator.lineno)
+    for annotation, _ in piece.hints:
+        if not keeps(annotation):
+            _remove_annotation(edits, annotation)
+    called = {link.use.name: names[link.item] for link in piece.links}
+    for statement, outer in piece.names.outer:
+        inner = [name for name in statement.names if name not in outer]
+        outside = [called.get(name, name) for name in statement.names if name in outer]
+        parts = [f"nonlocal {', '.join(inner)}"] * bool(inner) + [f"global {', '.join(outside)}"]
+        edits.replace_node(statement, "; ".join(parts))
+    for imported, bound in piece.local_imports:
+        renamed = [f"{name} = {names[item]}" for name, item in bound if names[item] != name]
+        _replace_statement(edits, imported, "; ".join(renamed))
+    return edits
+
+
+def _rename(edits: Edits, links: Iterable[Link], names: Mapping[SampleItem, str]) -> None:
+    in_strings: dict[ast.AST, list[tuple[ast.expr, str]]] = {}
+    for link in links:
+        if not link.use.nodes:
+            continue
+        name = names[link.item]
+        node = link.use.nodes[link.attribute_count]
+        if not link.attribute_count and name == link.use.name:
+            continue
+        string = None if _F_STRINGS_HAVE_PLACES else _string_around(edits.file, node)
+        if string is None:
+            edits.replace_node(node, name)
+        else:
+            in_strings.setdefault(string, []).append((node, name))
+    for string, renamed in in_strings.items():
+        edits.replace_node(string, _unparse_with_names(string, renamed))
+
+
+def _string_around(file: SourceFile, node: ast.AST) -> ast.AST | None:
+    outermost, around = None, file.parents.get(node)
+    while around is not None and not isinstance(around, ast.stmt):
+        outermost = around if isinstance(around, ast.JoinedStr) else outermost
+        around = file.parents.get(around)
+    return outermost
+
+
+def _unparse_with_names(string: ast.AST, renamed: Iterable[tuple[ast.expr, str]]) -> str:
+    # before Python 3.12 the nodes inside an f-string have no positions
+    changed = copy.deepcopy(string)
+    copies = {id(old): new for old, new in zip(ast.walk(string), ast.walk(changed), strict=True)}
+    for node, name in renamed:
+        new = copies[id(node)]
+        new.__class__ = ast.Name
+        new.__dict__.clear()
+        new.__dict__.update(id=name, ctx=ast.Load())
+    return ast.unparse(changed)
+
+
+def _replace_statement(edits: Edits, statement: ast.stmt, text: str) -> None:
+    begin, end = edits.file.span(statement)
+    around = edits.file.parents[statement]
+    bodies = [getattr(around, name, []) for name in ("body", "orelse", "finalbody")]
+    is_alone = any(body == [statement] for body in bodies)
+    line = "".join(edits.file.lines[statement.lineno - 1 : statement.end_lineno])
+    if text or is_alone or line.strip() != edits.file.text[begin:end]:
+        edits.replace(begin, end, text or "pass")
+    else:
+        edits.remove_lines(statement.lineno, statement.end_lineno or statement.lineno)
+
+
+def _remove_annotation(edits: Edits, annotation: Annotation) -> None:
+    holder, text = annotation.holder, edits.file.text
+    if isinstance(holder, ast.arg):
+        begin, end = edits.file.span(holder)
+        spaces = re.compile(r"\s*=\s*").match(text, end)
+        # no spaces around the = of a parameter without annotation
+        edits.replace(begin, spaces.end() if spaces else end, holder.arg + ("=" if spaces else ""))
+    elif isinstance(holder, ast.AnnAssign):
+        _remove_from_variable(edits, holder, annotation)
+    else:
+        begin, end = edits.file.span(annotation.expression)
+        arrow = text.rindex("->", 0, begin)
+        # the node of an annotation does not include its parentheses
+        for _ in range(text.count("(", arrow, begin)):
+            end = text.index(")", end) + 1
+        # a backslash may join the preceding line
+        edits.replace(len(text[:arrow].rstrip(" \t\r\n\\")), end, "")
+
+
+def _remove_from_variable(edits: Edits, holder: ast.AnnAssign, annotation: Annotation) -> None:
+    in_class = isinstance(edits.file.parents.get(holder), ast.ClassDef)
+    if in_class:
+        # dataclasses derive their fields from annotations
+        outer = [use.name for use in annotation.uses if use.name in ("ClassVar", "InitVar")]
+        edits.replace_node(annotation.expression, f"{outer[0]}[Any]" if outer else "Any")
+    elif holder.value is None:
+        edits.replace_node(holder, "pass")
+    else:
+        end = edits.file.span(holder.target)[1]
+        equals = edits.file.text.index("=", edits.file.span(annotation.expression)[1])
+        edits.replace(end, equals, " ")
+
+
+def rename_definition(edits: Edits, node: FunctionNode | ast.ClassDef, name: str) -> None:
+    begin = edits.file.span(node)[0]
+    name_match = re.compile(r"(?:async\s+)?(?:def|class)\s+(\w+)").match(edits.file.text, begin)
+    assert name_match is not None
+    edits.replace(name_match.start(1), name_match.end(1), name)
+
+
+def with_comments(file: SourceFile, node: ast.stmt) -> int:
+    """Return the line at which a statement begins, including comments directly above it."""
+    first = first_line(node) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) else node.lineno
+    line, column = first, node.col_offset
+    while line > 1 and re.match(rf"\s{{{column}}}#", file.lines[line - 2]):
+        line -= 1
+    # comments at the start of a file are its licence
+    return first if line == 1 or "Copyright" in "".join(file.lines[line - 1 : first]) else line
+
+
+def statement_text(file: SourceFile, node: ast.stmt, edits: Edits, column: int) -> str:
+    """Return a statement with its comments, indented to `column`, without a newline at its end."""
+    first, last = with_comments(file, node), node.end_lineno or node.lineno
+    edits.indent(first, last, node.col_offset, column)
+    end = file.span(node)[1]
+    rest = file.text[end : file.line_start(last + 1)]
+    if re.fullmatch(r"\s*#.*\n?", rest):
+        end += len(rest.rstrip("\n"))
+    return edits.apply(file.line_start(first), end)
+
+
+_FUTURE = "from __future__ import annotations"
+
+
+class Layout:
+    """Writes the items of one sample as source; `root` is the sample's function or method.
+
+    annotations : type annotations that are kept
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        root: SampleItem,
+        items: Iterable[SampleItem],
+        names: Mapping[SampleItem, str],
+        annotations: frozenset[Annotation],
+    ) -> None:
+        self._collector = collector
+        self._owner = unit(root)
+        self._items = list(items)
+        self._has = frozenset(self._items)
+        self._names = names
+        self._annotations = annotations
+
+    def module(self, docstring: str, ordered: Iterable[SampleItem]) -> str:
+        """Return the text of the module.
+
+        ordered : its top-level items in the order of their definitions
+        """
+        imports = {self._statement(item) for item in self._items if isinstance(item, ImportItem)}
+        head = [f'"""{docstring}"""', _FUTURE, *([render(imports)] if imports else [])]
+        definitions = [item for item in ordered if isinstance(item, ValueItem | FunctionItem | ClassItem)]
+        constants = [item for item in definitions if self._is_constant(item)]
+        text = "\n\n".join(head) + "\n"
+        if constants:
+            text += "\n" + "\n".join(self.text(item) for item in constants) + "\n"
+        for item in definitions:
+            if item not in constants:
+                text += "\n\n" + self.text(item) + "\n"
+        return text
+
+    def text(self, item: SampleItem) -> str:
+        if isinstance(item, ClassItem):
+            return self._class(item)
+        if isinstance(item, FunctionItem):
+            return self._function(item)
+        assert isinstance(item, ValueItem)
+        name = self._names[item]
+        if item.piece is None:
+            value = express_class(item.value, self._refer) if item.is_class else self._value(item.value, len(name) + 3)
+            return f"{name} = {value}"
+        node = item.piece.node
+        assert isinstance(node, ast.Assign | ast.AnnAssign)
+        edits = self._edits(item.piece)
+        edits.replace_node(node.target if isinstance(node, ast.AnnAssign) else node.targets[0], name)
+        return statement_text(item.piece.file, node, edits, 0)
+
+    def _is_constant(self, item: SampleItem) -> bool:
+        early = [one for one in item.early if not isinstance(one, BuiltinItem | ImportItem)]
+        return isinstance(item, ValueItem) and not early
+
+    def _statement(self, item: ImportItem) -> Import:
+        name, statement = self._names[item], item.statement
+        return statement if statement.name == name else Import(statement.module, statement.attribute, name)
+
+    def _refer(self, thing: Any) -> str:
+        item = self._collector.find_item(thing)
+        assert item is not None
+        return self._names[item]
+
+    def _value(self, value: Any, column: int = 0) -> str:
+        return express(value, self._refer, column)
+
+    def _edits(self, piece: Piece) -> Edits:
+        edits = edits_of(piece, self._names, self._annotations.__contains__)
+        for expression, value in piece.defaults:
+            edits.replace_node(expression, self._value(value))
+        return edits
+
+    # functions
+
+    def _function(self, item: FunctionItem) -> str:
+        piece, name = item.piece, self._names[item]
+        assert piece is not None
+        edits = self._edits(piece)
+        if isinstance(piece.node, ast.Lambda):
+            text = self._lambda(piece.node, edits, name)
+        else:
+            assert isinstance(piece.node, ast.FunctionDef | ast.AsyncFunctionDef)
+            if piece.node.name != name:
+                rename_definition(edits, piece.node, name)
+            text = statement_text(piece.file, piece.node, edits, 0)
+        attributes = [f"{name}.{one} = {self._value(value)}" for one, value in item.attributes.items()]
+        return text + ("\n\n\n" + "\n".join(attributes) if attributes else "")
+
+    @staticmethod
+    def _lambda(node: ast.Lambda, edits: Edits, name: str) -> str:
+        file = edits.file
+        begin, end = file.span(node)
+        begin += len("lambda")
+        inside = [*ast.walk(node.args)]
+        after = max((file.span(part)[1] for part in inside if isinstance(part, ast.expr | ast.arg)), default=begin)
+        colon = file.text.index(":", after)
+        first = file.lines[node.lineno - 1]
+        edits.indent(node.lineno + 1, node.end_lineno or node.lineno, len(first) - len(first.lstrip()), 4)
+        body = edits.apply(colon + 1, end).strip()
+        if not _is_whole(body):
+            body = f"({body})"
+        return f"def {name}({edits.apply(begin, colon).strip()}):\n    return {body}"
+
+    # classes
+
+    def _class(self, item: ClassItem) -> str:
+        name = self._names[item]
+        if item.whole is not None:
+            edits = self._edits(item.whole)
+            if item.node.name != name:
+                rename_definition(edits, item.node, name)
+            return statement_text(item.file, item.node, edits, 0)
+        decorators = [f"@{self._edits(one).apply(*one.file.span(one.node))}\n" for one in item.decorators]
+        bases = self._bases(item)
+        inherits = f"({', '.join(bases)})" if bases else ""
+        head = f"{''.join(decorators)}class {name}{inherits}:"
+        return "\n".join([head, *self._body(item)])
+
+    def _bases(self, item: ClassItem) -> list[str]:
+        texts_by_base: dict[type, str] = {}
+        queue = list(item.cls.__bases__)
+        for base in queue:
+            base_item = self._collector.find_item(base)
+            if base_item in self._has and not isinstance(base_item, BuiltinItem | ImportItem):
+                texts_by_base[base] = self._names[base_item]
+            elif is_taken(base):
+                queue += base.__bases__
+            elif item.has_bases and base not in NO_BASES:
+                piece = item.bases.get(base)
+                text = self._refer(base) if piece is None else self._edits(piece).apply(*piece.file.span(piece.node))
+                texts_by_base[base] = text
+        needed = [
+            base
+            for base in texts_by_base
+            if not any(base in other.__mro__ for other in texts_by_base if other is not base)
+        ]
+        needed.sort(key=item.cls.__mro__.index)
+        meta = self._collector.find_item(type(item.cls))
+        keywords = [f"metaclass={self._names[meta]}"] if isinstance(meta, ClassItem) and meta in self._has else []
+        return [texts_by_base[base] for base in needed] + keywords
+
+    def _body(self, item: ClassItem) -> list[str]:
+        members: list[tuple[int, bool, str]] = []
+        for part in item.parts.values():
+            if part in self._has:
+                members += self._members(part)
+        members.sort(key=lambda member: member[0])
+        lines: list[str] = []
+        doc = docstring_of(item.node)
+        if doc is not None:
+            lines.append(self._class_docstring(item, item.node.body[0]))
+        for index, (_, is_block, text) in enumerate(members):
+            first_after_doc = not index and doc is not None
+            if first_after_doc or (index and (is_block or members[index - 1][1])):
+                lines.append("")
+            lines.append(text)
+        return lines or ["    pass"]
+
+    def _class_docstring(self, item: ClassItem, node: ast.stmt) -> str:
+        edits = Edits(item.file)
+        # only the first paragraph, unless a method of the class is the sample
+        summary, paragraph, rest = item.file.segment(node).partition("\n\n")
+        quotes = summary.lstrip("rRbBuU")[:3]
+        if paragraph and item is not self._owner and quotes == rest[-3:]:
+            edits.replace_node(node, summary.rstrip() + quotes)
+        return statement_text(item.file, node, edits, 4)
+
+    def _members(self, part: PartItem) -> list[tuple[int, bool, str]]:
+        if not part.pieces:
+            return [(10**9, False, f"    {part.name} = {self._value(part.value, len(part.name) + 7)}")]
+        members = []
+        for piece in part.pieces:
+            assert isinstance(piece.node, ast.stmt)
+            is_block = hasattr(piece.node, "body")
+            members.append((piece.node.lineno, is_block, statement_text(piece.file, piece.node, self._edits(piece), 4)))
+        return members
+
+
+def _is_whole(expression: str) -> bool:
+    try:
+        ast.parse(f"_ = {expression}")
+    except SyntaxError:
+        return False
+    return True
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
@@ -173,7 +556,7 @@ class ModuleText:
     left_out: dict[str, str] = field(default_factory=dict)
 
 
-def take(gripped: Gripped) -> Requirements:
+def requirements_of(gripped: Gripped) -> Requirements:
     """Return everything that a gripped function needs; raise `UserError` if a part of it cannot be extracted."""
     collector = Collector(words_in(objects_of(gripped)))
     root, classes = _enter_function(gripped, collector)

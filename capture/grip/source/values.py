@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-import ast
-import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
-
-from opgrip.capture.grip.source.free_names import Role
-from opgrip.capture.grip.source.live_names import ABSENT, Namespace, evaluate, is_bound, resolve
-
-if TYPE_CHECKING:
-    from opgrip.capture.grip.source.items import Piece
-    from opgrip.capture.grip.source.source_files import FunctionDefinition
-
 import argparse
+import ast
 import collections
 import enum
 import functools
@@ -22,6 +11,8 @@ import logging
 import math
 import pathlib
 import re
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from textwrap import fill
 from types import (
@@ -38,7 +29,17 @@ from typing import Any, Union, get_args, get_origin
 import numpy as np
 import torch
 
-from opgrip.capture.grip.source.imports import is_imported
+from opgrip.capture.grip.source.free_names import Role
+from opgrip.capture.grip.source.items import Piece
+from opgrip.capture.grip.source.live_objects import (
+    ABSENT,
+    FunctionDefinition,
+    Namespace,
+    evaluate,
+    is_bound,
+    is_imported,
+    resolve,
+)
 from opgrip.traces.values.model import array_of
 
 MOST_ELEMENTS = 256  # maximum number of elements of tensors and arrays that are written as source

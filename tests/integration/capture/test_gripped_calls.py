@@ -17,13 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import ROOT, run_python
 
-from opgrip.capture.grip import sample_calls
-from opgrip.capture.grip.copies import alike
+from opgrip.capture.grip import sample_folder
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
 from opgrip.capture.grip.gripping import Grips
-from opgrip.capture.grip.objects import take
+from opgrip.capture.grip.objects import alike, take
 from opgrip.capture.grip.patterns import parse_pattern
-from opgrip.capture.grip.sample_calls import Sketch, as_it_ran, difference, recorded_calls, write_calls
+from opgrip.capture.grip.sample_folder import Sketch, as_it_ran, difference, recorded_calls, write_calls
 from opgrip.traces import UserError, load
 from opgrip.traces.schema.python_objects import ObjectSpec
 
@@ -84,7 +83,7 @@ def test_random_state_has_priority_within_the_size_limit(tmp_path: Path, monkeyp
     call = GrippedCall((torch.rand(5000),), {}, torch.rand(5000), None, state, 0, 0, 1)
     for limit, expected in ((state.nbytes + 100, state), (8, None)):
         gripped = Gripped(gripping.noisy, None, "noisy", "noisy", frozenset(), (call,))
-        monkeypatch.setattr(sample_calls, "WHOLE_BYTES", limit)
+        monkeypatch.setattr(sample_folder, "WHOLE_BYTES", limit)
         found = again(gripped, tmp_path)
         assert isinstance(found.results, Sketch)
         assert (found.random_state is None) if expected is None else torch.equal(found.random_state, expected)
@@ -106,7 +105,7 @@ def test_sample_calls_are_a_trace_with_full_values(tmp_path: Path) -> None:
 
 
 def test_tensors_beyond_the_limit_are_kept_as_value_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_calls, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(sample_folder, "WHOLE_BYTES", 100)
     call = again(kept(torch.rand(1000, 4), results=torch.ones(3)), tmp_path)
     assert call.args[0].shape == (1000, 4)
     assert 0 <= float(call.args[0].min()) <= float(call.args[0].max()) <= 1
@@ -240,8 +239,9 @@ def test_names_in_a_trace_are_never_imported(tmp_path: Path) -> None:
     trace = tmp_path / "calls.jsonl"
     trace.write_text(trace.read_text().replace("gripping:Sizes", "antigravity:Sizes"))
     code = (
-        "import sys; from opgrip.capture.grip.sample_calls import recorded_calls; from opgrip.traces import UserError\n"
-        f"from pathlib import Path\ntry: recorded_calls(Path({str(tmp_path)!r}), {{}})\n"
+        "import sys\nfrom opgrip.capture.grip.sample_folder import recorded_calls\n"
+        f"from opgrip.traces import UserError\nfrom pathlib import Path\n"
+        f"try: recorded_calls(Path({str(tmp_path)!r}), {{}})\n"
         "except UserError: print('antigravity' in sys.modules)"
     )
     done = run_python("-c", code)

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
-from opgrip.capture.grip.source.folder import check_names
-from opgrip.capture.grip.source.module import ModuleText, lay_out, take
+from opgrip.capture.grip.sample_folder import check_names
+from opgrip.capture.grip.source.module import ModuleText, lay_out, requirements_of
 
 
 def extract(function: Any, *calls: tuple[Any, ...], owner: type | None = None, entry: str = "") -> ModuleText:
@@ -19,7 +19,7 @@ def extract(function: Any, *calls: tuple[Any, ...], owner: type | None = None, e
     kept = [GrippedCall(args, {}, None, None, None, 0, 0, 0) for args in calls]
     entry = entry or getattr(function, "__qualname__", "function").rpartition("<locals>.")[2]
     gripped = Gripped(function, owner, entry, "function", frozenset(), kept)
-    made = lay_out(gripped, take(gripped), "a test")
+    made = lay_out(gripped, requirements_of(gripped), "a test")
     check_names(made.text, made.absent)
     lines = made.text.splitlines()
     assert not [line for line in lines if line != line.rstrip()]

@@ -240,7 +240,7 @@ def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
             os.dup2(copy, number)
             os.close(copy)
         os.setsid()
-    importlib.import_module("opgrip.capture.grip.source.folder").subprocess = PROVING
+    importlib.import_module("opgrip.capture.grip.sample_folder").subprocess = PROVING
 
 
 def prepare(request: Mapping[str, Any]) -> None:

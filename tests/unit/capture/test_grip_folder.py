@@ -6,7 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
@@ -16,9 +16,9 @@ import pytest
 import torch
 from programs import ROOT, run_python
 
+from opgrip.capture.grip import sample_folder
 from opgrip.capture.grip.gripped import Gripped, GrippedCall
-from opgrip.capture.grip.sample_calls import write_calls
-from opgrip.capture.grip.source.folder import source_tags, write_folder
+from opgrip.capture.grip.sample_folder import source_tags, write_folder
 from opgrip.errors import UserError
 from opgrip.traces.io.sample_folder import open_sample
 
@@ -100,21 +100,11 @@ def gripped(function: Any, *args: Any, owner: type | None = None, **more: Any) -
     return Gripped(function, owner, entry, entry.replace(".", "_"), frozenset({"Reduce"}), [call], **more)
 
 
-def writes(text: str) -> Callable[[Path], None]:
-    record = json.dumps({"type": "values", "data": text})
-
-    def write(folder: Path) -> None:
-        header = json.dumps({"type": "header", "time": str(folder)})
-        (folder / "calls.jsonl").write_text(f"{header}\n{record}\n")
-
-    return write
-
-
 def test_folder_contains_the_module_its_calls_and_a_test(project: ModuleType, tmp_path: Path) -> None:
-    folder = write_folder(gripped(project.area, [torch.rand(2)]), tmp_path / "samples", writes("a"))
+    folder = write_folder(gripped(project.area, [torch.rand(2)]), tmp_path / "samples")
     assert folder == tmp_path / "samples" / "area"
     names = {path.name for path in folder.iterdir()}
-    assert names == {"area.py", "calls.jsonl", "sample.json", "test_area.py"}
+    assert names == {"area.py", "calls.jsonl", "calls.safetensors", "sample.json", "test_area.py"}
     assert (folder / "area.py").read_text() == dedent(
         '''\
         """area of gripped_boxes (gripped_boxes/main.py, line 29), and what it needs."""
@@ -149,91 +139,91 @@ def test_folder_contains_the_module_its_calls_and_a_test(project: ModuleType, tm
 
 def test_gripping_twice_keeps_the_folder_unless_calls_or_code_differ(project: ModuleType, tmp_path: Path) -> None:
     one = gripped(project.Coder.code, project.Coder(1), 3, owner=project.Coder)
-    first = write_folder(one, tmp_path, writes("a"))
+    first = write_folder(one, tmp_path)
     before = {path: path.read_bytes() for path in first.iterdir()}
-    assert write_folder(one, tmp_path, writes("a")) == first
-    second = write_folder(one, tmp_path, writes("b"))
+    assert write_folder(one, tmp_path) == first
+    other = gripped(project.Coder.code, project.Coder(2), 3, owner=project.Coder)
+    second = write_folder(other, tmp_path)
     assert second == tmp_path / "Coder_code_2"
     names = {path.name for path in second.iterdir()}
-    assert names == {"Coder_code_2.py", "calls.jsonl", "sample.json", "test_Coder_code_2.py"}
-    assert write_folder(one, tmp_path, writes("b")) == second
+    assert names == {"Coder_code_2.py", "calls.jsonl", "calls.safetensors", "sample.json", "test_Coder_code_2.py"}
+    assert write_folder(other, tmp_path) == second
     (tmp_path / "Coder_made").mkdir()
     (tmp_path / "Coder_made" / "mine.txt").write_text("mine")
     made = gripped(vars(project.Coder)["made"].__func__, project.Coder, 3, owner=project.Coder)
-    assert write_folder(made, tmp_path, writes("a")) == tmp_path / "Coder_made_2"
+    assert write_folder(made, tmp_path) == tmp_path / "Coder_made_2"
     assert {path: path.read_bytes() for path in first.iterdir()} == before
     assert {path.name for path in tmp_path.iterdir()} == {"Coder_code", "Coder_code_2", "Coder_made", "Coder_made_2"}
 
 
-def test_function_that_cannot_be_extracted_leaves_no_folder(project: ModuleType, tmp_path: Path) -> None:
+def test_function_that_cannot_be_extracted_leaves_no_folder(
+    project: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = gripped(project.area, [torch.rand(2)])
     project.PLACES = [object()]
     with pytest.raises(UserError, match="PLACES"):
-        write_folder(Gripped(project.here, None, "here", "here", frozenset(), []), tmp_path, writes("a"))
+        write_folder(Gripped(project.here, None, "here", "here", frozenset(), []), tmp_path)
     with pytest.raises(UserError, match=r"tangled.py does not run without its project: ModuleNotFoundError"):
-        write_folder(gripped(project.tangled, 1), tmp_path, writes("a"))
+        write_folder(gripped(project.tangled, 1), tmp_path)
 
-    def fails(folder: Path) -> None:
+    def fails(folder: Path, gripped: Gripped) -> None:
         raise UserError("calls cannot be written", "try again")
 
+    monkeypatch.setattr(sample_folder, "write_calls", fails)
     with pytest.raises(UserError, match="calls cannot be written"):
-        write_folder(one, tmp_path, fails)
+        write_folder(one, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_sample_may_have_the_name_of_a_python_module(project: ModuleType, tmp_path: Path) -> None:
     call = GrippedCall(([torch.rand(2)],), {}, None, None, None, 0, 0, 0)
     one = Gripped(project.area, None, "area", "copy", frozenset(), [call])
-    sample = open_sample(write_folder(one, tmp_path, writes("a")))
+    sample = open_sample(write_folder(one, tmp_path))
     assert sample.function([torch.tensor([1.0, 2.0])]) == 1
 
 
 def test_methods_are_called_with_their_object_or_class_first(project: ModuleType, tmp_path: Path) -> None:
     coder = project.Coder(torch.ones(2))
-    sample = open_sample(
-        write_folder(gripped(project.Coder.code, coder, torch.rand(2), owner=project.Coder), tmp_path, writes("a"))
-    )
+    sample = open_sample(write_folder(gripped(project.Coder.code, coder, torch.rand(2), owner=project.Coder), tmp_path))
     assert sample.classes["gripped_boxes.main:Coder"].__module__ != "gripped_boxes.main"
     ours = object.__new__(sample.classes["gripped_boxes.main:Coder"])
     ours.mean = coder.mean
     assert torch.equal(sample.function(ours, torch.ones(2) * 3), torch.ones(2) * 4)
 
     made = vars(project.Coder)["made"].__func__
-    sample = open_sample(
-        write_folder(gripped(made, project.Coder, torch.rand(2), owner=project.Coder), tmp_path, writes("a"))
-    )
+    sample = open_sample(write_folder(gripped(made, project.Coder, torch.rand(2), owner=project.Coder), tmp_path))
     cls = sample.classes["gripped_boxes.main:Coder"]
     assert torch.equal(sample.function(cls, torch.ones(2)), torch.zeros(2))
 
 
 def test_method_gripped_inside_its_class_finds_the_class(project: ModuleType, tmp_path: Path) -> None:
     coder = project.Coder(torch.ones(2))
-    folder = write_folder(gripped(project.Coder.code, coder, torch.rand(2)), tmp_path, writes("a"))
+    folder = write_folder(gripped(project.Coder.code, coder, torch.rand(2)), tmp_path)
     assert json.loads((folder / "sample.json").read_text())["entry"] == "Coder.code"
 
 
 def test_by_reference_keeps_the_import_path(project: ModuleType, tmp_path: Path) -> None:
-    folder = write_folder(gripped(project.area, [torch.rand(2)], by_reference=True), tmp_path, writes("a"))
+    folder = write_folder(gripped(project.area, [torch.rand(2)], by_reference=True), tmp_path)
     text = (folder / "area.py").read_text()
     assert "from gripped_boxes.main import area\n" in text
     assert "def " not in text
     assert open_sample(folder).function is project.area
     coder = project.Coder(torch.ones(2))
     one = gripped(project.Coder.code, coder, torch.rand(2), owner=project.Coder, by_reference=True)
-    sample = open_sample(write_folder(one, tmp_path, writes("a")))
+    sample = open_sample(write_folder(one, tmp_path))
     assert sample.function is project.Coder.code
 
     def local(x: int) -> int:
         return x
 
     with pytest.raises(UserError, match="cannot be imported by its name"):
-        write_folder(gripped(local, 1, by_reference=True), tmp_path, writes("a"))
+        write_folder(gripped(local, 1, by_reference=True), tmp_path)
 
 
 @pytest.mark.slow
 def test_generated_sample_test_can_pass_and_fail(project: ModuleType, tmp_path: Path) -> None:
     one = gripped(project.Coder.code, project.Coder(torch.ones(2)), torch.rand(2), owner=project.Coder)
-    folder = write_folder(one, tmp_path, lambda part: write_calls(part, one))
+    folder = write_folder(one, tmp_path)
 
     def run() -> subprocess.CompletedProcess[str]:
         return run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", folder, cwd=ROOT)

@@ -10,8 +10,8 @@ from grip_exchange import run_all, write
 from grip_zoo import COMPILED, ZOO, Specimen, gripped
 from optional import optional
 
-from opgrip.capture.grip.source.folder import check_names
-from opgrip.capture.grip.source.module import ModuleText, lay_out, take
+from opgrip.capture.grip.sample_folder import check_names
+from opgrip.capture.grip.source.module import ModuleText, lay_out, requirements_of
 
 optional("mmdet")
 optional("mmseg")
@@ -21,7 +21,7 @@ def extract(one: Specimen, folder: Path) -> ModuleText:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = gripped(one)
-        made = lay_out(found, take(found), "a test")
+        made = lay_out(found, requirements_of(found), "a test")
     check_names(made.text, made.absent)
     write(folder, found, made)
     return made

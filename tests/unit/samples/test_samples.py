@@ -9,8 +9,8 @@ import torch
 from implementations import compare, gradients, jax_results
 from optional import optional
 
-from opgrip.capture.grip.running import Running
-from opgrip.capture.grip.source.folder import source_tags
+from opgrip.capture.grip.gripped import Running
+from opgrip.capture.grip.sample_folder import source_tags
 from opgrip.samples import Sample, samples
 from opgrip.samples.sample import sample as register
 
