@@ -6,40 +6,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from threading import enumerate as enumerate_threads
 from threading import get_ident
 from time import perf_counter_ns
 from types import FunctionType
 from typing import Any, cast
 
 import torch
-from torch import is_grad_enabled
+from torch import is_grad_enabled, is_inference_mode_enabled
 
-from opgrip.capture.hooks.call_recording import NOTHING, CallRecording, Storages
+from opgrip.capture.hooks.wrapped_operators import higher_order_node, measured, schedule_observation
+from opgrip.capture.program.environment import read_settings
+from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.storages import SWEEP, SWEEP_BYTES
-from opgrip.capture.recording.thread_mode import UNPAIRED
-from opgrip.capture.signatures.predictions import CAREFUL, LISTED, ONE, SEVERAL, TWO, CallNode, sharing
-from opgrip.capture.torch_compat.compiler_private import hide_from_compiler
+from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
+from opgrip.capture.signatures.predictions import (
+    CAREFUL,
+    LISTED,
+    ONE,
+    SEVERAL,
+    TWO,
+    CallNode,
+    CallPredictor,
+    Recognizer,
+    sharing,
+)
+from opgrip.capture.signatures.signatures import argument_tensors, names_meta, tensors_in
+from opgrip.capture.timing.device_time import DeviceTimer
+from opgrip.capture.timing.kernel_windows import identities_here
+from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
+from opgrip.capture.torch_compat.compiler_private import hide_from_compiler, is_higher_order, see_higher_order
 from opgrip.capture.torch_compat.torch_private import (
     current_autograd_node,
+    is_fake,
     is_faking,
     is_made_of_tensors,
     pin,
     sequence_number,
     storage_address,
     unpin,
+    without_functions,
 )
-from opgrip.errors import is_from_program
+from opgrip.errors import interrupted_by, is_from_program
+from opgrip.traces.schema.records import FUNCTION, ON_FAKE, ON_META, OPERATOR
+
+NOTHING: Mapping[str, Any] = {}
+
+Storages = tuple[int, ...]
+NO_STORAGES: Storages = ()
 
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 # types in a tuple of results that is recorded without a search for tensors in it
 RESULTS = frozenset({torch.Tensor, type(None)})
 
 
-class RecordingMode(CallRecording):
+class RecordingMode(ThreadMode):
     """Dispatch mode that records the calls of one thread and runs every call unchanged."""
 
     supports_higher_order_operators = True
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        see_higher_order(type(self))
+        # a thread's ident is reused after the thread ends
+        self.number = recorder.threads.next_number()
+        self.idle = recorder.threads.idle
+        self._ahead = recorder.write_ahead is not None
+        self._around: list[tuple[int, CallNode]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.ident = get_ident()
+        self.idents = identities_here()
+        # the autograd engine's threads are not Python threads
+        names = (thread.name for thread in enumerate_threads() if thread.ident == self.ident)
+        self.thread_name = next(names, "autograd")
+        self.rows: list[int] = []
+        self.started = 0
+        self.first_sequence = sequence_number()
+        self._pinned_bytes = 0
+        self.device = DeviceTimer()
+        self.faults = FaultCounter()
+        self.own_work = OwnWork()
+        self.predictions = CallPredictor()
+        self.last: CallNode = self.predictions.nowhere
+        self.generations = (self.recorder.generations.current, None)
+        self._settings = read_settings()
+        self._storages = self.recorder.storages
+        self._numbers = self._storages.numbers
+        self._new_number = self._storages.new_number
+        self._young = self._storages.young
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -177,3 +234,210 @@ class RecordingMode(CallRecording):
         if self.recorder.kernels is not None:
             self.recorder.kernels.renew(self.recorder.graphs)
         self._spent(began)
+
+    def call(
+        self,
+        name: str,
+        kind: str,
+        run: Callable[[], Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        shown: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        if self.idle:
+            return run()
+        depth, around, node = self.depth(), len(self._around), None
+        argument_storages, start, sequence = NO_STORAGES, 0, 0
+        try:
+            began = self._begin_search()
+            self.settle()
+            # `settle` may have left some locations
+            depth = self.depth()
+            autograd_node = current_autograd_node()
+            sequence = sequence_number() if autograd_node is None else self._enter_backward(autograd_node)
+            argument_storages = self.storages_in(args, kwargs)
+            entry = self._by_key(name, kind, args, kwargs, argument_storages)
+            scope, pair = self.recorder.scopes.point(entry.number, self.place, len(argument_storages) + 1)
+            node = CallNode(entry, (), scope, pair, None)
+            self.enter(node, self.recorder.places.inside(self.place, name, kind == FUNCTION))
+            # the device time of a function is the device time of the calls inside it
+            values, on_device = (*args, *kwargs.values()), kind != FUNCTION
+            run = measured(self.recorder, self, entry.number, run, None, values, lambda: start, on_device) or run
+            # a compiled region frees its inputs while it runs
+            del args, kwargs, values
+            self._end_search(began)
+        except BaseException as error:
+            self.leave_to(depth)
+            self.recorder.lost.drop(name, error)
+            node = None
+        if node is None:
+            return run()
+        result, raised = None, None
+        try:
+            start = perf_counter_ns()
+            self._around.append((start, node))
+            if self._ahead:
+                self.recorder.write_ahead_of(node.number)
+            result = run()
+        except BaseException as error:
+            raised = error
+            raise
+        finally:
+            try:
+                end = perf_counter_ns()
+                del self._around[around:]
+                self.leave_to(depth)
+                self._keep(node, argument_storages, start, end, sequence, result, raised, shown)
+            except BaseException as error:
+                del self._around[around:]
+                self.leave_to(depth)
+                self.recorder.lost.lose(name, error)
+            # otherwise the error and this frame would keep each other alive
+            raised = None
+        return result
+
+    def running(self, last_start: int, last_end: int) -> list[tuple[int, CallNode]]:
+        running = list(self._around)
+        started, current = self.started, self.last
+        # If the call is over, its row is still here, was taken, or the call ended before one that was taken.
+        if not self.rows and started != last_start and started >= last_end and current.pair >= 0:
+            running.append((started, current))
+        return running
+
+    def check_settings(self) -> None:
+        settings = read_settings()
+        if settings != self._settings:
+            self._settings = settings
+            self.predictions.forget_nodes()
+            self.last = self.predictions.nowhere
+
+    def forget_calls(self) -> None:
+        self.predictions = CallPredictor()
+        self.last = self.predictions.nowhere
+
+    def schedule_observation(self, signature: int) -> None:
+        for node in self.predictions.nodes_of(signature):
+            schedule_observation(node, self)
+
+    def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Storages:
+        return tuple([self._storages.number(tensor) for tensor in argument_tensors(args, kwargs)])
+
+    def _find(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[CallNode, Storages | None]:
+        # a call on meta or fake tensors is only counted: the last node and None
+        began = self._begin_search()
+        self.settle()
+        # reading a tensor must not call the `__torch_function__` of its class
+        with without_functions():
+            tensors = argument_tensors(args, kwargs)
+            on_meta = True in [tensor.is_meta for tensor in tensors] or names_meta(args, kwargs)
+            if on_meta or is_faking():
+                self.recorder.lost.count_without_work(str(func), ON_META if on_meta else ON_FAKE)
+                self._end_search(began)
+                return self.last, None
+            argument_storages = tuple([self._storages.number(tensor) for tensor in tensors])
+            node = self.predictions.successor(self.last, func, args, kwargs, sharing(argument_storages))
+            if node is None:
+                node = self._look_up(func, args, kwargs, argument_storages)
+        self._end_search(began)
+        return node, argument_storages
+
+    def _find_after(
+        self, error: Exception, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[CallNode | None, Storages | None]:
+        # the comparison with the predicted call is known to fail for nested tensors
+        try:
+            if not any(tensor.is_nested for tensor in argument_tensors(args, kwargs)):
+                raise error
+            node, argument_storages = self._find(func, args, kwargs)
+            self.last = node
+        except Exception as reason:
+            self.recorder.lost.drop(str(func), reason)
+            return None, None
+        return node, argument_storages
+
+    def _look_up(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], argument_storages: Storages
+    ) -> CallNode:
+        if is_higher_order(func):
+            outer = higher_order_node(self.recorder, self, func, args, kwargs, len(argument_storages))
+            if outer is not None:
+                return outer
+        entry = self.predictions.recent(func, args, kwargs, sharing(argument_storages))
+        if entry is None:
+            entry = self._by_key(func, OPERATOR, args, kwargs, argument_storages)
+        place, number = self.place, entry.number
+        point = lambda: self.recorder.scopes.point(number, place, len(argument_storages) + 1)  # noqa: E731
+        modes = is_grad_enabled(), is_inference_mode_enabled()
+        node = self.predictions.node(self.last, place, entry, modes, point)
+        signatures = self.recorder.signatures
+        is_due = self.recorder.observations.is_due(number) or signatures.is_unread(number)
+        if is_due and not signatures.is_open(number):
+            schedule_observation(node, self)
+        return node
+
+    def _by_key(self, func: Any, kind: str, args: Any, kwargs: Any, argument_storages: Storages) -> Recognizer:
+        number = self.recorder.signatures.number(func, kind, args, kwargs)
+        family = self.recorder.signatures.families[number]
+        if kind == OPERATOR and not self.recorder.signatures.is_open(number):
+            sightings = self.recorder.observations.sightings(number)
+            entry = self.predictions.entry(number, family, func, args, kwargs, argument_storages, sightings)
+        else:
+            entry = Recognizer(number, func, sharing(argument_storages), family)
+        if kind == OPERATOR and not entry.timed:
+            run = measured(self.recorder, self, number, entry.op, func, (*args, *kwargs.values()), lambda: self.started)
+            if run is not None:
+                entry.timed, entry.op = True, run
+        return entry
+
+    def _begin_search(self) -> int:
+        # the recorder may have cleared its tables since the last search
+        first, generation = self.generations[0], self.recorder.generations.current
+        # set this before any lookup, because another thread may start new tables at the same time
+        self.generations = (first, None)
+        if first != generation:
+            self.predictions = CallPredictor()
+            self.last = self.predictions.nowhere
+            self.generations = (generation, None)
+        return perf_counter_ns()
+
+    def _end_search(self, began: int) -> None:
+        self.generations = (self.generations[0], self.recorder.generations.current)
+        self._spent(began)
+
+    def _spent(self, began: int) -> None:
+        self.recorder.observations.set_aside(self.own_work.add(began))
+
+    def _keep(
+        self,
+        node: CallNode,
+        argument_storages: Storages,
+        start: int,
+        end: int,
+        sequence: int,
+        result: Any,
+        raised: BaseException | None,
+        shown: Callable[[Any], Any] | None = None,
+    ) -> None:
+        try:
+            recorder = self.recorder
+            if is_fake(type(result)):
+                # a mode of the program made it without work; `running` must not take the call for one that runs
+                recorder.lost.count_without_work(str(node.func), ON_FAKE)
+                self.started = 0
+                return
+            if raised is not None and recorder.signatures.is_open(node.number) and is_from_program(raised):
+                # otherwise the record would claim that all calls of the signature raise
+                recorder.lost.count(recorder.signatures.open_name(node.number), interrupted_by(raised))
+                return
+            if shown is not None:
+                result = shown(result)
+            if recorder.signatures.is_open(node.number):
+                began = perf_counter_ns()
+                recorder.signatures.close(node.number, result, raised)
+                self._spent(began)
+            result_storages = [self._storages.number(tensor) for tensor in tensors_in((result,))]
+            pair = recorder.scopes.pair(node.number, node.scope, len(argument_storages) + len(result_storages))
+            rows = self.rows
+            rows += (pair, start, end, sequence, *argument_storages, *result_storages)
+        except Exception as error:
+            self.recorder.lost.drop(f"signature {node.number}", error)

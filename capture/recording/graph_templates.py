@@ -7,20 +7,17 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from opgrip.capture.recording.thread_calls import ThreadCalls
+from opgrip.capture.recording.thread_mode import ThreadCalls, ThreadMode
 from opgrip.capture.timing.kernel_windows import FOREVER_NS, WrittenCalls
 from opgrip.traces.schema.accelerator_records import Graph
 from opgrip.traces.schema.records import Record
-
-if TYPE_CHECKING:
-    from opgrip.capture.recording.thread_mode import ThreadMode
 
 ENGINE = "autograd"  # name of the threads in which autograd runs the backward pass that another thread captures
 

@@ -6,20 +6,61 @@ import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import count
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.program.places import BACKWARD, FORWARD, Location, is_running
 from opgrip.capture.signatures.predictions import CallNode, CallPredictor
 from opgrip.capture.timing.device_time import DeviceTimer
-from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
+from opgrip.capture.timing.page_faults import NONE_OPEN, FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.torch_compat.torch_private import NO_SEQUENCE, current_autograd_node
 
 if TYPE_CHECKING:
     from opgrip.capture.recording.recorder import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadCalls:
+    """Some calls of one thread.
+
+    calls : (N, 4), for each call the number of its (signature, scope) pair, start and end in ns, and autograd's
+        sequence number
+    tensors : (N,), number of tensors of each call
+    flows : (sum of `tensors`,), storage numbers of these tensors, call after call
+    open_since_ns : start of the first call that had not ended when the last of these calls ended
+    """
+
+    mode: ThreadMode
+    calls: NDArray[np.int64]
+    tensors: NDArray[np.int64]
+    flows: NDArray[np.int64]
+    open_since_ns: int = NONE_OPEN
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def part(self, first: int, stop: int) -> ThreadCalls:
+        ends = np.concatenate([[0], np.cumsum(self.tensors)])
+        own, flows = slice(first, stop), slice(ends[first], ends[stop])
+        open_since_ns = min(self.open_since_ns, int(self.calls[stop:, 1].min(initial=NONE_OPEN)))
+        return ThreadCalls(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
+
+    def selected(self, flags: NDArray[np.bool_]) -> ThreadCalls:
+        """Return the calls for which the mask `flags`, (N,), is True."""
+        flows = self.flows[np.repeat(flags, self.tensors)]
+        return replace(self, calls=self.calls[flags], tensors=self.tensors[flags], flows=flows)
+
+    def copied(self) -> ThreadCalls:
+        """Return a copy of these calls, so that larger arrays of which their arrays are views can be freed."""
+        return replace(self, calls=self.calls.copy(), tensors=self.tensors.copy(), flows=self.flows.copy())
+
 
 # sequence number of a call without an autograd node, or of a backward call without a forward call
 UNPAIRED = -(1 << 62)

@@ -19,9 +19,8 @@ from opgrip.capture.grip.patterns import parse_pattern
 from opgrip.capture.hooks.compiled import CompiledWatch, OpaqueMode
 from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.hooks.extensions import ExtensionWatch, TritonWatch
-from opgrip.capture.hooks.graphs import GraphWatch
+from opgrip.capture.hooks.graphs import GraphWatch, StreamWatch
 from opgrip.capture.hooks.scopes import ScopeWatch, ThreadWatch
-from opgrip.capture.hooks.streams import StreamWatch
 from opgrip.capture.program.capture_choices import (
     AUTO,
     EVENTS,

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from opgrip.capture.recording.observations import SiteTimes
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import FIRST_PAIR
-from opgrip.capture.recording.thread_calls import ThreadCalls
-from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
+from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadCalls, ThreadMode
 from opgrip.capture.signatures.predictions import CallNode
 from opgrip.capture.timing.kernel_windows import FOREVER_NS
 from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.recording.thread_calls import ThreadCalls
+from opgrip.capture.recording.thread_mode import ThreadCalls
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.accelerator_records import Graph

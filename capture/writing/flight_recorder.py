@@ -21,7 +21,7 @@ import numpy as np
 
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import PAIR
-from opgrip.capture.recording.thread_calls import ThreadCalls
+from opgrip.capture.recording.thread_mode import ThreadCalls
 from opgrip.capture.writing.blocks import Blocks
 from opgrip.capture.writing.definitions import Definitions, Pending
 from opgrip.capture.writing.flusher import Flusher

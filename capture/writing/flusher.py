@@ -11,7 +11,7 @@ from time import monotonic, perf_counter, perf_counter_ns, sleep, thread_time_ns
 
 from opgrip.capture.program.accelerators import describe_devices, started_devices
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.recording.thread_calls import ThreadCalls
+from opgrip.capture.recording.thread_mode import ThreadCalls
 from opgrip.capture.signatures.signatures import forget_outlines
 from opgrip.capture.writing.blocks import Blocks
 from opgrip.capture.writing.definitions import Definitions, RecordingLimits, parts_within

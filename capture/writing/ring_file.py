@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opgrip.capture.recording.scope_table import FIRST_PAIR
-from opgrip.capture.recording.thread_calls import ThreadCalls
-from opgrip.capture.recording.thread_mode import ThreadMode
+from opgrip.capture.recording.thread_mode import ThreadCalls, ThreadMode
 from opgrip.capture.writing.definitions import Pending
 from opgrip.cli.output_files import partial_path
 from opgrip.traces.formats import flight_ring

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from opgrip.capture.models.operators.samples import RESIZERS, SampleRunner, SampleScope
-from opgrip.capture.models.operators.schemas import schema_entries
+from opgrip.capture.models.operators.samples import RESIZERS, Coverage, SampleRunner, SampleScope, schema_entries
 from opgrip.capture.models.operators.torch_tables import (
     ALL,
     CATEGORIES,
@@ -31,69 +27,12 @@ from opgrip.capture.models.operators.torch_tables import (
     table_entries,
 )
 from opgrip.capture.models.program import ModelProgram, OperatorOptions
-from opgrip.cli.command import counted, did_you_mean
-from opgrip.cli.output_files import whole_file
-from opgrip.errors import UserError, one_line
+from opgrip.cli.command import did_you_mean
+from opgrip.errors import UserError
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.trace import Trace, load
 from opgrip.traces.values import ValueModel
-
-MOST_REASON = 200  # maximum number of characters of the reason for a failed call
-
-
-@dataclass(slots=True)
-class Coverage:
-    """How many of torch's operators a capture of single operators covers.
-
-    entries : number of entries of torch's OpInfo tables, or of registered operators, that were run
-    samples : number of recorded calls of these entries, with sample inputs
-    operators : operators of torch that these calls reach
-    failures : number of failed calls by operator, dtype and reason
-    uncovered : reason why no call reaches an operator, by name of the operator
-    """
-
-    entries: int = 0
-    samples: int = 0
-    operators: set[Any] = field(default_factory=set)
-    failures: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    uncovered: dict[str, str] = field(default_factory=dict)
-
-    def fail(self, name: str, dtype: str, error: BaseException | str) -> None:
-        reason = error if isinstance(error, str) else one_line(error)
-        self.failures[name, dtype, reason[:MOST_REASON]] += 1
-
-    def lines(self, path: Path | None) -> Iterator[str]:
-        """Yield lines that summarize the coverage.
-
-        path : file with the uncovered operators, or None if it was not written
-        """
-        names = {str(function) for function in self.operators}
-        yield (
-            f"{counted(len(names), 'operator')} by {counted(self.samples, 'sample')} of "
-            f"{counted(self.entries, 'entry', 'entries')}"
-        )
-        missing = []
-        if self.failures:
-            missing.append(f"{counted(self.failures.total(), 'sample')} failed")
-        if self.uncovered:
-            missing.append(f"{counted(len(self.uncovered), 'operator has', 'operators have')} no sample")
-        if missing:
-            where = f"{path} names them" if path is not None else "--uncovered FILE names them"
-            yield f"{', '.join(missing)}: {where}"
-
-    def write(self, path: Path, force: bool) -> None:
-        form = {
-            "operators": sorted(map(str, self.operators)),
-            "failed": [
-                {"entry": name, "dtype": dtype, "reason": reason, "samples": count}
-                for (name, dtype, reason), count in sorted(self.failures.items())
-            ],
-            "uncovered": [{"op": op, "reason": reason} for op, reason in sorted(self.uncovered.items())],
-        }
-        with whole_file(path, force) as file:
-            file.write(json.dumps(form, indent=1).encode() + b"\n")
-
 
 NOT_RUN = "no sample calls it"
 WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})  # categories of operators that need no entry in torch's table of OpInfos

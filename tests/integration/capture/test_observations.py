@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from opgrip.capture import Capture
-from opgrip.capture.hooks import call_recording, dispatch
+from opgrip.capture.hooks import dispatch
 from opgrip.capture.recording.observations import Observations
-from opgrip.capture.signatures import deferred_values
+from opgrip.capture.signatures import fitting
 from opgrip.capture.timing import page_faults
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.inputs.inputs import Inputs, device_map
@@ -67,7 +67,7 @@ def test_observation_time_is_not_part_of_the_call(tmp_path: Path, monkeypatch: p
     mask = torch.rand(100) > 0.5
     # longer than any test runs
     took_ns, passed_ns = 10**13, 0
-    for module in (dispatch, call_recording, page_faults):
+    for module in (dispatch, page_faults):
         monkeypatch.setattr(module, "perf_counter_ns", lambda: perf_counter_ns() + passed_ns)
     monkeypatch.setattr(Observations, "is_affordable", lambda self: True)
     with Capture(tmp_path / "t.jsonl") as watched:
@@ -103,11 +103,11 @@ class Mark:
 def test_values_on_a_device_are_fitted_after_their_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # without a GPU: the tensors' device and its events are stand-ins
     monkeypatch.setattr("opgrip.capture.signatures.fitting.is_deferred", lambda tensor: True)
-    monkeypatch.setattr(deferred_values, "record_on", lambda device: Mark())
-    monkeypatch.setattr(deferred_values, "is_capturing", lambda kind: False)
-    monkeypatch.setattr(deferred_values, "new_stream", lambda device: None)
+    monkeypatch.setattr(fitting, "record_on", lambda device: Mark())
+    monkeypatch.setattr(fitting, "is_capturing", lambda kind: False)
+    monkeypatch.setattr(fitting, "new_stream", lambda device: None)
     for name in ("on_device", "in_stream"):
-        monkeypatch.setattr(deferred_values, name, nullcontext)
+        monkeypatch.setattr(fitting, name, nullcontext)
     mask = torch.arange(5000) % 7 == 0
     with Capture(tmp_path / "t.jsonl") as watched:
         mask.nonzero()

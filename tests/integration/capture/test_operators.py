@@ -16,15 +16,19 @@ from opgrip.capture import capture
 from opgrip.capture.models.operators import torch_tables
 from opgrip.capture.models.operators.operators_program import Coverage, choose, operators_program
 from opgrip.capture.models.operators.samples import (
+    ENDS,
     LARGE_ELEMENTS,
     SampleRunner,
     SampleScope,
     enlarge,
+    find_samples,
     grown,
+    schema_entries,
+    schema_samples,
     seeded,
     spread,
+    try_all,
 )
-from opgrip.capture.models.operators.schemas import ENDS, find_samples, schema_entries, schema_samples, try_all
 from opgrip.capture.models.operators.torch_tables import CATEGORIES, OperatorEntry
 from opgrip.capture.models.program import OperatorOptions
 from opgrip.errors import UserError

@@ -12,8 +12,8 @@ from simulation import on_simulator
 
 from opgrip.capture import Capture
 from opgrip.capture.program.accelerators import GraphCaptures
-from opgrip.capture.signatures import deferred_values
-from opgrip.capture.signatures.deferred_values import Deferred
+from opgrip.capture.signatures import fitting
+from opgrip.capture.signatures.fitting import Deferred
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import tensors
 
@@ -42,7 +42,7 @@ def capture_sums(path: Path, steps: int) -> Trace:
 
 @on_simulator()
 def test_values_without_space_are_counted(tmp_path: Path) -> None:
-    with mock.patch.object(deferred_values, "MOST_BYTES", 300_000):
+    with mock.patch.object(fitting, "MOST_BYTES", 300_000):
         trace = capture_sums(tmp_path / "t.jsonl", steps=1)
     assert trace.end is not None
     (lost,) = trace.end.without_values
@@ -53,7 +53,7 @@ def test_values_without_space_are_counted(tmp_path: Path) -> None:
 
 @on_simulator()
 def test_values_without_space_are_read_at_the_next_call(tmp_path: Path) -> None:
-    with mock.patch.object(deferred_values, "MOST_BYTES", 300_000):
+    with mock.patch.object(fitting, "MOST_BYTES", 300_000):
         trace = capture_sums(tmp_path / "t.jsonl", steps=15)
     assert trace.end is not None
     assert trace.end.without_values == []
@@ -63,7 +63,7 @@ def test_values_without_space_are_read_at_the_next_call(tmp_path: Path) -> None:
 @on_simulator()
 def test_samples_become_smaller_while_many_copies_wait() -> None:
     deferred, tensor = Deferred(), torch.rand(1 << 18, device="sim")
-    with mock.patch.object(deferred_values, "MOST_BYTES", 4 << 20):
+    with mock.patch.object(fitting, "MOST_BYTES", 4 << 20):
         reasons = [deferred.add(number, "aten.sum.default", "self", tensor) for number in range(40)]
     sizes = [values.numel() for values, _ in deferred.ready(GraphCaptures(), wait=True)]
     assert reasons == [None] * 40
