@@ -8,10 +8,10 @@ from typing import Any
 
 from gpu.observers import trace_of
 from gpu.step import NotHereError, Place
+from opgrip.platform.peaks import to_json
 from opgrip.replay import replay
 from opgrip.replay.analyses.roofline.measuring import measure
 from opgrip.replay.operators.devices import with_index
-from opgrip.traces.analysis.machine_ceilings import to_json
 from opgrip.zoo.scoring.distilled import distilled_scores
 
 BUDGET_S, SMALL_BUDGET_S = 0.1, 0.05

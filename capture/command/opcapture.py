@@ -38,8 +38,7 @@ from opgrip.cli.command import INTERRUPTED, USAGE_ERROR, counted
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.platform.machine import measure_once
-from opgrip.traces.analysis.longtail import CaptureCost, find_longtail, print_longtail
-from opgrip.traces.analysis.machine_ceilings import bandwidth_of
+from opgrip.traces.analysis.longtail import CaptureCost, bandwidth_of, find_longtail, print_longtail
 from opgrip.traces.table.trace import load
 
 MOST_NAMES = 4  # maximum number of files or operators that are listed by name; the others are only counted

@@ -27,9 +27,9 @@ from opgrip.replay.results.results import RAN, SKIPPED, WRONG, Result
 from opgrip.replay.results.savings import JudgedStep, judged_steps, saving_lines, summary_lines
 
 if TYPE_CHECKING:
+    from opgrip.platform.peaks import Peaks
     from opgrip.replay.cases.cases import Case
     from opgrip.replay.run.workload import Workload
-    from opgrip.traces.analysis.machine_ceilings import Ceilings
 
 MOST_ROWS = 60  # maximum signatures in the table, worst verdicts first
 # maximum number of labels of `record_function` by which savings are printed, those opened most often first
@@ -66,7 +66,7 @@ class CandidatesAnalysis(UnaskedAnalysis):
         print_judgement(rows, file)
 
 
-def without_impossible(rows: Sequence[Result], ceilings: Ceilings, workload: Workload) -> list[Result]:
+def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Workload) -> list[Result]:
     """Return the rows; a candidate's row becomes wrong if its time is far below what this machine needs to move and
     compute the data.
 

@@ -365,8 +365,8 @@ def _band(row: Result) -> tuple[float, float]:
 
 def draw_roofline(request: PlotRequest) -> Figure:
     """Return the roofline that `opreplay --roofline -o x.svg` draws; the results must contain the peak rates."""
+    from opgrip.platform.peaks import from_json
     from opgrip.replay.analyses.roofline import drawing
-    from opgrip.traces.analysis.machine_ceilings import from_json
 
     (run,) = request.runs.values()
     if "ceilings" not in run.header:

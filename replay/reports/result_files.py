@@ -18,12 +18,12 @@ from opgrip.cli.output_files import quoted, unquoted, write_parquet_table
 from opgrip.cli.plugins import needed
 from opgrip.display.figures import write_figure
 from opgrip.errors import FormatError, UserError
+from opgrip.platform.peaks import from_json
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.reports import report
 from opgrip.replay.reports.cells import LARGEST_BYTES, all_columns, check_columns, parse_json, to_frame, whole_cells
 from opgrip.replay.results.columns import Column, columns_in
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
-from opgrip.traces.analysis.machine_ceilings import from_json
 from opgrip.traces.io.parquet_file import TooLargeError, read_parquet_table
 
 

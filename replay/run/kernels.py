@@ -55,8 +55,8 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
     runs : the device work of each recorded run, in order of launch; at least one run
     context : torch settings under which the case runs
     """
+    from opgrip.platform.peaks import datasheet_of
     from opgrip.replay.operators.devices import name_of
-    from opgrip.traces.analysis.datasheets import datasheet_of
 
     columns = kernel_columns(runs)
     sheet = datasheet_of(name_of(row.device))
@@ -77,9 +77,9 @@ def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
     """Return the name of the dtype in which a row's case computes: TF32 for float32 if its torch settings (`context`)
     allow this.
     """
+    from opgrip.platform.peaks import TF32
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS
-    from opgrip.traces.analysis.machine_ceilings import TF32
 
     may_be_rounded = row.math_dtype == "float32" and row.device.partition(":")[0] in KINDS
     return TF32 if may_be_rounded and is_tf32(row.op, context) else row.math_dtype

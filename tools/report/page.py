@@ -281,7 +281,7 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
     form = header.get("ceilings")
     if not isinstance(form, Mapping):
         return {}
-    from opgrip.traces.analysis.machine_ceilings import from_json
+    from opgrip.platform.peaks import from_json
 
     try:
         ceilings, threads = from_json(dict(form)), int(header.get("threads", 1))

@@ -19,7 +19,7 @@ from opgrip.platform.machine import check_device
 from opgrip.tools.verbs import add_output, verb
 
 if TYPE_CHECKING:
-    from opgrip.traces.analysis.machine_ceilings import Ceilings
+    from opgrip.platform.peaks import Peaks
 
 EXAMPLES = """\
 examples:
@@ -37,36 +37,36 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 @verb("machine", "measure the peak bandwidth and arithmetic rate of this machine", EXAMPLES, prepare)
 def run(args: argparse.Namespace) -> int:
+    from opgrip.platform.peaks import keep, read_cached_peaks, write
     from opgrip.replay.analyses.roofline.measuring import measure
-    from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings, write
 
     device = str(check_device(args.device))
     check_output(args.output, args.force)
     reporter = Reporter("opgrip machine")
-    ceilings = None if args.again else read_cached_ceilings(device)
-    if ceilings is None:
-        with reporter.following(f"measuring the peaks of {device}") as on_progress:
-            ceilings = measure(device, on_progress)
-        reporter.say(f"saved the peaks of {device} in {keep(ceilings, device)}")
-    _print(ceilings, sys.stdout)
+    peaks = None if args.again else read_cached_peaks(device)
+    if peaks is None:
+        with reporter.following(f"measuring the peak bandwidth and arithmetic rates of {device}") as on_progress:
+            peaks = measure(device, on_progress)
+        reporter.say(f"saved the peaks of {device} in {keep(peaks, device)}")
+    _print(peaks, sys.stdout)
     if args.output is not None:
-        write(ceilings, args.output, args.force)
+        write(peaks, args.output, args.force)
         reporter.say(f"wrote the machine's peaks to {args.output}")
     return 0
 
 
-def _print(ceilings: Ceilings, file: IO[str]) -> None:
-    print_line(f"{' '.join(ceilings.machine)}, torch {ceilings.torch}, {ceilings.time}", file)
-    threads = sorted({1, ceilings.threads})
+def _print(peaks: Peaks, file: IO[str]) -> None:
+    print_line(f"{' '.join(peaks.machine)}, torch {peaks.torch}, {peaks.time}", file)
+    threads = sorted({1, peaks.threads})
     columns = [TableColumn("level", "name"), TableColumn("bytes", lambda level: _size(level.size), ">")]
-    columns += [TableColumn(_threads(count), partial(ceilings.bandwidth, threads=count), ",.0f") for count in threads]
-    print_table(columns, ceilings.levels, file, "copies, GB/s")
+    columns += [TableColumn(_threads(count), partial(peaks.bandwidth, threads=count), ",.0f") for count in threads]
+    print_table(columns, peaks.levels, file, "copies, GB/s")
     columns = [TableColumn("dtype", str)]
-    columns += [TableColumn(_threads(count), partial(ceilings.rate, threads=count), ",.0f") for count in threads]
-    print_table(columns, list(ceilings.rates), file, "products of matrices, Gflop/s")
+    columns += [TableColumn(_threads(count), partial(peaks.rate, threads=count), ",.0f") for count in threads]
+    print_table(columns, list(peaks.rates), file, "products of matrices, Gflop/s")
     print_line(
-        f"time of a call: {ceilings.launch_us:.2f} us for an operator on one element, "
-        f"{ceilings.dispatch_us:.2f} us for a view",
+        f"time of a call: {peaks.launch_us:.2f} us for an operator on one element, "
+        f"{peaks.dispatch_us:.2f} us for a view",
         file,
     )
 

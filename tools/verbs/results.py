@@ -163,8 +163,8 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--baseline",
         metavar="FILE",
-        help="file written by opgrip zoo baseline (default: the one that ships); for results of a trace that "
-        "opgrip corpus distill wrote, another replay of that trace (default: the times stored in it)",
+        help="results to compare with: a file of opgrip zoo baseline, or, for a distilled trace, another replay of it "
+        "(default: the baseline that ships, or the times in the distilled trace)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a list with one object per mode")
 

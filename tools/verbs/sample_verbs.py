@@ -133,7 +133,7 @@ def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -
 
 
 def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
-    from opgrip.traces.analysis.machine_ceilings import bandwidth_of
+    from opgrip.traces.analysis.longtail import bandwidth_of
 
     return bandwidth_of if bandwidth is None else lambda trace: bandwidth
 

@@ -92,7 +92,9 @@ COLUMNS = (
 
 
 def prepare_list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("names", nargs="*", metavar="GLOB", help=f"list only these: {NAMES}")
+    parser.add_argument(
+        "names", nargs="*", metavar="GLOB", help="list only traces whose name, model, library or family matches"
+    )
     parser.add_argument(
         "--distinct",
         action="store_true",
@@ -154,7 +156,7 @@ DIFFERENCES = 10  # maximum number of differing signatures reported per trace
 
 def prepare_make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="+", metavar="GLOB", help=NAMES)
-    parser.add_argument("-f", "--force", action="store_true", help="also make traces that exist and are up to date")
+    parser.add_argument("-f", "--force", action="store_true", help="record traces again even if they are up to date")
     parser.add_argument(
         "--check", action="store_true", help="make the traces in a temporary folder and compare them with the zoo"
     )

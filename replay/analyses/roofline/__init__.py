@@ -20,8 +20,8 @@ from opgrip.replay.run.kernels import arithmetic_dtype
 from opgrip.replay.timing.timing_options import COLD, GRAPH, ON_DEVICE
 
 if TYPE_CHECKING:
+    from opgrip.platform.peaks import Peaks
     from opgrip.replay.run.workload import Workload
-    from opgrip.traces.analysis.machine_ceilings import Ceilings
 
 BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER = "bandwidth", "arithmetic", "launch", "interpreter"
 BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
@@ -56,7 +56,7 @@ def limit_of(
     size: int,
     dtype: str | None,
     operators: int,
-    ceilings: Ceilings,
+    ceilings: Peaks,
     threads: int = 1,
     cold: bool = False,
     launches: bool = True,
@@ -90,7 +90,7 @@ def limit_of(
 
 def with_limits(
     rows: Iterable[Result],
-    ceilings: Ceilings,
+    ceilings: Peaks,
     threads_of: Callable[[Result], int],
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
     launches: bool = True,
@@ -133,7 +133,7 @@ def usual_threads(rows: Iterable[Result], threads_of: Callable[[Result], int]) -
     return Counter(map(threads_of, rows)).most_common(1)[0][0]
 
 
-def _with_limit(row: Result, ceilings: Ceilings, threads: int, dtype: str | None, launches: bool) -> Result:
+def _with_limit(row: Result, ceilings: Peaks, threads: int, dtype: str | None, launches: bool) -> Result:
     if row.status != OK or not row.median_us or row.bytes_moved is None:
         return row
     in_graph = row.method == GRAPH or runs_graphs(row.mode)
@@ -270,7 +270,7 @@ class RooflineAnalysis(Analysis):
         return options.roofline
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        from opgrip.traces.analysis.machine_ceilings import to_json
+        from opgrip.platform.peaks import to_json
 
         ceilings, threads = ceilings_of(self.session), threads_of(self.session.workload)
         self.header = {"ceilings": to_json(ceilings), "threads": usual_threads(rows, threads)}
@@ -281,12 +281,12 @@ class RooflineAnalysis(Analysis):
         print_roofline(rows, file)
 
 
-def ceilings_of(session: AnalysisSession) -> Ceilings:
+def ceilings_of(session: AnalysisSession) -> Peaks:
     """Return the machine's peak rates from the cache; measure and store them if the cache has none."""
+    from opgrip.platform.peaks import keep, read_cached_peaks
     from opgrip.replay.analyses.roofline.measuring import measure
-    from opgrip.traces.analysis.machine_ceilings import keep, read_cached_ceilings
 
-    ceilings = read_cached_ceilings(session.device)
+    ceilings = read_cached_peaks(session.device)
     if ceilings is None:
         with session.reporter.following("measuring the peaks of this machine") as on_progress:
             ceilings = measure(session.device, on_progress)

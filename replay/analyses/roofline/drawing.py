@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from opgrip.cli.command import counted
 from opgrip.cli.plugins import needed
 from opgrip.display.figures import PALETTE, label_axis, literal, logarithmic, new_figure
+from opgrip.platform.peaks import TF32, Peaks
 from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns, time_of
 from opgrip.replay.results.results import Result
-from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,7 +136,7 @@ LABELS_APART = 0.07  # minimum distance between two labels, relative to the heig
 LEAST_US, MOST_US = 1.0, 100.0  # minimum range of the axis of times, in us
 
 
-def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -> Figure:
+def draw(rows: Sequence[Result], ceilings: Peaks, threads: int, title: str) -> Figure:
     """Return a figure of the roofline, in the style that `write_figure` sets.
 
     The left plot shows operations per second over operations per byte. The right plot shows time over bytes, for calls
@@ -170,7 +170,7 @@ def draw(rows: Sequence[Result], ceilings: Ceilings, threads: int, title: str) -
     return figure
 
 
-def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
+def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Peaks, threads: int) -> None:
     points = [_point(row) for row in rows]
     rates = _rates(rows, ceilings, threads)
     top = max(rates.values(), default=1.0)
@@ -195,7 +195,7 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threa
         )
 
 
-def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str, float]:
+def _rates(rows: Sequence[Result], ceilings: Peaks, threads: int) -> dict[str, float]:
     """Return the machine's peak rates (from `ceilings`, for `threads` threads) in Gflop/s of the dtypes in which the
     rows compute, highest first; only the rate of float32 if the machine's rates of these dtypes are unknown.
     """
@@ -206,7 +206,7 @@ def _rates(rows: Sequence[Result], ceilings: Ceilings, threads: int) -> dict[str
     return dict(sorted(rates.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Ceilings, threads: int) -> None:
+def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Peaks, threads: int) -> None:
     """Plot the time of calls over the bytes that they move, and lines for the shortest times that launches and memory
     allow.
 

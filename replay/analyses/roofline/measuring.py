@@ -17,9 +17,9 @@ from torch import Tensor
 from opgrip.cli.progress import ProgressCallback, ignore_progress
 from opgrip.errors import UserError, cause_of
 from opgrip.platform.machine import processor
+from opgrip.platform.peaks import TF32, Peaks, best_s, find_implausible_rate, levels, no_less
 from opgrip.replay.operators.contexts import KINDS, restored
 from opgrip.replay.operators.devices import synchronizer
-from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings, best_s, find_implausible_rate, levels, no_less
 from opgrip.traces.schema.tensor_specs import plain_name
 
 aten = torch.ops.aten
@@ -71,7 +71,7 @@ ROUNDED = {TF32: MatrixProduct(torch.float32, precision="high")}  # additional p
 NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
 
 
-def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Ceilings:
+def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Peaks:
     """Measure the peak rates and bandwidths of a device, which takes about 20 seconds.
 
     On the CPU, they are measured for one thread and for one thread per processor.
@@ -98,7 +98,7 @@ def products_of(kind: str) -> dict[str, MatrixProduct]:
     return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS
 
 
-def _measure(device: str, on_progress: ProgressCallback) -> Ceilings:
+def _measure(device: str, on_progress: ProgressCallback) -> Peaks:
     kind = torch.device(device).type
     threads = sorted({1, len(os.sched_getaffinity(0))}) if kind == "cpu" else [1]
     rates: dict[str, dict[int, float]] = {}
@@ -113,7 +113,7 @@ def _measure(device: str, on_progress: ProgressCallback) -> Ceilings:
                     rates.setdefault(name, {})[count] = rate
     on_progress("copies", parts - 1, parts)
     one = torch.zeros(1, device=device)
-    return Ceilings(
+    return Peaks(
         machine=tuple(processor(device)),
         device=kind,
         threads=threads[-1],

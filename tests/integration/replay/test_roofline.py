@@ -20,27 +20,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
+from opgrip.platform.peaks import (
+    Level,
+    Peaks,
+    caches,
+    from_json,
+    keep,
+    peaks_path,
+    read_cached_peaks,
+    to_json,
+)
 from opgrip.replay import load_results, replay
 from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns, limit_of, nearness, with_limits
 from opgrip.replay.analyses.roofline.drawing import draw
 from opgrip.replay.operators.work import Work, counted, work_of
 from opgrip.replay.results.results import Result
-from opgrip.traces.analysis.machine_ceilings import (
-    Ceilings,
-    Level,
-    caches,
-    ceilings_path,
-    from_json,
-    keep,
-    read_cached_ceilings,
-    to_json,
-)
 
 aten = torch.ops.aten
 FAST = ("--iterations", "1", "--warmup", "0")
 SVG = "{http://www.w3.org/2000/svg}"
 
-CEILINGS = Ceilings(
+CEILINGS = Peaks(
     machine=("a processor",),
     device="cpu",
     threads=4,
@@ -201,13 +201,13 @@ def test_gain_is_the_time_above_the_limit() -> None:
 
 def test_peaks_are_cached_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
-    assert read_cached_ceilings("cpu") is None
+    assert read_cached_peaks("cpu") is None
     path = keep(CEILINGS, "cpu")
     assert path.is_relative_to(tmp_path)
-    assert read_cached_ceilings("cpu") == CEILINGS
+    assert read_cached_peaks("cpu") == CEILINGS
     for damaged in ("", "{}", "[]", path.read_text()[:-20], json.dumps({**to_json(CEILINGS), "levels": []})):
         path.write_text(damaged)
-        assert read_cached_ceilings("cpu") is None
+        assert read_cached_peaks("cpu") is None
 
 
 def test_only_data_caches_are_listed(tmp_path: Path) -> None:
@@ -339,12 +339,12 @@ def test_opgrip_machine_prints_cached_measurements(tmp_path: Path, measured: dic
 def test_machine_is_measured_again_and_the_file_is_kept(tmp_path: Path, measured: dict[str, str]) -> None:
     shown = succeed("opgrip", "machine", "--again", env=measured)
     assert "saved the peaks of cpu in" in shown.stderr
-    found = read_cached_ceilings("cpu")
+    found = read_cached_peaks("cpu")
     assert found is not None
     assert found != replace(CEILINGS, time=found.time)
     assert found.levels[-1].name == "memory"
     assert found.rates["float32"][1] > 0
-    assert str(ceilings_path("cpu")) in shown.stderr
+    assert str(peaks_path("cpu")) in shown.stderr
     # in the file, no level has more bandwidth than the one before it
     for near, far in zip(found.levels, found.levels[1:], strict=False):
         assert all(near.bandwidth[count] >= far.bandwidth[count] for count in near.bandwidth)

@@ -14,6 +14,8 @@ import torch
 from programs import ROOT
 
 from opgrip.errors import UserError
+from opgrip.platform import peaks
+from opgrip.platform.peaks import TF32, Level, Peaks, from_json, to_json
 from opgrip.platform.precisions import is_tf32
 from opgrip.replay.analyses.roofline import LimitColumns, dtype_of, measuring, with_limits
 from opgrip.replay.analyses.roofline.measuring import products_of, random_matrices
@@ -22,13 +24,11 @@ from opgrip.replay.operators.work import work_of
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.workload import load_workload
-from opgrip.traces.analysis import machine_ceilings
-from opgrip.traces.analysis.machine_ceilings import TF32, Ceilings, Level, from_json, to_json
 
 CONVOLUTION, PRODUCT, ADDITION = "aten.convolution.default", "aten.mm.default", "aten.add.Tensor"
 
 ON_GPU = products_of("cuda")
-CEILINGS = Ceilings(
+CEILINGS = Peaks(
     machine=("a GPU",),
     device="cuda",
     threads=1,
@@ -179,12 +179,10 @@ def test_tf32_is_measured_under_the_setting_that_allows_it(monkeypatch: pytest.M
 
 def test_cache_bandwidth_is_at_least_the_memory_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = {"L2": 300.0, "memory": 320.0}
-    monkeypatch.setattr(machine_ceilings, "last_cache_bytes", lambda device: 4 << 20)
-    monkeypatch.setattr(machine_ceilings, "free_memory", lambda device: 16 << 30)
-    monkeypatch.setattr(
-        machine_ceilings, "_on_device", lambda device, name, size, both: Level(name, size, 1, {1: rates[name]})
-    )
-    cache, memory = machine_ceilings.levels("cuda:0", [1])
+    monkeypatch.setattr(peaks, "last_cache_bytes", lambda device: 4 << 20)
+    monkeypatch.setattr(peaks, "free_memory", lambda device: 16 << 30)
+    monkeypatch.setattr(peaks, "_on_device", lambda device, name, size, both: Level(name, size, 1, {1: rates[name]}))
+    cache, memory = peaks.levels("cuda:0", [1])
     assert (cache.name, cache.size, memory.size) == ("L2", 4 << 20, None)
     assert cache.bandwidth == memory.bandwidth == {1: 320.0}
 
@@ -203,7 +201,7 @@ def test_copies_within_a_cache_are_launched_as_one_graph(monkeypatch: pytest.Mon
 
     for name, stand_in in (("CUDAGraph", Graph), ("graph", block), ("device", block)):
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    launch = machine_ceilings._launched_at_once(lambda: runs.append("run"), "cuda:1")
+    launch = peaks._launched_at_once(lambda: runs.append("run"), "cuda:1")
     # on the measured device, first to initialize libraries and then for the graph
     assert captured[0] == "cuda:1"
     assert isinstance(captured[1], Graph)
@@ -221,8 +219,8 @@ def test_library_loading_is_not_part_of_a_product(monkeypatch: pytest.MonkeyPatc
         sizes.append(len(first))
         return first
 
-    monkeypatch.setattr(machine_ceilings, "perf_counter", lambda: now_s[0])
-    monkeypatch.setattr(machine_ceilings, "REPEAT_S", 0.0)
+    monkeypatch.setattr(peaks, "perf_counter", lambda: now_s[0])
+    monkeypatch.setattr(peaks, "REPEAT_S", 0.0)
     monkeypatch.setattr(measuring, "SIZES", (8, 16, 32))
     rate = measuring._matrix_rate(measuring.MatrixProduct(torch.bfloat16, multiply), "cpu")
     assert sorted({*sizes}) == [8, 16, 32]

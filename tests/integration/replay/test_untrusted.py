@@ -13,6 +13,7 @@ import torch
 from programs import run_command
 
 from opgrip import Capture, UserError, judge
+from opgrip.platform.peaks import Level, Peaks
 from opgrip.replay.analyses.candidates import without_impossible
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.replay_options import request_with
@@ -24,12 +25,11 @@ from opgrip.replay.run.untrusted import UntrustedProcess
 from opgrip.replay.run.untrusted_call import UntrustedCall, UntrustedRun
 from opgrip.replay.run.untrusted_subject import CHANGE, UntrustedSubject
 from opgrip.replay.run.workload import load_workload
-from opgrip.traces.analysis.machine_ceilings import Ceilings, Level
 
 SOFTMAX = "aten._softmax.default"
 NORM = "aten.native_layer_norm.default"
 RUNS = 16
-CEILINGS = Ceilings(
+CEILINGS = Peaks(
     ("a processor",), "cpu", 1, (Level("memory", None, 1, {1: 10.0}),), {"float32": {1: 100.0}}, 1.0, 0.5, "2.0", ""
 )
 
@@ -64,7 +64,7 @@ def norm_trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def row_of(trace: Path, name: str, op: str = SOFTMAX, ceilings: Ceilings | None = None) -> Result:
+def row_of(trace: Path, name: str, op: str = SOFTMAX, ceilings: Peaks | None = None) -> Result:
     """Return the judged row of a candidate of `cheats`, judged in processes of this one."""
     text = f"{op}={cheats.__file__}:{name}"
     options = {"candidate": [text], "untrusted": True, "iterations": RUNS, "cache": "warm", "threads": 1}
@@ -229,7 +229,7 @@ def test_cheat_is_not_noticed_without_the_defence_against_it(
 @pytest.mark.slow
 @pytest.mark.parametrize(("ceilings", "verdict"), [(CEILINGS, "wrong"), (None, "faster")])
 def test_time_below_the_limit_of_the_machine_is_wrong(
-    trace: Path, monkeypatch: pytest.MonkeyPatch, ceilings: Ceilings | None, verdict: str
+    trace: Path, monkeypatch: pytest.MonkeyPatch, ceilings: Peaks | None, verdict: str
 ) -> None:
     # this process's clock does not bound calls that take less time than requests vary
     monkeypatch.setattr(*NO_CLOCK)

@@ -17,10 +17,10 @@ from torch import nn
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
+from opgrip.platform import peaks
 from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.traces import load
-from opgrip.traces.analysis import machine_ceilings
 from opgrip.traces.schema.arguments import tensors
 
 LONG_US = 300_000.0
@@ -249,7 +249,7 @@ def test_memory_columns_show_allocator_use_of_a_call(tmp_path: Path) -> None:
 
 
 def make_measuring_quick() -> None:
-    measuring.SIZES, measuring.LAUNCHES, machine_ceilings.MOST_COPIES = (64,), 20, 2
+    measuring.SIZES, measuring.LAUNCHES, peaks.MOST_COPIES = (64,), 20, 2
 
 
 @on_simulator(SIM_MEMORY=str(64 << 20))

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from opgrip.capture import Capture
 from opgrip.capture.command.opcapture import own_cost
 from opgrip.errors import UserError
+from opgrip.platform.peaks import Level, Peaks, bandwidth, keep
 from opgrip.traces import Trace, load
-from opgrip.traces.analysis.longtail import LongTail, LongTailFunction, find_longtail
+from opgrip.traces.analysis.longtail import LongTail, LongTailFunction, bandwidth_of, find_longtail
 from opgrip.traces.analysis.longtail.functions import grip_command
-from opgrip.traces.analysis.machine_ceilings import Ceilings, Level, bandwidth, bandwidth_of, keep
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, End, Scope, Signature
 
@@ -232,7 +232,7 @@ def test_bandwidth_is_measured_once_and_cached(tmp_path: Path, monkeypatch: pyte
 def test_bandwidth_of_the_roofline_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPGRIP_CACHE", str(tmp_path))
     cache, memory = Level("L2", 1 << 20, 1, {1: 50.0}), Level("memory", None, 2, {1: 7.0, 1024: 7.0})
-    keep(Ceilings(("here",), "cpu", 2, (cache, memory), {}, 1.0, 1.0, "2.13.0", "2026-01-01"), "cpu")
+    keep(Peaks(("here",), "cpu", 2, (cache, memory), {}, 1.0, 1.0, "2.13.0", "2026-01-01"), "cpu")
     assert bandwidth() == 7e9
 
 

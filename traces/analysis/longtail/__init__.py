@@ -4,9 +4,18 @@ from opgrip.traces.analysis.longtail.function_costs import CaptureCost
 from opgrip.traces.analysis.longtail.functions import (
     LongTail,
     LongTailFunction,
+    bandwidth_of,
     find_longtail,
     print_longtail,
     write_rows,
 )
 
-__all__ = ["CaptureCost", "LongTail", "LongTailFunction", "find_longtail", "print_longtail", "write_rows"]
+__all__ = [
+    "CaptureCost",
+    "LongTail",
+    "LongTailFunction",
+    "bandwidth_of",
+    "find_longtail",
+    "print_longtail",
+    "write_rows",
+]

@@ -15,6 +15,8 @@ from opgrip.cli.command import DEVICE_TIME, counted
 from opgrip.cli.output_files import csv_text, write_json, write_text
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
+from opgrip.errors import UserError
+from opgrip.platform.peaks import bandwidth
 from opgrip.traces.analysis.longtail.function_costs import Borders, CaptureCost, FunctionTimes, Traffic, measure_times
 from opgrip.traces.analysis.longtail.thread_calls import (
     BACKWARD,
@@ -26,6 +28,7 @@ from opgrip.traces.analysis.longtail.thread_calls import (
     operation_of,
 )
 from opgrip.traces.analysis.timeline import in_runs
+from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.table.trace import Trace
 
 FEWEST_LAUNCHES = 3  # minimum number of operators per call of a long-tail function, including its backward pass
@@ -453,3 +456,14 @@ def _run_options(options: Sequence[str]) -> list[str]:
         elif name not in (*ALONE, *VALUED):
             run_options.append(word)
     return run_options
+
+
+def bandwidth_of(trace: Trace) -> float:
+    """Return the memory bandwidth, in bytes per second, of the device that a trace used."""
+    devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
+    device = min(devices - {"cpu", "meta"}, default="cpu")
+    try:
+        return bandwidth(device)
+    except UserError as error:
+        problem = f"the trace was made on {device}, whose memory cannot be measured here"
+        raise UserError(problem, "set it with --bandwidth") from error

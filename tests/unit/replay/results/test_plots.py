@@ -18,16 +18,16 @@ from shortened import slow_except
 
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
+from opgrip.platform.peaks import Level, Peaks, to_json
 from opgrip.replay.analyses.roofline import with_limits
 from opgrip.replay.outcome import Results
 from opgrip.replay.plots import PlotRequest, plots
 from opgrip.replay.results.results import Result
 from opgrip.tools.opgrip import main
-from opgrip.traces.analysis.machine_ceilings import Ceilings, Level, to_json
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = r"aten.<b>&$\frac{1}{0}$_x^2$.default"
-CEILINGS = Ceilings(
+CEILINGS = Peaks(
     machine=("a $x$ & <processor>",),
     device="cpu",
     threads=2,

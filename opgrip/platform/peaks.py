@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from threading import Thread
@@ -20,7 +21,6 @@ import numpy as np
 import torch
 
 from opgrip.cli.output_files import write_json
-from opgrip.errors import UserError
 from opgrip.platform.machine import (
     cache_folder,
     check_device,
@@ -30,8 +30,6 @@ from opgrip.platform.machine import (
     measure_once,
     processor,
 )
-from opgrip.traces.schema.arguments import tensors
-from opgrip.traces.table.trace import Trace
 
 FORM = 2  # version of the file's form; files of other versions are ignored
 TF32 = "tf32"  # name of the rate of float32 products for which a GPU may round inputs to TF32
@@ -61,7 +59,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Ceilings:
+class Peaks:
     """Peaks of a machine.
 
     machine : name of the processor or GPU, and other facts on which the peaks depend
@@ -103,54 +101,54 @@ class Ceilings:
         return None if not rates else _between(rates, threads)
 
 
-def ceilings_path(device: str) -> Path:
+def peaks_path(device: str) -> Path:
     depends = [*processor(device), str(_processors()), torch.__version__, str(FORM)]
     key = hashlib.blake2b("\n".join(depends).encode(), digest_size=8).hexdigest()
     return cache_folder() / "machine" / f"{torch.device(device).type}-{key}.json"
 
 
-def read_cached_ceilings(device: str) -> Ceilings | None:
+def read_cached_peaks(device: str) -> Peaks | None:
     """Return the peaks in this machine's file, or None if there is no file or it is damaged."""
     try:
-        return from_json(json.loads(ceilings_path(device).read_text(encoding="utf-8")))
+        return from_json(json.loads(peaks_path(device).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def keep(ceilings: Ceilings, device: str) -> Path:
-    path = ceilings_path(device)
+def keep(peaks: Peaks, device: str) -> Path:
+    path = peaks_path(device)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write(ceilings, path, force=True)
+    write(peaks, path, force=True)
     return path
 
 
-def write(ceilings: Ceilings, path: Path, force: bool) -> None:
-    write_json(to_json(ceilings), path, force)
+def write(peaks: Peaks, path: Path, force: bool) -> None:
+    write_json(to_json(peaks), path, force)
 
 
-def to_json(ceilings: Ceilings) -> dict[str, Any]:
-    return {"form": FORM, **asdict(ceilings)}
+def to_json(peaks: Peaks) -> dict[str, Any]:
+    return {"form": FORM, **asdict(peaks)}
 
 
-def from_json(fields: dict[str, Any]) -> Ceilings:
+def from_json(fields: dict[str, Any]) -> Peaks:
     """Return the peaks in the JSON object of a file; raise ValueError or KeyError if the file is damaged."""
     if fields["form"] != FORM:
         raise ValueError(f"the file has form {fields['form']}, expected {FORM}")
-    ceilings = msgspec.convert(fields, Ceilings, strict=False, str_keys=True)
-    if not ceilings.levels or ceilings.levels[-1].size is not None:
-        raise ValueError("the file lacks the peak of the main memory")
-    for measured in (*(level.bandwidth for level in ceilings.levels), *ceilings.rates.values()):
+    peaks = msgspec.convert(fields, Peaks, strict=False, str_keys=True)
+    if not peaks.levels or peaks.levels[-1].size is not None:
+        raise ValueError("the file has no peak bandwidth of main memory")
+    for measured in (*(level.bandwidth for level in peaks.levels), *peaks.rates.values()):
         if not measured or not min(measured.values()) > 0:
             raise ValueError("a bandwidth or rate is missing or not above 0")
-    if implausible := find_implausible_rate(ceilings):
+    if implausible := find_implausible_rate(peaks):
         raise ValueError(implausible)
-    return ceilings
+    return peaks
 
 
-def find_implausible_rate(ceilings: Ceilings) -> str | None:
+def find_implausible_rate(peaks: Peaks) -> str | None:
     """Return a text that names the slowest arithmetic rate if it is too slow to be real, else None."""
-    rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in ceilings.rates.items()}
-    if ceilings.device == "cpu" or not rates:
+    rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in peaks.rates.items()}
+    if peaks.device == "cpu" or not rates:
         return None
     slowest, fastest = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
     if rates[slowest] >= LEAST_SHARE * rates[fastest]:
@@ -325,18 +323,54 @@ def bandwidth(device: str = "cpu") -> float:
     """
     check_device(device)
     threads = torch.get_num_threads() if device == "cpu" else 1
-    ceilings = read_cached_ceilings(device)
-    if ceilings is not None:
-        return ceilings.bandwidth(ceilings.levels[-1], threads) * 1e9
+    peaks = read_cached_peaks(device)
+    if peaks is not None:
+        return peaks.bandwidth(peaks.levels[-1], threads) * 1e9
     return measure_once("bandwidth", device, lambda: (memory(device, [threads]).bandwidth[threads] * 1e9,))[0]
 
 
-def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth, in bytes per second, of the device that a trace used."""
-    devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
-    device = min(devices - {"cpu", "meta"}, default="cpu")
-    try:
-        return bandwidth(device)
-    except UserError as error:
-        problem = f"the trace was made on {device}, whose memory cannot be measured here"
-        raise UserError(problem, "set it with --bandwidth") from error
+@dataclass(frozen=True, slots=True)
+class Datasheet:
+    """Highest memory bandwidth in GB/s and rates of matrix products in Tflop/s, by dtype, of a GPU."""
+
+    gb_per_s: float
+    tflops: Mapping[str, float]
+
+    def rate(self, dtype: str | None) -> float | None:
+        """Return the rate of matrix products in Gflop/s, or None if unknown; all float8 dtypes have the same rate."""
+        name = FLOAT8 if (dtype or "").startswith(FLOAT8) else dtype or ""
+        tflops = self.tflops.get(name)
+        return None if tflops is None else tflops * 1e3
+
+
+_A100 = {"float64": 19.5, "float32": 19.5, TF32: 156, "bfloat16": 312, "float16": 312, "int8": 624}
+_H100 = {"float64": 67, "float32": 67, TF32: 494.5, "bfloat16": 989.5, "float16": 989.5, "int8": 1979, FLOAT8: 1979}
+_NVL = {"float64": 60, "float32": 60, TF32: 417.5, "bfloat16": 835.5, "float16": 835.5, "int8": 1670.5, FLOAT8: 1670.5}
+_PCIE = {"float64": 51, "float32": 51, TF32: 378, "bfloat16": 756, "float16": 756, "int8": 1513, FLOAT8: 1513}
+_A10 = {"float32": 31.2, TF32: 62.5, "bfloat16": 125, "float16": 125, "int8": 250}
+_A40 = {"float32": 37.4, TF32: 74.8, "bfloat16": 149.7, "float16": 149.7, "int8": 299.3}
+_L4 = {"float32": 30.3, TF32: 60, "bfloat16": 121, "float16": 121, "int8": 242.5, FLOAT8: 242.5}
+_L40S = {"float32": 91.6, TF32: 183, "bfloat16": 362, "float16": 362, "int8": 733, FLOAT8: 733}
+# datasheets by the part of a GPU's name after the manufacturer's
+_SHEETS: Mapping[str, Datasheet] = {
+    r"A100-SXM\d-40GB|A100-PCIE-40GB": Datasheet(1555, _A100),
+    r"A100-SXM\d-80GB": Datasheet(2039, _A100),
+    r"A100 80GB PCIe": Datasheet(1935, _A100),
+    r"H100 80GB HBM3": Datasheet(3350, _H100),
+    r"H100 PCIe": Datasheet(2000, _PCIE),
+    r"H100 NVL": Datasheet(3900, _NVL),
+    r"H200": Datasheet(4800, _H100),
+    r"H200 NVL": Datasheet(4800, _NVL),
+    r"A10": Datasheet(600, _A10),
+    r"A40": Datasheet(696, _A40),
+    r"L4": Datasheet(300, _L4),
+    r"L40S": Datasheet(864, _L40S),
+    r"T4": Datasheet(320, {"float32": 8.1, "float16": 65, "int8": 130}),
+    r"V100-SXM2-\d+GB": Datasheet(900, {"float64": 7.8, "float32": 15.7, "float16": 125}),
+}
+
+
+def datasheet_of(name: str) -> Datasheet | None:
+    """Return the datasheet of a GPU by the name that its driver reports; None if there is none, as for a MIG slice."""
+    product = re.sub(r"^(NVIDIA|Tesla) ", "", name)
+    return next((sheet for pattern, sheet in _SHEETS.items() if re.fullmatch(pattern, product)), None)
