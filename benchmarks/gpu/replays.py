@@ -12,7 +12,7 @@ from opgrip.platform.peaks import to_json
 from opgrip.replay import replay
 from opgrip.replay.analyses.roofline.measuring import measure
 from opgrip.replay.operators.devices import with_index
-from opgrip.zoo.scoring.distilled import distilled_scores
+from opgrip.zoo.scoring.scores import distilled_scores
 
 BUDGET_S, SMALL_BUDGET_S = 0.1, 0.05
 TIMEOUT_S = 30

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from opgrip.zoo.corpus import Corpus
-    from opgrip.zoo.scoring.case_times import Times
+    from opgrip.zoo.scoring.baselines import Times
 
 MOST_NOTES, MOST_NOTE = 10, 200
 
@@ -204,8 +204,7 @@ def run_distill(args: argparse.Namespace) -> int:
 def _read_times(names: Sequence[str], chosen_by: Times | None = None) -> tuple[str, Times]:
     from opgrip.replay.comparison.results_store import Store
     from opgrip.replay.outcome import read_run
-    from opgrip.zoo.scoring.baselines import read_baselines
-    from opgrip.zoo.scoring.case_times import is_replay_of, machine_of, times_of, times_of_baseline
+    from opgrip.zoo.scoring.baselines import is_replay_of, machine_of, read_baselines, times_of, times_of_baseline
 
     machine, times = "", dict[tuple[str, str], float]()
     for name in names:

@@ -178,13 +178,12 @@ def prepare_score(parser: argparse.ArgumentParser) -> None:
 def run_score(args: argparse.Namespace) -> int:
     from opgrip.errors import UserError
     from opgrip.zoo.scoring.baselines import read_baselines
-    from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
     from opgrip.zoo.scoring.score_table import plain_of, print_scores
-    from opgrip.zoo.scoring.scores import score_of
+    from opgrip.zoo.scoring.scores import distilled_scores, represented_times, score_of
 
     baseline = args.baseline
     (results,) = read_runs(args.store, args.which)
-    if standing_of(results.header) is not None:
+    if represented_times(results.header) is not None:
         scores = distilled_scores(results, None if baseline is None else read_runs(args.store, baseline)[0])
     else:
         scores = score_of(results, read_baselines(None if baseline is None else Path(baseline)))

@@ -20,7 +20,7 @@ from opgrip.errors import UserError
 from opgrip.traces.zoo import read_manifest
 from opgrip.traces.zoo.manifest import distinct_names, name_of_file
 from opgrip.zoo.corpus.corpus import OF_MEMBER, Corpus, weighted, written_from
-from opgrip.zoo.scoring.case_times import Times
+from opgrip.zoo.scoring.baselines import Times
 
 Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]
@@ -240,8 +240,8 @@ def distill(corpus: Corpus, count: int) -> Distilled:
     places = np.array(choose(points, ops, weights, count))
     nearest, likeness = _assign(points, ops, places)
     keys = cases.index.to_numpy()
-    standing_for = dict(zip(keys, keys[places[nearest]], strict=True))
-    sums = frame.assign(by=frame["key"].map(standing_for)).groupby(["trace", "by"], sort=False)["time_us"].sum()
+    representatives = dict(zip(keys, keys[places[nearest]], strict=True))
+    sums = frame.assign(by=frame["key"].map(representatives)).groupby(["trace", "by"], sort=False)["time_us"].sum()
     weights_us: dict[str, dict[str, float]] = {}
     for pair, time_us in zip(sums.index.tolist(), sums.tolist(), strict=True):
         weights_us.setdefault(pair[0], {})[pair[1]] = time_us

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import exp, fsum, log
 
 from opgrip.replay.results.origins import Origin
-from opgrip.zoo.scoring.case_times import Measured
+from opgrip.zoo.scoring.baselines import Measured
 from opgrip.zoo.scoring.spread import Uncertainty, of_mean
 
 # cost of a case that is not ok, as a multiple of its baseline time, or of its expected time here if that is longer

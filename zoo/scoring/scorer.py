@@ -23,15 +23,15 @@ class ZooScorer:
         represents.
         """
         if FIELD in header:
-            from opgrip.zoo.scoring.distilled import standing_of
+            from opgrip.zoo.scoring.scores import represented_times
 
-            standing_of(header)
+            represented_times(header)
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
         """Print the scores of the results of a distilled trace; print nothing for another trace."""
         if FIELD in results.header:
-            from opgrip.zoo.scoring.distilled import distilled_scores
             from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores
+            from opgrip.zoo.scoring.scores import distilled_scores
 
             print_scores(distilled_scores(results), file, LEAST_COVERED)
 

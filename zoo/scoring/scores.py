@@ -7,27 +7,35 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from math import fsum, log
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum, log, sqrt
+from typing import Any
 
 from opgrip.cli.command import counted
 from opgrip.errors import UserError
+from opgrip.replay.comparison.priors import SHORT_US, USUAL
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin, origin_in, origin_of
 from opgrip.replay.results.results import CONTENDED, OK, SKIPPED, UNSUPPORTED, Result
+from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.scoring.baselines import (
+    MOST_US,
     Baseline,
     BaselineCase,
     BaselineTrace,
+    Measured,
     is_of_program,
+    is_plain_but_threads,
     is_time,
     keyed,
+    machine_of,
+    measured_of,
     unusual_in,
+    way_of,
 )
-from opgrip.zoo.scoring.case_times import Measured, measured_of, way_of
 from opgrip.zoo.scoring.score_values import ModelScore, Score, TraceScore, weights_of
-from opgrip.zoo.scoring.spread import Uncertainty, deviation_of, interval_of, of_ratio, of_sum
+from opgrip.zoo.scoring.spread import deviation_of, interval_of, of_ratio, of_sum
 
 MOST_SCORES = 20_000  # maximum number of trace scores, over all variants
 
@@ -175,35 +183,203 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
         return TraceScore(
             origin, statuses, slowed, time_us, whole_us=0.0 if base is None else base.total_us, problem=why
         )
-    # leave out cases that say nothing about this machine: they fail in the program too, have no time in the baseline,
-    # or were contended
+    # these say nothing about this machine: they fail in the program too, or were contended
     run = [row for row in rows if row.status not in (SKIPPED, CONTENDED)]
-    joined = [(row, base.cases[key]) for key, row in keyed(run) if key in base.cases]
-    timed = [(row, case) for row, case in joined if case.median_us is not None]
-    pairs = [(row, case) for row, case in timed if not is_left_out(row)]
-    ok = [(row, case) for row, case in pairs if row.status == OK and is_time(row.median_us)]
+    compared = [
+        Compared(row, (origin.trace, index), case.total_us, case)
+        for index, (key, row) in enumerate(keyed(run))
+        if (case := base.cases.get(key)) is not None and case.median_us is not None
+    ]
+    is_compared = any(not is_left_out(item.row) for item in compared)
+    return replace(
+        compare_cases(origin, compared),
+        statuses=statuses,
+        slowed=slowed,
+        time_us=time_us,
+        whole_us=base.total_us,
+        problem=problem or ("" if is_compared else "the baseline has other cases"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A replayed case, and the time that it is compared with.
+
+    name : name of the measurement, equal in all traces that the case represents
+    base_us : time of all calls in the baseline
+    case : time of one call in the baseline
+    """
+
+    row: Result
+    name: Hashable
+    base_us: float
+    case: BaselineCase
+
+    @property
+    def time_us(self) -> float:
+        """Time of all calls in the replay."""
+        return self.base_us * (self.row.median_us or 0.0) / (self.case.median_us or 1.0)
+
+
+def compare_cases(origin: Origin, compared: Sequence[Compared]) -> TraceScore:
+    """Return the score of a trace from its cases, except the fields that depend on cases without a time."""
+    run = [item for item in compared if item.row.status not in (SKIPPED, CONTENDED)]
+    counted_cases = [item for item in run if not is_left_out(item.row)]
+    ok = [item for item in counted_cases if item.row.status == OK and is_time(item.row.median_us)]
+    here = of_sum((item.name, item.time_us, item.row.median_us or 0.0, deviation_of(item.row)) for item in ok)
+    there = of_sum(
+        (("baseline", item.name), item.base_us, item.case.median_us or 0.0, item.case.deviation) for item in ok
+    )
     return TraceScore(
         origin,
-        statuses,
-        slowed,
-        time_us,
-        len(ok),
-        base_us=fsum(case.total_us for _, case in pairs),
-        ok_base_us=fsum(case.total_us for _, case in ok),
-        ok_us=fsum(case.count * (row.median_us or 0.0) for row, case in ok),
-        whole_us=base.total_us,
-        left_out_us=fsum(case.total_us for row, case in timed if is_left_out(row)),
-        uncertainty=_uncertainty(origin.trace, ok),
-        problem=problem or ("" if pairs else "the baseline has other cases"),
+        compared=len(ok),
+        base_us=fsum(item.base_us for item in counted_cases),
+        ok_base_us=fsum(item.base_us for item in ok),
+        ok_us=fsum(item.time_us for item in ok),
+        left_out_us=fsum(item.base_us for item in run if is_left_out(item.row)),
+        uncertainty=of_ratio(here, there),
     )
 
 
-def _uncertainty(trace: str, pairs: Sequence[tuple[Result, BaselineCase]]) -> Uncertainty:
-    here = of_sum(
-        ((trace, place), case.count * (row.median_us or 0.0), row.median_us or 0.0, deviation_of(row))
-        for place, (row, case) in enumerate(pairs)
+def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:
+    """Return one score for each run configuration in the results of a distilled trace; an empty list for another trace.
+
+    baseline : results of another replay of the same trace, to compare with instead of the times in the trace
+
+    Raises UserError if the trace, which may be untrusted, does not say which original cases its cases represent,
+    or if the baseline is of another trace.
+    """
+    represented = represented_times(results.header)
+    if represented is None:
+        return []
+    references: Mapping[str, BaselineCase] | None = None
+    if baseline is not None:
+        _check_same_trace(baseline, results)
+        represented, references = _rebased(represented, baseline)
+    unusual = unusual_in(results)
+    ways: dict[str, dict[str, Result]] = {}
+    for row in results:
+        if is_of_program(row):
+            ways.setdefault(way_of(row, unusual), {}).setdefault(row.key, row)
+    check_ways(len(ways), len(represented.weights_us))
+    scores = []
+    for way, rows in ways.items():
+        base = _captured(rows) if references is None else references
+        traces = [_trace(origin, weights_us, rows, base) for origin, weights_us in represented.weights_us.items()]
+        own = [rows[key] for key in represented.keys if key in rows]
+        scores.append(score_traces(measured_of(results, way, own), traces, represented.base, len(traces), own))
+    return scores
+
+
+def _check_same_trace(baseline: Results, results: Results) -> None:
+    trace_hash = results.header.get("trace_hash")
+    if not trace_hash or baseline.header.get("trace_hash") != trace_hash:
+        raise UserError(
+            "the baseline is not a replay of the same distilled trace", "replay this file on the baseline's machine"
+        )
+    if unusual := unusual_in(baseline):
+        raise UserError(f"the baseline was made with {', '.join(unusual)}", "replay the trace without these options")
+
+
+@dataclass(frozen=True, slots=True)
+class RepresentedTimes:
+    """The times in the original traces that the cases of a distilled trace represent, as stored in its header.
+
+    keys : keys of the cases
+    base : machine on which the times were measured
+    weights_us : by original trace and key, the time that the case represents
+    """
+
+    keys: Sequence[str]
+    base: str
+    weights_us: Mapping[Origin, Mapping[str, float]]
+
+
+def represented_times(header: Mapping[str, Any]) -> RepresentedTimes | None:
+    """Return, from a trace's header, the time of other traces' calls that each case represents; None for a trace that
+    was not made by `opgrip corpus distill`.
+
+    Raises UserError if the header, which may be untrusted, is invalid.
+    """
+    field = header.get(FIELD)
+    if field is None:
+        return None
+    try:
+        keys = field["keys"]
+        if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys) or len({*keys}) < len(keys):
+            raise ValueError("the keys of the cases are not a list of different texts")
+        weights = {origin_in(name, about): _weights_us(about, keys) for name, about in field["traces"].items()}
+        return RepresentedTimes(keys, str(field.get("base") or CAPTURED)[:MOST_NAME], weights)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            "the trace does not say which original cases each of its cases represents",
+            "write it again with opgrip corpus distill",
+        ) from error
+
+
+# description of the reference times if the cases were not fitted to a replay
+CAPTURED = "the captured times of its cases"
+MOST_NAME = 200  # maximum number of characters shown of a machine's name
+
+
+def _captured(rows: Mapping[str, Result]) -> dict[str, BaselineCase]:
+    """Return, by key, the captured time of each case, with which its replayed time is compared."""
+    times = {key: row.captured_us for key, row in rows.items() if is_time(row.captured_us)}
+    # their spread over repeated captures is unknown
+    return {key: BaselineCase(1, us, sqrt(USUAL[us < SHORT_US].variance)) for key, us in times.items()}
+
+
+def _rebased(represented: RepresentedTimes, baseline: Results) -> tuple[RepresentedTimes, dict[str, BaselineCase]]:
+    """Return the times that each case represents, converted to the machine of a baseline, and the baseline's time of
+    each case.
+
+    Cases that failed in the baseline, or have no captured time, are left out.
+    """
+    rows: dict[str, Result] = {}
+    for row in baseline:
+        if is_plain_but_threads(row) and row.status == OK and is_time(row.median_us) and is_time(row.captured_us):
+            rows.setdefault(row.key, row)
+    references = {key: BaselineCase(1, row.median_us, deviation_of(row)) for key, row in rows.items()}
+    weights_us = {
+        origin: {key: us * references[key].total_us / rows[key].captured_us for key, us in own.items() if key in rows}
+        for origin, own in represented.weights_us.items()
+    }
+    return RepresentedTimes(represented.keys, machine_of(baseline), weights_us), references
+
+
+def _trace(
+    origin: Origin, weights_us: Mapping[str, float], rows: Mapping[str, Result], references: Mapping[str, BaselineCase]
+) -> TraceScore:
+    compared = [
+        Compared(rows[key], key, us, references[key])
+        for key, us in weights_us.items()
+        if key in rows and key in references
+    ]
+    run = [item.row for item in compared if item.row.status not in (SKIPPED, CONTENDED)]
+    if not weights_us:
+        problem = "no baseline"
+    elif not run:
+        problem = "no case was replayed"
+    else:
+        problem = "some cases were not replayed" if weights_us.keys() - rows.keys() else ""
+    score = compare_cases(origin, compared)
+    return replace(
+        score,
+        statuses=Counter(row.status for row in run),
+        slowed=sum(row.is_slowed for row in run),
+        time_us=score.ok_us,
+        whole_us=fsum(weights_us.values()),
+        problem=problem,
     )
-    there = of_sum(
-        ((trace, ~place), case.total_us, case.median_us or 0.0, case.deviation) for place, (_, case) in enumerate(pairs)
-    )
-    return of_ratio(here, there)
+
+
+def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, float]:
+    """Return the time that each case represents in an original trace, by key; raise `ValueError` for invalid data."""
+    weights_us: dict[str, float] = {}
+    for place, us in zip(about["cases"], about["us"], strict=True):
+        if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:
+            raise ValueError(f"an invalid or repeated number of a case: {str(place)[:40]}")
+        if type(us) not in (int, float) or not 0 <= us < MOST_US:
+            raise ValueError(f"the time of a case is not a number, negative or too large: {str(us)[:40]}")
+        weights_us[keys[place]] = us
+    return weights_us

@@ -28,9 +28,8 @@ from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import Corpus, read_corpus
 from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
 from opgrip.zoo.corpus.distill import Check, Points, check_of, choose, distill, named_by_files, print_check, with_times
-from opgrip.zoo.scoring.baselines import read_baselines
-from opgrip.zoo.scoring.case_times import is_replay_of
-from opgrip.zoo.scoring.distilled import distilled_scores, standing_of
+from opgrip.zoo.scoring.baselines import is_replay_of, read_baselines
+from opgrip.zoo.scoring.scores import distilled_scores, represented_times
 
 SHIPPED = SHIPPED_TRACES[0]
 
@@ -341,7 +340,7 @@ def test_invalid_distilled_field_is_refused_in_one_line(results: Results) -> Non
             distilled_scores(results)
         # raised before any case runs
         with pytest.raises(UserError, match="does not say which original cases"):
-            standing_of(results.header)
+            represented_times(results.header)
     about = {"a": {"cases": [0], "us": [1.0]}}
     for nonsense in (
         *({}, [], {"keys": 3, "traces": 4}, {"keys": keys, "traces": {"a": None}}),

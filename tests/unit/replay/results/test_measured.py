@@ -17,9 +17,8 @@ from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, Result
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.scoring.baselines import baseline_of
-from opgrip.zoo.scoring.distilled import distilled_scores
 from opgrip.zoo.scoring.score_table import plain_of, score_line
-from opgrip.zoo.scoring.scores import score_of
+from opgrip.zoo.scoring.scores import distilled_scores, score_of
 
 NAMES = ("a.predict", "b.predict")
 HERE = {"machine": "vm", "processor": "a slow processor", "threads": 2}

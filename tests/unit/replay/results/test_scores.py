@@ -25,12 +25,18 @@ from opgrip.replay.results.origins import Origin
 from opgrip.replay.results.results import FAILED, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.scoring import scores, spread
-from opgrip.zoo.scoring.baselines import MOST_BYTES, added, baseline_of, read_baselines, write_baseline
-from opgrip.zoo.scoring.case_times import machine_of, times_of
-from opgrip.zoo.scoring.distilled import distilled_scores
+from opgrip.zoo.scoring.baselines import (
+    MOST_BYTES,
+    added,
+    baseline_of,
+    machine_of,
+    read_baselines,
+    times_of,
+    write_baseline,
+)
 from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores, score_line
 from opgrip.zoo.scoring.score_values import CHARGE, Score, Z
-from opgrip.zoo.scoring.scores import score_of
+from opgrip.zoo.scoring.scores import distilled_scores, score_of
 from opgrip.zoo.scoring.spread import MOST_DEVIATION, interval_of
 
 MODELS = (
