@@ -1,3 +1,1 @@
-"""The benchmark that is built on traces: corpus, distilled traces, scores, and the commands that recorded the shipped
-traces.
-"""
+"""Corpus, distilled traces, scores, and the commands that recorded the shipped traces."""

@@ -31,16 +31,11 @@ from opgrip.traces.zoo.manifest import FORMAT, MANIFEST, MODELS, SUFFIX
 if TYPE_CHECKING:
     from opgrip.traces import Trace
 
-# memory bandwidth in bytes per second; it affects how much time a long-tail function could save, not whether it is one
-BANDWIDTH = 1e10
+BANDWIDTH = 1e10  # bytes per second; affects how much time a long-tail function could save, not whether it is one
 
 
 def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
-    """Return what the manifest stores about the file of a trace: versions, machine, numbers of calls and operators, and
-    hash.
-
-    step_ms : time of a step without capture
-    """
+    """Return what the manifest stores about the file of a trace; `step_ms` is the time of a step without capture."""
     from opgrip.traces import load
 
     content = load(path)
@@ -60,9 +55,7 @@ def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
 
 
 def operator_signatures(trace: Trace) -> list[str]:
-    """Return the name of the operator or extension function of each signature of a trace, without gripped
-    functions and the labels of the profiler.
-    """
+    """Return the operator or extension function of each signature of a trace, without gripped functions and labels."""
     from opgrip.traces.schema.records import FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark
 
@@ -70,9 +63,7 @@ def operator_signatures(trace: Trace) -> list[str]:
 
 
 def longtail_functions(traces: Iterable[Trace]) -> set[tuple[str, str]]:
-    """Return pairs of file and name of the long-tail functions in some traces: Python functions that spend their
-    time in many short calls.
-    """
+    """Return (file, name) of the Python functions in some traces that spend their time in many short calls."""
     from opgrip.traces.analysis.longtail import find_longtail
 
     return {(item.file, item.name) for item in find_longtail(traces, lambda trace: BANDWIDTH).functions}
@@ -100,11 +91,7 @@ def recipe_command(trace: ZooTrace) -> list[str]:
 
 
 def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
-    """Write a captured trace in compressed form to `path`, with its command in the header and shorter numbers, and
-    return `path`.
-
-    plain : the captured trace, uncompressed
-    """
+    """Write a captured trace in compressed form to `path`, with its command in the header and shorter numbers."""
     first, *lines = plain.read_bytes().splitlines(keepends=True)
     header = _line(json.loads(first) | {"command": recipe_command(trace)})
     data = b"".join([header, *map(_with_short_quantiles, lines)])
@@ -159,9 +146,7 @@ def _line(record: dict[str, Any]) -> bytes:
 class Distinct:
     """How many distinct operators and functions several traces of the zoo contain together.
 
-    traces : number of traces counted
     operators : number of operators, including extension functions
-    extension_functions : number of extension functions, such as the functions of mmcv
     longtail : number of long-tail functions, see `find_longtail`
     """
 
@@ -172,9 +157,7 @@ class Distinct:
 
 
 def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
-    """Count the distinct operators and functions of the traces that have been recorded; the traces are loaded
-    one at a time.
-    """
+    """Count the distinct operators and functions of the traces that have been recorded, loading one at a time."""
     from opgrip.traces import load
     from opgrip.traces.schema.records import EXTENSION, FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark
@@ -201,9 +184,7 @@ LAST_WORDS = 300  # maximum number of characters reported of a process's last me
 
 
 def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
-    """Return True if the trace file in `folder` has the hash in the manifest, and was recorded with the command
-    in the manifest.
-    """
+    """Return True if the trace file was recorded with the command in the manifest, and has the hash there."""
     file = folder / f"{trace.name}{SUFFIX}"
     if trace.recording is None or not file.is_file():
         return False
@@ -232,8 +213,7 @@ def make_trace(
 
 
 def differences_of_new_recording(trace: ZooTrace, shipped: Path, timeout_s: float = TIMEOUT_S) -> list[str]:
-    """Record a trace again in a temporary folder, and return one line for each signature whose number of calls differs
-    from that in the shipped trace.
+    """Record a trace again, and return a line for each signature whose number of calls differs from the shipped trace.
 
     timeout_s : seconds after which the capture is killed
     """
@@ -257,9 +237,6 @@ def _time_step(trace: ZooTrace, timeout_s: float) -> float:
 
 
 def _step_ms(arguments: Sequence[str]) -> float:
-    """Return the median time in ms of a step of the model that arguments of `opcapture` describe; the first step
-    is not timed.
-    """
     from opgrip.capture.command.capture_options import make_parser
     from opgrip.capture.command.model_steps import build, run_step
     from opgrip.cli.progress import Reporter
@@ -277,7 +254,6 @@ def _step_ms(arguments: Sequence[str]) -> float:
 
 
 def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
-    """Run Python with arguments in a separate process group, and return its stdout."""
     environment = os.environ | {"OPGRIP_STORE": ""}
     finished = run_program([sys.executable, *words], timeout_s, environment, started=_offer_to_killer)
     if finished.status is None:
@@ -288,7 +264,6 @@ def _run(words: Sequence[str], trace: ZooTrace, timeout_s: float) -> str:
 
 
 def _offer_to_killer(pid: int) -> None:
-    """Make the system kill the process with id `pid`, and not its parent, if memory runs out."""
     with suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text("900")
 
@@ -302,7 +277,6 @@ def _last_words(status: int, errors: str) -> str:
 
 
 def write_manifest(traces: Iterable[ZooTrace], path: Path = MANIFEST) -> None:
-    """Write the list of the zoo's traces to the manifest file."""
     items = [asdict(trace) for trace in traces]
     with whole_file(path, force=True) as file:
         file.write((json.dumps({"format": FORMAT, "traces": items}, indent=1) + "\n").encode())

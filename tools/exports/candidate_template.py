@@ -35,7 +35,7 @@ from opgrip.traces.scripts.literals import plain
 from opgrip.traces.scripts.script import operator_source
 
 MOST_ROWS = 40  # maximum number of recorded calls listed in a file
-# where the documentation of an operator may be, in this order
+# where the documentation of an operator may be
 DOCUMENTED = (torch.nn.functional, torch, torch.Tensor, torch.special, torch.linalg)
 ROLE = re.compile(r":\w+:`~?\.?([^`<]*)(?:<[^`]*>)?`")
 MARKUP = re.compile(r"->|\.\. |\\")
@@ -49,6 +49,7 @@ class CandidateFile:
     target : trace or sample that `opreplay` replays
     facts : lines about the operator and its recorded calls
     remark : sentence about what the function does
+    imported : module that the function needs
     extensions : modules that register the operator
     """
 
@@ -81,7 +82,6 @@ def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[st
     """Return the starting point for an operator of a trace: a function that calls the operator.
 
     target : name of the trace on command lines
-    extensions : modules that register operators
 
     Raises UserError if no call of the operator is recorded, or it cannot be replayed.
     """
@@ -110,9 +110,6 @@ def file_of_module(trace: Trace, target: str, path: str) -> CandidateFile:
 
     If the calls of the module differ, the function makes those that take the largest share of the step.
 
-    target : name of the trace on command lines
-    path : path of the module
-
     Raises UserError if the module has no calls, or they need more than torch.
     """
     try:
@@ -133,9 +130,6 @@ def file_of_module(trace: Trace, target: str, path: str) -> CandidateFile:
 
 
 def _first_uses(links: Links) -> list[str]:
-    """Return, for each tensor from outside a subgraph, the argument for which it is first used, such as `weight of
-    aten.convolution.default`.
-    """
     uses: dict[int, str] = {}
     for call, sources in zip(links.calls, links.sources, strict=True):
         signature, schema = call.signature, schema_of(call.signature)
@@ -149,7 +143,6 @@ def _first_uses(links: Links) -> list[str]:
 
 
 def _setting(leaf: Any) -> str:
-    """Return the source of a device, dtype or generator among the arguments of a module's calls."""
     if isinstance(leaf, torch.device):
         return "x0.device"
     return repr(leaf) if isinstance(leaf, torch.dtype) else "None"
@@ -171,7 +164,6 @@ def file_of_sample(name: str) -> CandidateFile:
 
 
 def _documentation(operator: Any) -> Iterator[str]:
-    """Yield the schema of an operator and the first paragraph of its documentation."""
     if not isinstance(operator, torch._ops.OpOverload):
         return
     yield from (f"Schema: {operator._schema}", "")
@@ -190,7 +182,6 @@ def _documentation(operator: Any) -> Iterator[str]:
 
 
 def _table(own: Sequence[Case], cases: Iterable[Case]) -> Iterator[str]:
-    """Yield lines about the recorded calls of an operator, largest share of the step first."""
     step_us = fsum(case.captured_total_us for case in cases) or 1.0
     share = fsum(case.captured_total_us for case in own) / step_us
     yield f"{counted(sum(case.count for case in own), 'recorded call')}, {share:.2%} of the step:"
@@ -203,8 +194,6 @@ def _table(own: Sequence[Case], cases: Iterable[Case]) -> Iterator[str]:
 
 
 def _outlines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return a short text of arguments, with the layout of tensors that are not contiguous."""
-
     def outline(leaf: Any) -> Any:
         return _Plain(_tensor_outline(leaf)) if hasattr(leaf, "shape") else leaf
 
@@ -236,14 +225,10 @@ def _call_of(name: str, called: str, parameters: tuple[str, str]) -> tuple[str, 
 
 
 def _function_name(name: str) -> str:
-    """Return a name for a candidate's function: `name`, or `candidate` if Python does not allow that."""
     return name if name.isidentifier() and not keyword.iskeyword(name) else "candidate"
 
 
 def _parameters(arguments: Iterable[Any]) -> tuple[str, str]:
-    """Return, as Python source, the parameters of a function with an operator's arguments, and the arguments with which
-    it calls the operator.
-    """
     parameters, passed = [], []
     for item in arguments:
         try:

@@ -1,6 +1,4 @@
-"""Cases written as Python scripts that only need torch: a call, the recorded operators of a module, or a gripped
-sample.
-"""
+"""Scripts that only need torch: a call, the recorded operators of a module, or a gripped sample."""
 
 from __future__ import annotations
 
@@ -54,7 +52,6 @@ def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
 
 
 def source_of(trace: Trace, case: Case, mode: str = "eager") -> str:
-    """Return the source of the script for a case of the trace; `mode` is a mode in which the script also runs it."""
     from opgrip.replay.inputs.input_options import with_defaults
 
     signature = next(item for item in trace.signatures if item.number == case.trace_number)
@@ -64,7 +61,6 @@ def source_of(trace: Trace, case: Case, mode: str = "eager") -> str:
 
 
 def _check_may_run(signature: Signature) -> None:
-    """Raise `UserError` for an operator that a trace of a third party must not run, such as one that writes files."""
     from opgrip.replay.operators.lookup import Unsupported, find_operator
 
     try:
@@ -118,9 +114,6 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 
 
 def _function_of(links: Links) -> ScriptFunction:
-    """Return the recorded calls of a subgraph as one function, whose arguments are the tensors from outside and the
-    devices, dtypes and generators that the calls take.
-    """
     settings = {leaf: f"s{place}" for place, leaf in enumerate(links.settings)}
     return ScriptFunction(
         "The recorded operators of a module or function, as one function.",
@@ -131,12 +124,11 @@ def _function_of(links: Links) -> ScriptFunction:
 
 
 def recorded_source(links: Links, name: str, settings: Mapping[Any, str], others: Sequence[str] = ()) -> str:
-    """Return the source of a function that makes the recorded calls of a subgraph; its parameters are the tensors from
-    outside, `x0` and so on.
+    """Return the source of a function that makes the recorded calls of a subgraph.
 
-    links : the calls, and the origin of each tensor that they take
+    Its parameters are the tensors from outside, `x0` and so on, and `others`.
+
     settings : source of each device, dtype and generator among the arguments
-    others : further parameters
 
     Raises UserError if the calls cannot run as one function, or need more than torch.
     """
@@ -150,7 +142,6 @@ def recorded_source(links: Links, name: str, settings: Mapping[Any, str], others
 
 
 def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
-    """Yield the source of one statement for each call of a subgraph."""
     for index, (call, sources) in enumerate(zip(links.calls, links.sources, strict=True)):
         signature, rest = call.signature, iter(sources)
         registered_operator(signature)
@@ -166,10 +157,6 @@ def _calls(links: Links, settings: Mapping[Any, str]) -> Iterator[str]:
 
 
 class _CallLiterals(Literals):
-    """Converts the arguments of a call to source text; devices, dtypes and generators become arguments of
-    the function.
-    """
-
     def __init__(self, tensor: Callable[[TensorSpec], str], settings: Mapping[Any, str]) -> None:
         super().__init__(tensor, "")
         self._settings = settings
@@ -196,8 +183,9 @@ def _source_of_tensor(source: Any, links: Links) -> str:
 
 
 def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, str]:
-    """Return a description of a recorded call of a gripped sample, and the source of a script that runs it. The
-    sample's code is not run.
+    """Return a description of a recorded call of a gripped sample, and the source of a script that runs it.
+
+    The sample's code is not run.
 
     number : number of the recorded call, from 0
     mode : mode in which the script also runs it, such as `compile`
@@ -233,7 +221,6 @@ def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, st
 
 
 def _without_head(text: str, name: str) -> str:
-    """Return the source of a sample's module without its docstring and `from __future__` imports."""
     tree = ast.parse(text)
     lines = text.splitlines()
     for statement in tree.body:
@@ -260,11 +247,6 @@ def _without_head(text: str, name: str) -> str:
 
 
 class _SampleLiterals(Literals):
-    """Converts the arguments of a function, including objects and modules, to source text.
-
-    names : name in the script of each class or function, by `module:qualname`
-    """
-
     def __init__(self, tensor: Callable[[TensorSpec], str], main_device: str, names: Mapping[str, str]) -> None:
         super().__init__(tensor, main_device)
         self._names = names
@@ -290,9 +272,6 @@ class _SampleLiterals(Literals):
         return super().of(value)
 
     def _fields(self, fields: Mapping[str, Any]) -> str:
-        """Return the attributes of an object as the source text of a dictionary; attributes that the script cannot
-        create are left out.
-        """
         parts = []
         for name, value in fields.items():
             if self._is_possible(value):

@@ -67,9 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Receiver:
-    """Collects the results of all tests from their reports, in the process that runs the tests or that started
-    pytest-xdist's workers.
-    """
+    """Collects the results of all tests from their reports, in the process that pytest-xdist's workers report to."""
 
     def __init__(self, benchmarks: Benchmarks) -> None:
         self._benchmarks = benchmarks
@@ -81,7 +79,6 @@ class Receiver:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> TraceFile | None:
-    """Collect a trace file as tests if `--opgrip-traces` is given."""
     if not parent.config.getoption("--opgrip-traces"):
         return None
     return TraceFile.from_parent(parent, path=file_path) if file_path.name.endswith(SUFFIXES) else None
@@ -97,7 +94,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _measures(item: pytest.Item) -> bool:
-    """Return True if a test measures times: it replays a trace, or uses a fixture of this plug-in."""
     return bool({*FIXTURES} & {*getattr(item, "fixturenames", ())}) or getattr(item, "is_of_trace", False)
 
 
@@ -156,7 +152,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Print the table of measured times below the test results."""
     from opgrip.tools.pytest_plugin.measured import print_summary
 
     print_summary(config.stash[BENCHMARKS], terminalreporter)
@@ -171,14 +166,14 @@ MOST_OF_NAME = 100
 class TraceTest(pytest.Item):
     """A test that consists of one or more cases of a trace; it passes if all their rows are ok.
 
-    places, numbers : indices of the cases among the selected ones, and their case numbers
+    indices, numbers : indices of the cases among the selected ones, and their case numbers
     """
 
     is_of_trace = True
 
-    def __init__(self, *, places: Sequence[int], numbers: Sequence[int], **kwargs: Any) -> None:
+    def __init__(self, *, indices: Sequence[int], numbers: Sequence[int], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.places, self.numbers = places, numbers
+        self.indices, self.numbers = indices, numbers
 
     def runtest(self) -> None:
         """Replay the trace, unless another test of the file has done so, and check the rows of this test."""
@@ -193,7 +188,6 @@ class TraceTest(pytest.Item):
             pytest.skip(_describe(rows[0]) if rows else "not replayed")
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Return the file and the name that pytest reports for this test."""
         # include the file name, because pytest shows dots as colons in a bare test name
         return self.path, None, f"{self.path.name}: {self.name}"
 
@@ -204,7 +198,6 @@ class TraceFile(pytest.File):
     _judged: Judged | UserError | None = None
 
     def collect(self) -> Iterator[TraceTest]:
-        """Yield a test for each case or operator."""
         from opgrip.replay.replay_options import request_of
         from opgrip.replay.run.workload import load_workload
 
@@ -213,16 +206,16 @@ class TraceFile(pytest.File):
         except UserError as error:
             raise self.CollectError(str(error)) from error
         by_name: dict[str, list[int]] = {}
-        for place, name in enumerate(_names(cases, self.config.getoption("--opgrip-by"))):
-            by_name.setdefault(name, []).append(place)
-        for name, places in by_name.items():
-            numbers = [cases[place].number for place in places]
-            yield TraceTest.from_parent(self, name=name, places=places, numbers=numbers)
+        for index, name in enumerate(_names(cases, self.config.getoption("--opgrip-by"))):
+            by_name.setdefault(name, []).append(index)
+        for name, indices in by_name.items():
+            numbers = [cases[index].number for index in indices]
+            yield TraceTest.from_parent(self, name=name, indices=indices, numbers=numbers)
 
     @property
     def judged(self) -> Judged:
-        """Return the rows of all selected tests of this file, compared with the baseline; fail the current test if this
-        is not possible.
+        """Rows of all selected tests of this file, compared with the baseline; fails the current test if that is
+        impossible.
         """
         if self._judged is None:
             try:
@@ -236,15 +229,14 @@ class TraceFile(pytest.File):
     def _judge(self) -> Judged:
         benchmarks = self.config.stash[BENCHMARKS]
         tests = [item for item in self.session.items if isinstance(item, TraceTest) and item.parent is self]
-        places = [place for test in tests for place in test.places]
+        indices = [index for test in tests for index in test.indices]
         with benchmarks.turns.turn():
-            results = self._replay_once(min(places), max(places) + 1, benchmarks.turns.folder)
+            results = self._replay_once(min(indices), max(indices) + 1, benchmarks.turns.folder)
         test_of = {number: test.nodeid for test in tests for number in test.numbers}
         pairs = [(test_of[row.case], row) for row in results.rows if row.case in test_of]
         return benchmarks.judge(pairs, results.header, self.nodeid)
 
     def _replay_once(self, start: int, stop: int, folder: Path | None) -> Results:
-        """Return the results of the cases from index `start` to before `stop`."""
         from opgrip.replay.command.replay import replay_arguments
         from opgrip.replay.outcome import read_run, write_results
 
@@ -259,7 +251,6 @@ class TraceFile(pytest.File):
         return read_run(path)
 
     def _arguments(self) -> argparse.Namespace:
-        """Return the parsed command line with which `opreplay` would replay this file."""
         from opgrip.replay.replay_options import make_parser
 
         text = self.config.getoption("--opgrip-options")
@@ -276,7 +267,6 @@ class TraceFile(pytest.File):
 
 
 def _names(cases: Sequence[Case], by: str) -> Iterator[str]:
-    """Yield the name of the test of each case: `operator[shapes]`, as for parametrized tests, or only the operator."""
     from opgrip.cli.terminal import shorten
     from opgrip.replay.results.results import describe_shapes
 

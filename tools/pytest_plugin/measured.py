@@ -1,4 +1,4 @@
-"""The results of tests, and the fixtures with which tests measure times."""
+"""The options of the pytest plug-in, its baselines and fixtures, and the results of a run with their summary."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ def add_options(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="fail a test if its results do not meet this condition: slower<=5%%, total<=5%%, op<=5%%, failed<=0, "
-        "changed<=0, missing<=0; can be repeated",
+        help="fail a test if this limit is exceeded: slower<=5%% (slowdown of any row), total<=5%% (of all together), "
+        "op<=5%% (of an operator), failed<=0 (rows that no longer run), changed<=0 (rows whose results changed), "
+        "missing<=0 (rows that were not measured); can be repeated",
     )
     group.addoption("--opgrip-only", action="store_true", help="run only tests that measure times")
     group.addoption("--opgrip-skip", action="store_true", help="skip tests that measure times")
@@ -84,25 +85,18 @@ def read_options(config: pytest.Config) -> Options:
         raise pytest.UsageError("--opgrip-only and --opgrip-skip exclude all tests: use one of them")
     if conditions and compare is None:
         raise pytest.UsageError("--opgrip-compare-fail requires a baseline: add --opgrip-compare NAME")
+    if save is not None and (not save or Path(save).name != save):
+        raise pytest.UsageError(
+            f"{save!r} is not the name of a baseline: choose a name, and its folder with --opgrip-store"
+        )
     return Options(
-        None if save is None else folder / f"{_checked(save)}.json",
+        None if save is None else folder / f"{save}.json",
         None if compare is None else _find(compare, folder),
         conditions,
     )
 
 
-def _checked(name: str) -> str:
-    if not name or Path(name).name != name:
-        raise pytest.UsageError(
-            f"{name!r} is not a name of a baseline: give a name only, and its folder with --opgrip-store"
-        )
-    return name
-
-
 def _find(name: str, folder: Path) -> Path:
-    """Return the path of a baseline, given a path or a name in `folder`; raise `pytest.UsageError` if it does not
-    exist.
-    """
     if Path(name).is_file():
         return Path(name).absolute()
     path = folder / f"{name}.json"
@@ -120,8 +114,6 @@ class StoredBaseline:
     """The rows of an earlier run, with which the rows of tests are compared.
 
     path : file written by `save_rows` or opreplay
-
-    Raises UserError if the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,13 +127,12 @@ class StoredBaseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """Return the rows of the baseline for the same cases as measured rows, each with the node id of the test that
+        """Return the baseline's rows for the same cases as measured rows, each with the node id of the test that
         measured it.
 
         The node id is empty if the baseline is a results file of opreplay.
 
         group : node id of the test or test file that measured `rows`
-        rows : measured rows
         """
         if self._tests is not None:
             pairs = zip(self._tests, self._rows, strict=True)
@@ -155,10 +146,7 @@ def _case(row: Result) -> str:
 
 
 def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write the rows of tests to a baseline file, replacing it; raise `UserError` if that fails.
-
-    headers : headers of the replays that measured the rows
-    """
+    """Write the rows of tests, with the headers of their replays, to a baseline file, replacing it."""
     from opgrip.cli.output_files import cannot_be_written
     from opgrip.replay.outcome import write_results
 
@@ -187,19 +175,13 @@ def join_headers(headers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return joined
 
 
-def results_of(pairs: Sequence[TestRow], header: dict[str, Any]) -> Results:
-    from opgrip.replay.outcome import Results
-
-    return Results([row for _, row in pairs], header)
-
-
 MOST_ROWS = 200
 MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print the measured times of all tests (`benchmarks`), the differences from the baseline's machine, the outcomes
-    of gates, and notes.
+    """Print the measured times of all tests, the differences from the baseline's machine, the outcomes of gates, and
+    notes.
     """
     if not benchmarks.lines and not benchmarks.notes:
         return
@@ -262,7 +244,6 @@ class Turns:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait until no other worker measures, and prevent others from measuring during the block."""
         if self.folder is None:
             yield
             return
@@ -278,7 +259,7 @@ class Turns:
 
 
 class SharedFolder:
-    """Plug-in for the process that starts pytest-xdist's workers: it passes all of them the path of one temporary
+    """Plug-in for the process that starts pytest-xdist's workers: it passes all of them the path of a temporary
     folder.
     """
 
@@ -323,8 +304,7 @@ class Judged:
     """The rows of tests that were measured together, compared with the baseline.
 
     rows, base_rows : (test, row) of the measured rows, and of the baseline's rows
-    header : header of the measured results
-    comparison : comparison of both; None without a baseline
+    comparison : None without a baseline
     held : outcomes of the gates
     """
 
@@ -346,9 +326,7 @@ class Judged:
         ]
 
     def of_test(self, test: str) -> str:
-        """Return the results of one test as JSON, for its report, which pytest-xdist sends from worker to
-        controller.
-        """
+        """Return the results of one test as JSON, for its report."""
         rows = [row for name, row in self.rows if name == test]
         lines = [asdict(line) for line in self._lines(rows)]
         # without rows in the baseline, all facts would differ
@@ -381,11 +359,8 @@ def _line(row: Result, pair: Pair | None, verdict: str) -> Line:
 class Benchmarks:
     """The results of all tests of a pytest run.
 
-    options : options of the plug-in
-    turns : lock that lets one worker measure at a time
     rows : (test, row) of all finished tests
     headers : headers of the replays that measured them
-    lines : rows of the printed table
     differs : settings in which the run differs from the baseline, as (baseline's value, current value) by name
     notes : additional lines below the table
     gate_lines : distinct lines with outcomes of gates, in order
@@ -407,7 +382,6 @@ class Benchmarks:
 
     @cached_property
     def gates(self) -> list[Gate]:
-        """Return the gates that the options describe; raise `UserError` for an invalid condition."""
         # the import below loads pandas
         if not self.options.conditions:
             return []
@@ -417,23 +391,22 @@ class Benchmarks:
 
     @cached_property
     def baseline(self) -> StoredBaseline | None:
-        """Return the baseline to compare with; raise `UserError` if it cannot be read."""
         return None if self.options.compare is None else StoredBaseline(self.options.compare)
 
     def judge(self, pairs: Sequence[TestRow], header: dict[str, Any], group: str) -> Judged:
         """Compare measured rows with the baseline's rows for the same tests, and check the gates.
 
-        pairs : (test, row) of the measured rows
-        header : header of the measured results
         group : node id of the test or test file
         """
         if self.baseline is None:
             return Judged(pairs, header)
         from opgrip.replay.comparison import compare
         from opgrip.replay.comparison.gate import hold_all, margin_for
+        from opgrip.replay.outcome import Results
 
         base_rows = self.baseline.rows_for(group, [row for _, row in pairs])
-        base, new = results_of(base_rows, self.baseline.header), results_of(pairs, header)
+        base = Results([row for _, row in base_rows], self.baseline.header)
+        new = Results([row for _, row in pairs], header)
         comparison = compare(base, new, margin_for(self.gates))
         return Judged(pairs, header, base_rows, comparison, hold_all(self.gates, comparison))
 
@@ -454,10 +427,7 @@ class Benchmarks:
 
 
 def rows_of_test(test: str, results: Sequence[Results]) -> tuple[list[TestRow], dict[str, Any]]:
-    """Return (test, row) of all rows that a test measured, and one header for them.
-
-    results : results of each measurement of the test
-    """
+    """Return (test, row) of all rows that a test measured, and one header for them."""
     return [(test, row) for item in results for row in item.rows], join_headers([item.header for item in results])
 
 
@@ -470,7 +440,9 @@ RESULTS: pytest.StashKey[Sequence[Results]] = pytest.StashKey()  # results of a 
 
 @pytest.fixture
 def opgrip_replay(request: pytest.FixtureRequest) -> Callable[..., Results]:
-    """Return a function that replays a trace or samples, with the options of `opgrip.replay.replay`.
+    """Return a function that replays a trace or samples, with the arguments and results of `opgrip.replay.replay`.
+
+    The results are compared with the baseline of `--opgrip-compare`, and can fail the test.
 
     ::
 
@@ -489,7 +461,9 @@ def opgrip_replay(request: pytest.FixtureRequest) -> Callable[..., Results]:
 
 @pytest.fixture
 def opgrip_benchmark(request: pytest.FixtureRequest) -> Callable[..., Results]:
-    """Return a function that times functions on inputs, with the options of `opgrip.replay.benchmark`.
+    """Return a function that times functions on inputs, with the arguments and results of `opgrip.replay.benchmark`.
+
+    The results are compared with the baseline of `--opgrip-compare`, and can fail the test.
 
     ::
 

@@ -56,7 +56,6 @@ GATES = ("slower<=5%", "failed<=0", "changed<=0")  # default gates of a page
 
 @cache
 def plotly() -> str:
-    """Return the text of Plotly's script."""
     return _file(needed("plotly", "report"), "package_data/plotly.min.js")
 
 
@@ -69,7 +68,7 @@ def tables() -> tuple[str, str]:
 
 @cache
 def own(name: str) -> str:
-    """Return the text of a static file of this package, given by name."""
+    """Return the text of a static file of this package."""
     return (files(__package__) / "static" / name).read_text(encoding="utf-8")
 
 
@@ -97,7 +96,6 @@ def make_page(
     """Return the text of the HTML page that shows runs and traces.
 
     runs, traces : results and traces by their names on the page
-    title : title of the page
     corpus : several traces to summarize on the page; None for none
     gates : conditions to check for each run, compared with the first run
     """
@@ -125,18 +123,16 @@ def make_page(
 
 
 def _embedded(data: Any) -> str:
-    """Return data as JSON text that is safe within a script element, even with untrusted names."""
+    """JSON text that is safe within a script element, even with untrusted names."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _inline(script: str) -> str:
-    """Return a script in which text that would end its HTML element is escaped."""
     return script.replace("</script", "<\\/script").replace("<!--", "<\\!--")
 
 
 def _policy(scripts: Sequence[str]) -> str:
-    """Return a content security policy that allows only these scripts and DataTables' module, and no requests."""
     hashes = " ".join(
         f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts
     )
@@ -190,7 +186,6 @@ def describe_runs(runs: Mapping[str, Results]) -> Plain:
 
 
 def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
-    """Yield, for each mode of each run, the statuses and the speed-up over the reference mode."""
     for name in dict.fromkeys(name for name, _ in rows):
         own = [row for run, row in rows if run == name]
         for item in summarize_modes(own, reference_of(own)):
@@ -198,7 +193,6 @@ def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
 
 
 def _judgements(runs: Mapping[str, Results]) -> Iterator[Plain]:
-    """Yield, for each run, the lines and the table that the terminal shows about the time that its candidates save."""
     for name, run in runs.items():
         if steps := judged_steps(run):
             parts = [[_cell(value) for value in asdict(line).values()] for line in saving_lines(steps)]
@@ -214,10 +208,6 @@ def _speed_up(speed_up: SpeedUp | None) -> Plain | None:
 
 
 def _sites(rows: Sequence[Result]) -> Plain:
-    """Return, for each row, the modules and source lines that made its calls, with their share of the calls.
-
-    Equal lists and equal names are stored once.
-    """
     names: dict[str, int] = {}
     lists: dict[tuple[object, ...], int] = {}
     of_row = []
@@ -236,12 +226,10 @@ def _sites(rows: Sequence[Result]) -> Plain:
 
 
 def _key_without_mode(row: Result) -> object:
-    """Return a key that is equal for rows of a case that differ only in mode."""
     return (row.case, *row.identity_without("mode"))
 
 
 def _cells(name: str, row: Result, eager_us: float | None, ways: dict[tuple[str, str, str], object]) -> Plain:
-    """Return the values of a row by column name, for the page."""
     cells = row.to_plain() | {"run": name, "family": family_of(row.op), "variant": row.variant}
     cells |= {"marked_status": row.marked_status, "is_speed_up_doubtful": row.is_speed_up_doubtful or None}
     if row.median_us is not None and row.status == OK:
@@ -277,7 +265,6 @@ def _facts(header: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, s
 
 
 def _ceilings(header: Mapping[str, Any]) -> Plain:
-    """Return the machine's peak rates from the header of a run, for the roofline; empty if there are none."""
     form = header.get("ceilings")
     if not isinstance(form, Mapping):
         return {}
@@ -297,7 +284,6 @@ _SELECTING = ("-o", "--output", "--op", "--top", "--mode", "--device", "--sample
 
 
 def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command line without the given options and their values."""
     rest = iter(words)
     for word in rest:
         if word in options:
@@ -324,10 +310,7 @@ COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "r
 
 
 def describe_comparisons(runs: Mapping[str, Results], gates: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the page's data about the comparison of each run with the first run.
-
-    gates : conditions on the comparison, such as `slower<=5%`
-    """
+    """Yield the page's data about the comparison of each run with the first run."""
     conditions = list(map(parse_gate, gates))
     names = list(runs)
     for name in names[1:]:

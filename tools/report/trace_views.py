@@ -36,7 +36,6 @@ Called = tuple[Signature, str]
 
 
 def describe_trace(name: str, trace: Trace) -> Plain:
-    """Return the page's data for all views of a trace."""
     called = list(_called(trace))
     return {
         "name": name,
@@ -50,9 +49,6 @@ def describe_trace(name: str, trace: Trace) -> Plain:
 
 
 def _stacks(trace: Trace) -> list[tuple[list[str], float]]:
-    """Return (stack, time in us) for each distinct stack of Python functions, outermost first, that ends with the
-    operator called.
-    """
     by_number = origins(trace)
     stacks: dict[tuple[str, ...], float] = defaultdict(float)
     calls = trace.own_calls
@@ -69,7 +65,6 @@ def _frame(file: str, function: str) -> str:
 
 
 def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
-    """Return (file, line, function, total time in us, number of calls) for each source line that makes calls."""
     calls = trace.own_calls
     grouped = calls.dropna(subset=["file"]).groupby(["file", "line", "function"], observed=True)["time_ns"]
     sums = grouped.agg(["sum", "size"])
@@ -80,9 +75,6 @@ def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
 
 
 def _timeline(trace: Trace) -> Plain:
-    """Return the data of the timeline: the longest calls with their start since the trace's first call, duration and
-    thread, and a flag for those on the critical path.
-    """
     graph = make_graph(trace)
     critical = set(graph.facts.critical_path)
     steps = sorted(graph.steps.values(), key=lambda step: -step.duration_ns)[:MOST_CALLS]
@@ -127,7 +119,6 @@ def _longtail(trace: Trace) -> list[Plain]:
 
 
 def _called(trace: Trace) -> Iterator[Called]:
-    """Yield (signature, key of its case) for each signature that has calls."""
     contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
     places = trace.own_calls.groupby(["signature", "scope"]).size().reset_index()
     scopes: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -140,7 +131,6 @@ def _called(trace: Trace) -> Iterator[Called]:
 
 
 def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
-    """Yield, for each signature, its key and the page's data about it: kind of operator, arguments and call sites."""
     calls = trace.own_distinct_calls
     sites_by_signature = count_call_sites(calls, calls["signature"])
     for signature, key in called:
@@ -157,7 +147,6 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
 
 
 def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
-    """Yield (name, description) for all arguments together, and for each tensor with its value model."""
     yield "all", describe_shapes(signature)
     for place, (spec, name) in enumerate(named_tensors(signature)):
         model = None if spec.values is None else trace.values.get(spec.values)
@@ -167,7 +156,6 @@ def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
 
 
 def _model_in_words(model: ValueModel) -> str:
-    """Return the kind of a value model as text, with the parameters that are not zero, false or missing."""
     facts = value_model_to_json(model)
     kind = facts.pop("model")
     return f"{kind}, {', '.join(f'{name} {_in_brief(fact)}' for name, fact in facts.items() if fact)}"
@@ -193,18 +181,18 @@ def _place(site: CallSite) -> str:
     return f"{where}, in {site.module or 'no module'}, {site.phase}"
 
 
-# time in us below which a launch is mostly overhead: passing work to an operator or a kernel takes 2 to 10 us
-SHORT_US = 10.0
-# summed columns of a group: calls, launches, time, short launches and their time
+SHORT_US = 10.0  # a shorter launch is mostly overhead: passing work to an operator or a kernel takes 2 to 10 us
 SUMMED = ["calls", "launches", "time_us", "short", "short_us"]
 POINTS_A_DECADE = 10  # number of points per decade of the curve over the launch time
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
-    """Return the numbers of launches in all calls, and by module, operator and case; and the distribution of their
-    times.
+    """Return the launches in all calls (`all`), by `module`, `op` and `case`, and the distribution of their times
+    (`curve`).
 
-    A launch is a kernel if the trace contains the kernels of calls on an accelerator, otherwise an operator.
+    Each group is a tuple: its name, number of calls, number of launches, their time in us, number of launches shorter
+    than `SHORT_US`, and the time in us of these. A launch is a kernel if the trace contains the kernels of calls on an
+    accelerator, otherwise an operator.
 
     key_by_signature : key of the case of each signature, by signature number
     """
@@ -224,9 +212,6 @@ def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plai
 
 
 def _launches(trace: Trace) -> pd.DataFrame:
-    """Return a table with one row per call: its number of launches, their time, and how much of both is in short
-    launches.
-    """
     own = trace.own_calls
     launches = _per_call(trace, own["signature"])
     time_us = own["time_ns"] / 1e3
@@ -245,7 +230,6 @@ def _launches(trace: Trace) -> pd.DataFrame:
 
 
 def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
-    """Return, for each call, the mean number of kernels per call of its signature; 1 if the trace has no kernels."""
     if not trace.kernels:
         return pd.Series(1.0, signatures.index)
     kernels: dict[int, float] = {}
@@ -257,7 +241,6 @@ def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
 
 
 def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]:
-    """Yield the sums of launches and times for each group of calls, the group with most launches first."""
     sums = launches.groupby(names, observed=True)[SUMMED].sum().reset_index()
     for row in sums.sort_values("launches", ascending=False, kind="stable").itertuples(index=False, name=None):
         yield (*row[: len(names)], *map(rounded, row[len(names) :]))
@@ -309,7 +292,6 @@ MEANINGS = {
 
 
 def describe_corpus(corpus: Corpus) -> Plain:
-    """Return the page's data about a corpus: its traces and all tables."""
     members = [[member.name, member.source, member.model, member.run, member.library] for member in corpus.members]
     tables = {by: _table(_in_percent(summarize(corpus, by).table, "share")) for by in TABLES}
     coverage = summarize_coverage(cover(corpus)).rename(columns={"operators": "of_torch", "share": "part_covered"})
@@ -335,10 +317,8 @@ def _table(table: pd.DataFrame) -> Plain:
 
 
 def plain(cell: Any, infinite: Any = None) -> Any:
-    """Return the value of a cell in a form that JSON and browsers accept: numbers with six significant digits, text
-    without lone surrogates.
-
-    infinite : value that replaces infinity
+    """Return a cell as JSON and browsers accept it: six significant digits, no lone surrogates, `infinite` for
+    infinity.
     """
     if isinstance(cell, float):
         return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)

@@ -1,6 +1,4 @@
-"""Reading of the zoo's manifest `traces/zoo.json`, and functions that find trace files of the zoo and interpret their
-names.
-"""
+"""The zoo's manifest `traces/zoo.json`, the trace files of the zoo, and their names."""
 
 from __future__ import annotations
 
@@ -26,12 +24,9 @@ class Recording:
 
     versions : version by package: torch, opgrip and the packages of the model
     machine : device on which the times were measured
-    steps : number of recorded steps
     step_ms : median time of a step without capture
-    calls, signatures : number of calls and of signatures
     operators : number of distinct operators and extension functions
     longtail : number of distinct long-tail functions
-    size_bytes, sha256 : size and hash of the file
     """
 
     versions: Mapping[str, str]
@@ -57,7 +52,7 @@ class ZooTrace:
     arguments : arguments of `opcapture` that record the trace again
     inputs : description of the inputs: `1 image of 800x1333`
     remark : differences from the model's config and their reasons; may be empty
-    recording : size, hash, times and counts of the trace file; None if it has not been recorded yet
+    recording : None if it has not been recorded yet
     """
 
     model: str
@@ -71,12 +66,11 @@ class ZooTrace:
 
     @property
     def name(self) -> str:
-        """Return `MODEL.RUN`, the trace's name on the command line and the stem of its file name."""
+        """Name on the command line and stem of the file name, `MODEL.RUN`."""
         return f"{self.model}.{self.run}"
 
 
 def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
-    """Return the traces in a manifest, in file order."""
     data = json.loads(path.read_text(encoding="utf-8"))
     return [_trace(item) for item in data["traces"]]
 
@@ -171,10 +165,7 @@ INSTALL = "install the package opgrip-zoo (pip install ./traces/zoo/models in a 
 
 
 def zoo_file(trace: ZooTrace) -> Path:
-    """Return the file of a trace of the zoo.
-
-    Raises MissingFileError if the trace is not installed.
-    """
+    """Return the file of a trace of the zoo; raise `MissingFileError` if it is not installed."""
     for folder in _folders():
         file = folder / f"{trace.name}{SUFFIX}"
         if file.is_file():
@@ -195,9 +186,7 @@ FIELD = "distilled"  # header field of a distilled trace; readers that do not kn
 def chosen_numbers(header: Mapping[str, Any]) -> range | None:
     """Return the numbers of the cases' signatures in a distilled trace (a few cases that represent many traces).
 
-    Signatures whose calls only precede the cases are left out. The result is None if the trace is not distilled.
-
-    header : header of the trace
+    Signatures whose calls only precede the cases are left out. None if the trace is not distilled.
     """
     field = header.get(FIELD)
     keys = field.get("keys") if isinstance(field, dict) else None

@@ -64,15 +64,10 @@ def write_cases(
 
     The calls of a signature are taken from the trace of the corpus that spends the most time on it. In the new trace,
     the signature of `keys[n]` has the number `n` and the same key, and the module path of its calls is the name of the
-    model. Signatures of calls that are written only because they precede such a call have higher numbers. Files of the
-    corpus that contain the chosen signatures are read again, one at a time.
+    model. Signatures of calls that only precede such a call have higher numbers.
 
-    keys : keys of the signatures to write
-    force : True to replace an existing file
-    unbounded : True to read files without limits on their size
     reading : returns a context manager to enter while a file is read
     fields : additional fields of the new trace's header
-    surrounding : how many calls of each signature to write
     """
     numbers = {key: number for number, key in enumerate(keys)}
     chosen = written_from(corpus.frame, keys)
@@ -99,13 +94,6 @@ def _loaded(member: Member, unbounded: bool, reading: AbstractContextManager[obj
 
 
 class _Numbering:
-    """Counters for the records of the new trace, shared by all source traces.
-
-    calls, signatures : number of calls and of signatures written so far
-    now_ns : start time of the next call to write
-    newest : largest storage number written so far
-    """
-
     def __init__(self, cases: int) -> None:
         self.calls = self.signatures = self.now_ns = 0
         self.newest = NO_STORAGE
@@ -116,11 +104,6 @@ class _Numbering:
 
 
 class _CaseRecords:
-    """Converts the calls of one source trace to records of the new trace.
-
-    cases : by signature number in the source trace, the number in the new trace and the time of a call in us
-    """
-
     def __init__(self, model: str, trace: Trace, cases: Mapping[int, tuple[int, float]], numbering: _Numbering) -> None:
         self._model, self._trace, self._chosen, self._new = model, trace, cases, numbering
         self._signatures = {signature.number: signature for signature in trace.signatures}
@@ -131,7 +114,6 @@ class _CaseRecords:
         self._scopes: dict[str, int] = {}
 
     def all(self, surrounding: Surrounding) -> Iterator[Record]:
-        """Yield the blocks of calls for the new trace, each after the records that it refers to."""
         for calls, are_cases in _stretches(self._trace.own_calls, self._chosen, surrounding):
             yield from self._definitions(calls, are_cases)
             yield self._block(calls, are_cases)
@@ -150,10 +132,6 @@ class _CaseRecords:
                     yield from self._observed(self._signatures[number], own)
 
     def _settings(self, number: int, scope: int, is_case: bool) -> Mapping[str, Any]:
-        """Return the torch settings that the new trace stores for a call.
-
-        A case gets the settings that most of its calls have, because its key contains them.
-        """
         return self._usual.get(number, {}) if is_case else self._contexts.get(scope, {})
 
     def _definition(self, signature: Signature, own_number: int) -> Iterator[Record]:
@@ -166,14 +144,12 @@ class _CaseRecords:
         yield replace(signature, number=own_number, args=args, kwargs=kwargs, outputs=outputs)
 
     def _observed(self, signature: Signature, own_number: int) -> Iterator[Record]:
-        """Yield records with the values that the source trace stores of later calls of a chosen signature."""
         for item in self._trace.observed.get(signature.number, ()):
             values, renumbered = self._values(item.values)
             yield from values
             yield Observed(own_number, renumbered, _without_values(item.outputs))
 
     def _values(self, numbers: Iterable[int | None]) -> tuple[list[Record], list[int | None]]:
-        """Return the records of some value models for the new trace, and the number of each there."""
         numbers, own = list(numbers), {}
         own_numbers = dict.fromkeys(number for number in numbers if number is not None and number in self._trace.values)
         for number in own_numbers:
@@ -182,9 +158,6 @@ class _CaseRecords:
         return records, [None if number is None else own.get(number) for number in numbers]
 
     def _block(self, calls: pd.DataFrame, are_cases: Sequence[bool]) -> Calls:
-        """Return consecutive calls of a thread as a block of the new trace, each starting when the previous one
-        ends.
-        """
         columns = (calls[name].tolist() for name in ("signature", "scope", "time_ns", "perturbed", "page_faults"))
         block = Calls(0, [], [], [], [], calls["tensors"].tolist(), self._memory(calls), self._new.newest)
         for place, (is_case, number, scope, time_ns, is_perturbed, faults) in enumerate(
@@ -205,10 +178,6 @@ class _CaseRecords:
         return block
 
     def _memory(self, calls: pd.DataFrame) -> list[int]:
-        """Return the storage number in the new trace of each tensor of some calls.
-
-        No two blocks share a storage, because it is unknown what the program allocated and freed between them.
-        """
         numbers = {NO_STORAGE: NO_STORAGE}
         memory: list[int] = []
         for first, tensors in zip(calls["first_storage"].tolist(), calls["tensors"].tolist(), strict=True):
@@ -226,11 +195,6 @@ def _without_values(outputs: Any) -> Any:
 def _stretches(
     calls: pd.DataFrame, chosen_signatures: Mapping[int, object], surrounding: Surrounding
 ) -> Iterator[tuple[pd.DataFrame, list[bool]]]:
-    """Yield sequences of consecutive calls of a thread to write, each with a list that is True for calls of chosen
-    signatures.
-
-    A sequence consists of chosen calls and the calls that precede them.
-    """
     chosen = [index for rows in _by_signature(calls, chosen_signatures) for index in _evenly(rows, surrounding.places)]
     for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):
         is_case = own.index.isin(chosen)
@@ -243,7 +207,6 @@ def _stretches(
 
 
 def _by_signature(calls: pd.DataFrame, signatures: Mapping[int, object]) -> Iterator[pd.DataFrame]:
-    """Yield, for each of these signatures, the rows of its unperturbed calls, or of all its calls if there are none."""
     for _, rows in calls[calls["signature"].isin(list(signatures))].groupby("signature", sort=False):
         calm = rows[~rows["perturbed"].astype(bool)]
         yield rows if calm.empty else calm

@@ -34,12 +34,11 @@ MOST_FILES = 100_000  # maximum number of files read from a folder
 class Member:
     """A trace file of a corpus.
 
-    path : path of the file
     name : `detr_r50.train` for a trace of the zoo, otherwise the file's name
     source : `trace` for an opgrip trace, otherwise the format of another tool
     model, run, library, family : as in `ZooTrace`. If a file does not contain them, the model is the file's name and
         the others are empty. All files of a tool that stores operators in tables count as one model with the tool's
-        name.
+        name
     is_named : True if the user named this file rather than a folder with it, so that failing to read it is an error
     """
 
@@ -54,16 +53,10 @@ class Member:
 
     @property
     def is_trace(self) -> bool:
-        """Return True if the file is a trace that opgrip recorded, False if it was converted from another tool's
-        file.
-        """
         return self.source == TRACE
 
     def described_by(self, header: Mapping[str, Any]) -> Member:
-        """Return the member with source, model, run, library and family taken from the file's header.
-
-        A member whose model is already known is returned unchanged.
-        """
+        """Return the member with source, model, run and library from the file's header, unless its model is known."""
         if self.model:
             return self
         source = _text(header.get("converted_from")) or TRACE
@@ -87,7 +80,6 @@ class Member:
 class Members:
     """The trace files of a corpus, and what was left out.
 
-    members : the files
     passed_over : files in the given folders whose format is unknown
     absent : names of selected traces of the zoo that are not installed
     """
@@ -110,12 +102,9 @@ def _is_zoo(name: str) -> bool:
 
 
 def _is_file(name: str) -> bool:
-    """Return True if the path exists; False also if the name is too long for a file, where `Path.exists` raises
-    an error.
-    """
     try:
         return Path(name).exists()
-    except OSError:
+    except OSError:  # the name is too long for a file
         return False
 
 
@@ -143,9 +132,6 @@ def members_of(inputs: Iterable[str]) -> Members:
 
 
 def _of_zoo(pattern: str) -> tuple[list[Member], list[str]]:
-    """Return the installed traces of the zoo whose name matches a pattern, and the names of matching ones not
-    installed.
-    """
     traces = select(patterns_in(pattern), read_manifest())
     members = [member for trace in traces if (member := _of_zoo_trace(trace)) is not None]
     if not members:
@@ -208,13 +194,12 @@ Reading = Callable[[Path], AbstractContextManager[object]]
 class Corpus:
     """Several traces as one table.
 
-    frame : one row per trace and signature, in reading order, with these columns:
-        Trace: trace (name), source (`trace`, or the tool that wrote the file), model, run, library, family.
-        Signature: signature (its number in the trace), key (text from operator, shapes, strides, dtypes, scalars and
-        settings; the same in all traces), kind, op (operator or function), call (short form with arguments), shapes and
-        dtypes of its tensors, device, elements (number of elements of its largest tensor).
-        Calls: count (number of calls), median_us (median time of a call), time_us (`count` times the median),
-        call_share and share (share of the trace's calls and of its time, 0 to 1).
+    frame : one row per trace and signature, in reading order, with these columns: Trace: trace (name), source (`trace`,
+        or the tool that wrote the file), model, run, library, family. Signature: signature (its number in the trace),
+        key (text from operator, shapes, strides, dtypes, scalars and settings; the same in all traces), kind, op
+        (operator or function), call (short form with arguments), shapes and dtypes of its tensors, device, elements
+        (number of elements of its largest tensor). Calls: count (number of calls), median_us (median time of a call),
+        time_us (`count` times the median), call_share and share (share of the trace's calls and of its time, 0 to 1).
         Weight: weight (of the trace; all models of a source have the same total). `share` times `weight` sums to 1 over
         each source.
     members : the traces, in reading order
@@ -231,7 +216,6 @@ class Corpus:
         return list(dict.fromkeys(member.source for member in sorted(self.members, key=lambda item: not item.is_trace)))
 
     def of_source(self, source: str) -> Corpus:
-        """Return a corpus with only the traces whose source is `source`."""
         members = [member for member in self.members if member.source == source]
         return replace(self, frame=self.frame[self.frame["source"] == source], members=members)
 
@@ -249,11 +233,10 @@ def read_corpus(
     """Return the corpus of some trace files, of which only one is in memory at a time.
 
     inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
-    partial, unbounded : passed to `load`
     reading : returns a context manager to enter while a file is read
 
-    Raises UserError if an input does not exist or cannot be read, or if the inputs contain no calls. An
-    unreadable file of a folder is skipped, with a notice.
+    Raises UserError if an input does not exist or cannot be read, or if the inputs contain no calls. An unreadable file
+    of a folder is skipped, with a notice.
     """
     files = members_of(inputs)
     notes = []
@@ -304,7 +287,6 @@ def weighted(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _unlike(member: Member, members: Sequence[Member]) -> Member:
-    """Return the member, renamed by a number such as `NAME (2)` if one of `members` has the same name."""
     names = {other.name for other in members}
     if member.name not in names:
         return member
@@ -326,11 +308,7 @@ MOST_ELEMENTS = (1 << 63) - 1  # maximum element count, because a shape in an un
 
 
 def rows_of(trace: Trace) -> pd.DataFrame:
-    """Return the rows of a trace for a corpus's table: one per signature of its `own_calls`, with the columns of
-    `Corpus.frame` that do not depend on other traces.
-
-    The time of a signature is its number of calls times the median time of a call.
-    """
+    """Return the rows of a trace: one per signature, with the columns of `Corpus.frame` that need no other trace."""
     calls = trace.own_calls
     groups = calls.groupby("signature")
     counts, medians = groups.size(), groups["time_ns"].median()
@@ -378,10 +356,8 @@ def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cells of a corpus's row that depend only on the signature, and on the settings that most of its calls
-    have.
-
-    context : these settings
+    """Return the cells of a corpus's row that depend only on the signature, and on the settings of most of its
+    calls.
     """
     specs = list(tensors([signature.args, signature.kwargs]))
     return {

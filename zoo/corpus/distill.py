@@ -25,8 +25,7 @@ from opgrip.zoo.scoring.baselines import Times
 Floats = NDArray[np.float64]
 Wholes = NDArray[np.int64]
 MOST_CANDIDATES = 3000  # maximum number of candidates per group; those with the largest weights are kept
-# maximum number of similarities in memory, at 4 bytes each; with very many points, this allows fewer candidates
-MOST_PAIRS = 250_000_000
+MOST_PAIRS = 250_000_000  # maximum number of similarities in memory, at 4 bytes each
 AT_ONCE = 256  # number of candidates that are compared with all points of their group at a time
 
 
@@ -85,12 +84,6 @@ def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[
 
 
 class _Part:
-    """The points of one group, and how similar each is to the nearest chosen point.
-
-    candidates : indices of the points that can be chosen
-    gains : for each candidate, the weighted similarity that choosing it adds if no other point is chosen
-    """
-
     def __init__(self, members: Wholes, points: Points, weights: Floats, most: int) -> None:
         heaviest = np.argsort(-weights[members], kind="stable")[:most]
         self.candidates = members[heaviest]
@@ -106,11 +99,9 @@ class _Part:
         self._best = np.zeros(len(members))
 
     def gain(self, place: int) -> float:
-        """Return by how much the sum of weighted similarities grows if a candidate is chosen."""
         return float(np.clip(self._likeness[place] - self._best, 0, None) @ self._weights)
 
     def choose(self, place: int) -> None:
-        """Choose a candidate, and update the similarity of each point to the nearest chosen one."""
         self.chosen.add(place)
         self._best = np.maximum(self._best, self._likeness[place])
 
@@ -128,8 +119,7 @@ OF_MODEL = OF_MEMBER[2:]  # columns that describe the model of a trace
 VARIETY = 0.1  # share of the total weight that is spread evenly over all cases, whatever their time
 SHAPE = re.compile(r"\[([\d,]*)\]")
 SHAPES = 3  # number of leading tensors of a case whose sizes are compared
-# distance between cases of different operators or dtypes; a factor of e in time has distance 1
-OTHER_OP, OTHER_DTYPE = 6.0, 2.0
+OTHER_OP, OTHER_DTYPE = 6.0, 2.0  # distances between operators and dtypes; a factor of e in time has distance 1
 SIZES = 0.5  # weight of a tensor's size in the distance of two cases, relative to that of the time
 
 
@@ -142,7 +132,7 @@ class Distilled:
     times_us : by key, the time of one call in that trace
     weights_us : by trace and key, the total time of the calls in the trace that the case represents. The predicted time
         of the trace on another machine is the sum over cases of this weight times the case's time there, divided by its
-        `times_us`.
+        `times_us`
     likeness : mean similarity, from 0 to 1 and weighted by time, of the corpus's cases to the cases that represent them
     """
 
@@ -153,12 +143,10 @@ class Distilled:
     likeness: float
 
     def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
-        """Return the predicted time in us of a trace of the corpus, from times of the representing cases on another
-        machine.
+        """Return the predicted time of a trace on another machine, from times of the representing cases there.
 
         Cases without a time are assumed to be as much faster or slower there as the others.
 
-        trace : name of the trace
         times_us : by key, the time of one call on the other machine
         """
         weights = self.weights_us[trace]
@@ -167,10 +155,9 @@ class Distilled:
         return sum(weight * ratio for weight, ratio in timed) * (whole / there) if there else float("nan")
 
     def field(self, corpus: Corpus, base: str = "") -> dict[str, Any]:
-        """Return what the header of the distilled trace stores: the represented traces, and the time in each that a
-        case represents.
+        """Return what the distilled trace's header stores: the represented traces, and the time in each that a case
+        represents.
 
-        corpus : the represented corpus
         base : machine on which these times were measured; empty if they are captured times
         """
         about = {member.name: member for member in corpus.members}
@@ -187,9 +174,7 @@ class Distilled:
 
 
 def named_by_files(corpus: Corpus) -> Corpus:
-    """Return the corpus with its traces renamed after their files, as results of a replay of several traces name
-    them.
-    """
+    """Return the corpus with its traces named after their files, as in results of a replay of several traces."""
     manifest = {trace.name: trace for trace in read_manifest()}
     file_names = [name_of_file(member.path, manifest) for member in corpus.members]
     names = dict(
@@ -208,7 +193,7 @@ def named_by_files(corpus: Corpus) -> Corpus:
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
     """Return the corpus with other times of its cases; cases without one are dropped.
 
-    times_us : by name of the trace and key of the case, the time of one call in us
+    times_us : by name of the trace and key of the case, the time of one call
 
     Raises UserError if no case has a time.
     """
@@ -253,9 +238,6 @@ def distill(corpus: Corpus, count: int) -> Distilled:
 
 
 def _cases(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one row per key: operator, dtypes, shapes, median time of a call, and `weight`, the
-    share of the time of all models.
-    """
     weight = frame["weight"] * frame["share"]
     cases = (
         frame.assign(weight=weight)
@@ -266,9 +248,6 @@ def _cases(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _points(cases: pd.DataFrame) -> Points:
-    """Return the cases as points: coordinates are the logarithms of time and of tensor sizes, shape (cases, 1 +
-    SHAPES), categories the dtypes.
-    """
     sizes = np.zeros((len(cases), SHAPES))
     for row, shapes in enumerate(cases["shapes"]):
         for column, shape in enumerate(SHAPE.findall(shapes)[:SHAPES]):
@@ -279,9 +258,6 @@ def _points(cases: pd.DataFrame) -> Points:
 
 
 def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
-    """Return for each case the position in `places` of the case that represents it, and how similar the two are, from 0
-    to 1.
-    """
     nearest, likeness = np.zeros(len(points), dtype=int), np.zeros(len(points))
     for first in range(0, len(points), 1000):
         part = slice(first, first + 1000)
@@ -306,7 +282,6 @@ class Check:
     """Measured and predicted time of a trace, or of all traces of a model, in a replay of all their cases.
 
     trace : name of the trace; empty for a whole model
-    model : name of the model
     real_us : sum of the measured times
     predicted_us : time predicted from the representing cases
     """
@@ -318,20 +293,17 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Return the relative error of the predicted time; it is negative if the prediction is too low."""
+        """Relative error of the predicted time; negative if the prediction is too low."""
         return self.predicted_us / self.real_us - 1
 
     @property
     def is_held(self) -> bool:
-        """Return True if the relative error of the predicted time is at most `HELD` in either direction."""
         return abs(self.error) <= HELD
 
 
 def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
-    """Return, for each trace, the time predicted from the representing cases and the sum of the measured times of all
-    its cases.
+    """Return, for each trace, the time predicted from the representing cases and the measured time of all its cases.
 
-    distilled : the representing cases
     times : times of the corpus's cases in a replay other than the one from which the representing cases were chosen
     """
     # a score uses the time of a case after the preceding calls of the trace that it is written from
@@ -352,7 +324,6 @@ def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
 
 
 def _by_model(checks: Iterable[Check]) -> list[tuple[Check, list[Check]]]:
-    """Return pairs of the total of a model and the checks of the model's traces."""
     traces_of: dict[str, list[Check]] = {}
     for check in checks:
         traces_of.setdefault(check.model, []).append(check)

@@ -42,14 +42,14 @@ class Summary:
     """A summary table of a corpus.
 
     by : the kind of row, a key of `BY` such as `op`
-    table : one row per source and value of the columns `BY[by]`, sorted by falling share within each source.
-        All tables have the columns source, the columns of `BY[by]`, models and traces (how many of them have such
-        calls), calls (number of calls), signatures (number of distinct signatures), time_us and share (share of the
-        source's time: each model of a source has the same weight, and the shares of a source sum to 1).
-        A table by operator also has quantiles of the number of elements of a call's largest tensor, and the most
-        frequent shapes and dtypes, with the same weight for each trace.
-        A table by model also has `operators` (number of operators that the model calls), `own_operators` (number of
-        them that no other model calls) and `alike` (share of its signatures that other models have too).
+    table : one row per source and value of the columns `BY[by]`, sorted by falling share within each source. All tables
+        have the columns source, the columns of `BY[by]`, models and traces (how many of them have such calls), calls
+        (number of calls), signatures (number of distinct signatures), time_us and share (share of the source's time:
+        each model of a source has the same weight, and the shares of a source sum to 1). A table by operator also has
+        quantiles of the number of elements of a call's largest tensor, and the most frequent shapes and dtypes, with
+        the same weight for each trace. A table by model also has `operators` (number of operators that the model
+        calls), `own_operators` (number of them that no other model calls) and `alike` (share of its signatures that
+        other models have too).
     models : number of models of each source
     """
 
@@ -59,16 +59,13 @@ class Summary:
 
     @property
     def tells_models(self) -> bool:
-        """Return True if the calls of a row can come from several models, so that the number of models is worth
-        showing.
-        """
+        """True if the calls of a row can come from several models, so that the number of models is worth showing."""
         return self.by in (OP, SHAPE, DTYPE, SIGNATURE, FAMILY)
 
     def of_models(self, least: int, most: int | None) -> Summary:
         """Return the summary with only the rows whose calls occur in at least `least` and at most `most` models.
 
         least : lower limit; `ALL` for all models of the source
-        most : upper limit; None for no limit
         """
         counts = self.table["models"]
         flags = counts >= self.table["source"].map(self.models) if least == ALL else counts >= least
@@ -131,9 +128,6 @@ def summarize(corpus: Corpus, by: str = OP) -> Summary:
 
 
 def _shapes_of(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table by source and operator: quantiles of the number of elements of a call's largest tensor, and
-    the most frequent shapes and dtypes.
-    """
     frame = frame.assign(weighted=frame["call_share"] * frame["weight"])
     rows = {key: _distribution(own) for key, own in frame.groupby(["source", "op"], sort=False)}
     table = pd.DataFrame.from_dict(rows, orient="index")
@@ -167,9 +161,6 @@ def usual(own: pd.DataFrame, column: str) -> str:
 
 
 def _own_operators(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table by source and model: number of operators that no other model calls (`own_operators`), and
-    share of signatures that other models have too (`alike`).
-    """
     pairs = frame[["source", "model", "op"]].drop_duplicates()
     alone = pairs.groupby(["source", "op"])["model"].transform("size") == 1
     keys = frame[["source", "model", "key"]].drop_duplicates()
@@ -219,17 +210,14 @@ def public_operators() -> set[str]:
 
 
 def plain_operator(name: str) -> str:
-    """Return the name of an operator without overload and in-place suffix: `aten.add` for `aten.add_.Tensor` and
-    `aten.add_`.
-    """
+    """Return an operator's name without overload and in-place suffix: `aten.add` for `aten.add_.Tensor`."""
     namespace, _, rest = name.partition(".")
     packet = rest.partition(".")[0]
     return f"{namespace}.{packet.rstrip('_') or packet}" if rest else name
 
 
 def cover(corpus: Corpus) -> pd.DataFrame:
-    """Return a table with one row per operator of torch or of the corpus, to see which of torch's operators the corpus
-    contains.
+    """Return a table of torch's and the corpus's operators, to see which of torch's operators the corpus contains.
 
     Its columns are op, category, is_public (a program can call it), is_covered (the corpus contains it), and for each
     source the number of models and of signatures with the operator. Operators that are not public are internal
@@ -250,12 +238,10 @@ def cover(corpus: Corpus) -> pd.DataFrame:
 
 
 def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with one row per category of torch's public operators.
+    """Return a table with one row per category of torch's public operators, from the table that `cover` returns.
 
     Its columns are category, operators (number of operators), covered (number of operators that the corpus contains),
     share (covered / operators) and missing (names of the operators that the corpus lacks).
-
-    table : the table that `cover` returns
     """
     public = table[table["is_public"]]
     groups = public.groupby("category")
@@ -268,10 +254,7 @@ def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
-    """Print for each category of operators how many the corpus contains, and the names of the missing ones.
-
-    table : the table that `cover` returns
-    """
+    """Print for each category of operators how many the corpus contains, and the names of the missing ones."""
     public = table[table["is_public"]]
     covered = int(public["is_covered"].sum())
     others = int((~table["is_public"]).sum())
@@ -296,7 +279,6 @@ WRITTEN = (".json", ".csv", ".md", ".parquet")
 
 
 def check_form(path: Path) -> None:
-    """Raise `UserError` unless the suffix of an output path is one of the formats that `write_table` writes."""
     if path.suffix not in WRITTEN:
         raise UserError(
             f"{path} is not the name of a {', '.join(WRITTEN[:-1])} or {WRITTEN[-1]} file",
@@ -312,7 +294,6 @@ def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> 
 def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str, Any]) -> None:
     """Write a table in the format of the path's suffix.
 
-    force : True to replace an existing file
     facts : fields to write in front of the rows if the format is JSON
     """
     check_form(path)
@@ -330,9 +311,7 @@ def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str
 
 
 def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
-    """Return facts about a corpus for a JSON file: its traces and notices, and for a summary the number of
-    models of each source, and how many rows occur in all models or in only one.
-    """
+    """Return facts about a corpus for a JSON file: its traces and notices, and the totals of a summary."""
     members = [
         {name: getattr(member, name) for name in ("name", "source", "model", "run", "library", "family")}
         for member in corpus.members
@@ -362,7 +341,6 @@ def _markdown(table: pd.DataFrame) -> Iterator[str]:
 
 
 def _cell(name: str, cell: Any) -> str:
-    """Return a cell as text for a Markdown table; a number is formatted as its column, `name`, requires."""
     if isinstance(cell, float):
         return f"{cell:.2%}" if name.endswith("share") else f"{cell:,.1f}"
     if isinstance(cell, int):
@@ -401,10 +379,7 @@ TEXTS = {
 
 
 def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> None:
-    """Print the totals of the corpus, and the summary table of each source.
-
-    top : number of rows to print for each source
-    """
+    """Print the totals of the corpus, and `top` rows of the summary table of each source."""
     for source in corpus.sources:
         own = corpus.of_source(source)
         table = summary.table[summary.table["source"] == source]

@@ -34,11 +34,9 @@ from opgrip.zoo.scoring.spread import MOST_DEVIATION, deviation_of
 
 FORMAT = 1
 SHIPPED = ("baseline.json.zst", "baseline.json")  # names of the zoo's baseline in the folder of the manifest's module
-# size limit of a decompressed baseline: a hundred traces need five million bytes, and reading takes twenty times as
-# much memory
-MOST_BYTES = 1 << 25
+MOST_BYTES = 1 << 25  # of a decompressed baseline; a hundred traces need 5 MB, and reading takes twenty times as much
 LEAST_US, MOST_US = 1e-6, 1e15  # limits of times in us; the upper one also limits numbers of calls
-# environment fields of results that a baseline contains
+# fields of a results' environment
 OF_MACHINE = ("machine", "processor", "processors", "threads", "system", "python", "versions")
 Key = tuple[str, int]  # a case's key, and its index among the cases of its trace with the same key
 
@@ -58,18 +56,13 @@ class BaselineCase:
 
     @property
     def total_us(self) -> float:
-        """Return the time in us of all calls of the case; 0 without a time."""
+        """Time of all calls of the case; 0 without a time."""
         return self.count * (self.median_us or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineTrace:
-    """Times of the cases of one trace in a baseline.
-
-    origin : model, library and family of the trace
-    trace_hash : hash of the trace file
-    cases : time of each case, by its key and a number that counts cases with the same key
-    """
+    """Times of the cases of one trace in a baseline, by key and a number that counts cases with the same key."""
 
     origin: Origin
     trace_hash: str
@@ -77,7 +70,7 @@ class BaselineTrace:
 
     @property
     def total_us(self) -> float:
-        """Return the predicted time in us of the recorded program: the sum over all calls."""
+        """Predicted time of the recorded program: the sum over all calls."""
         return sum(case.total_us for case in self.cases.values())
 
 
@@ -86,7 +79,6 @@ class Baseline:
     """Times of the cases of several traces on one machine.
 
     about : names and versions, such as `processor`, `device`, `torch` and `threads`
-    traces : times by name of the trace
     """
 
     about: Mapping[str, Any] = field(default_factory=dict)
@@ -94,7 +86,7 @@ class Baseline:
 
     @property
     def machine(self) -> str:
-        """Return a short text on the machine: processor, device, version of torch and number of threads."""
+        """Short text on the machine: processor, device, version of torch and number of threads."""
         about = self.about
         torch = f"torch {about['torch']}" if "torch" in about else None
         parts = (about.get("processor") or about.get("machine"), about.get("device"), torch)
@@ -103,8 +95,8 @@ class Baseline:
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
-    """Yield each row after a pair that identifies the same case in other results: the case's key, and the number of
-    earlier rows with this key.
+    """Yield each row after a pair that identifies the same case in other results: key, and number of earlier rows with
+    it.
 
     rows : rows of one trace in one run configuration
     """
@@ -116,11 +108,11 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
 
 
 def baseline_of(results: Results) -> Baseline:
-    """Return a baseline from the results of a replay of several traces: the times of the cases in eager mode, run as
+    """Return a baseline from the results of a replay of several traces: the times of the cases in eager, run as
     recorded.
 
-    Raises UserError if the results contain no such cases or an impossible time, or were made with options that
-    change times.
+    Raises UserError if the results contain no such cases or an impossible time, or were made with options that change
+    times.
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay without these options")
@@ -151,8 +143,7 @@ def about_of(results: Results) -> dict[str, Any]:
 def added(baseline: Baseline, more: Baseline) -> Baseline:
     """Return a baseline with the traces of two baselines; for a trace in both, the times in `more` are used.
 
-    Raises UserError if the two were measured with different machines, devices, numbers of threads or versions of
-    torch.
+    Raises UserError if the two were measured with different machines, devices, numbers of threads or versions of torch.
     """
     if baseline.machine != more.machine:
         problem = f"the baseline was measured on {baseline.machine}, these results on {more.machine}"
@@ -170,22 +161,18 @@ def unusual_in(results: Results) -> list[str]:
 
 
 def is_time(us: float | None) -> bool:
-    """Return True if a time in us is plausible; a file that is not trusted can contain any number."""
+    """Return True if a time is plausible; a file that is not trusted can contain any number."""
     return us is not None and LEAST_US < us < MOST_US
 
 
 def is_of_program(row: Result) -> bool:
-    """Return True if a row's case was run as in the program: forward, with the recorded batch and dtype, in one
-    stream.
-    """
+    """Return True if a case was run as in the program: forward, with the recorded batch and dtype, in one stream."""
     is_as_recorded = not row.dtype and not row.tune
     return row.direction == FORWARD and row.batch_scale == row.streams == 1 and is_as_recorded
 
 
 def is_plain(row: Result) -> bool:
-    """Return True if a row's case was run as recorded: in eager mode and forward, with the recorded threads,
-    batch, values and caches.
-    """
+    """Return True if a case was run in eager and forward, with the recorded threads, batch, values and caches."""
     return row.mode == EAGER and row.direction == FORWARD and not row.variant
 
 
@@ -233,7 +220,6 @@ def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
 
 
 def _lines(traces: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield each trace of a baseline as JSON with one line per case, so that tools such as `diff` can compare files."""
     for name, about in traces.items():
         facts = json.dumps({key: value for key, value in about.items() if key != "cases"})[:-1]
         cases = ",\n".join(json.dumps(case, separators=(",", ":")) for case in about["cases"])
@@ -296,8 +282,6 @@ class Measured:
 
     way : the run configuration: mode, and what differs from the recorded call, such as `compile, 2 threads`
     machine : processor, device, version of torch and number of threads, as a short text
-    device : name of the device
-    torch : version of torch
     trace, trace_hash : name and hash of the replayed trace; for several traces, their common hash
     """
 
@@ -310,12 +294,7 @@ class Measured:
 
 
 def measured_of(results: Results, way: str, rows: Iterable[Result]) -> Measured:
-    """Return the description of the measurements in some rows, from the header of their results, which may be
-    untrusted.
-
-    way : text on the run configuration of the rows, see `way_of`
-    rows : rows of one run configuration
-    """
+    """Return the description of the measurements in rows of one run configuration, `way`."""
     about = about_of(results)
     if any(row.threads is not None for row in rows):
         # the variant names them
@@ -340,10 +319,8 @@ Times = Mapping[tuple[str, str], float]  # time in us by trace and key
 def times_of(results: Results) -> Times:
     """Return the times of the cases that were run as recorded, from the results of a replay of several traces.
 
-    Cases of a trace with the same key get the median of their times.
-
-    Raises UserError if the results were made with options that change times, or with several numbers of threads
-    or cache states.
+    Raises UserError if the results were made with options that change times, or with several numbers of threads or
+    cache states.
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay the traces without these options")
@@ -364,7 +341,6 @@ def machine_of(results: Results) -> str:
 
 
 def _variant_of(results: Results) -> str:
-    """Return a text on the number of threads and cache state of the rows that were otherwise run as recorded."""
     variants = list(dict.fromkeys(row.variant for row in results if is_plain_but_threads(row)))
     if len(variants) > 1:
         ways = " and ".join(variant or "as in the program" for variant in variants[:2])
@@ -376,7 +352,6 @@ def _variant_of(results: Results) -> str:
 
 
 def times_of_baseline(baseline: Baseline) -> Times:
-    """Return the times of the cases in a baseline; cases of a trace with the same key get the median of their times."""
     return _medians(
         (name, key, case.median_us)
         for name, trace in baseline.traces.items()
@@ -393,9 +368,7 @@ def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
 
 
 def is_plain_but_threads(row: Result) -> bool:
-    """Return True if a row's case was run as recorded, or as recorded but with another number of threads or
-    cache state.
-    """
+    """Return True if a case was run as recorded, except perhaps for the number of threads or the cache state."""
     return row.mode == EAGER and row.values == RECORDED and is_of_program(row)
 
 

@@ -19,11 +19,7 @@ TOTAL = "total"
 PARTIAL = "*"
 MOST_SLOWED = 0.1  # share of contended rows from which on the score comes with a warning about a busy machine
 ALL = 0.9995  # share that counts as all
-
-
 LEFT_OUT = "of operators for other kinds of devices"
-
-
 LEAST_COVERED = 0.5  # share of the baseline's time of the requested traces below which `opreplay` prints no score
 
 
@@ -78,18 +74,6 @@ def _print_score(score: Score, file: IO[str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A line of the printed table: a model, or the total.
-
-    runs : number of runs of the model, such as inference and training, each a trace
-    statuses : number of cases by status
-    base : the baseline's time in ms of the cases compared, as text
-    here : time in ms of these cases in this replay, as text
-    supported : share of the baseline's time whose cases have correct results in this replay, as text
-    speed : the baseline's time divided by that of this replay, over the cases compared
-    score : the score as text, marked if it is partial
-    spread : half-width of the score's 95 % interval between replays, as text
-    """
-
     model: str
     family: str
     runs: int
@@ -228,8 +212,5 @@ def _plain_of_model(model: ModelScore) -> dict[str, Any]:
 
 
 def _wrong_and_not_run(statuses: Counter[str]) -> tuple[int, int]:
-    """Return the number of cases with wrong results, and the number of cases without a result, from the number
-    of cases by status.
-    """
     not_run = sum(count for status, count in statuses.items() if status not in (OK, WRONG, SKIPPED, CONTENDED))
     return statuses[WRONG], not_run

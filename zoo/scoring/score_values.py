@@ -15,8 +15,7 @@ from opgrip.replay.results.origins import Origin
 from opgrip.zoo.scoring.baselines import Measured
 from opgrip.zoo.scoring.spread import Uncertainty, of_mean
 
-# cost of a case that is not ok, as a multiple of its baseline time, or of its expected time here if that is longer
-CHARGE = 2.0
+CHARGE = 2.0  # cost of a case that is not ok, times its time in the baseline, or its expected time if that is longer
 WHOLE = 0.95  # share of the baseline's time that must be supported; a score below it is partial
 UTMOST = 1e9  # maximum plausible speed ratio; its inverse is the minimum
 Z = 1.96  # number of standard deviations around the mean that contain 95 % of a normal distribution
@@ -26,7 +25,6 @@ Z = 1.96  # number of standard deviations around the mean that contain 95 % of a
 class TraceScore:
     """Times of one trace in the scored replay and in the baseline, and their ratio, the score.
 
-    origin : the trace and its model
     statuses : number of replayed cases by status
     slowed : number of replayed cases that other processes slowed down
     time_us : time in the replay of the cases that are ok, including cases that the baseline lacks
@@ -57,32 +55,29 @@ class TraceScore:
 
     @property
     def supported(self) -> float | None:
-        """Return the share of the replayed cases that are ok, weighted by their time in the baseline."""
+        """Share of the replayed cases that are ok, weighted by their time in the baseline."""
         return self.ok_base_us / self.base_us if self.base_us else None
 
     @property
     def speed(self) -> float | None:
-        """Return the baseline's time divided by the replay's time, over the cases that are ok in both."""
+        """The baseline's time divided by the replay's time, over the cases that are ok in both."""
         return _credible(self.ok_base_us, self.ok_us)
 
     @property
     def selected(self) -> float | None:
-        """Return the share of the baseline's time whose cases were replayed."""
+        """Share of the baseline's time whose cases were replayed."""
         return (self.base_us + self.left_out_us) / self.whole_us if self.whole_us and self.statuses else None
 
     @property
     def left_out(self) -> float:
-        """Return the share of the replayed cases that do not count (see `is_left_out`), weighted by their time
-        in the baseline.
-        """
+        """Share of the replayed cases that do not count (see `is_left_out`), weighted by their time in the baseline."""
         return self.left_out_us / (self.base_us + self.left_out_us) if self.left_out_us else 0.0
 
     @property
     def score(self) -> float | None:
-        """Return the baseline's time divided by the replay's time, to which a charge is added for each case that is not
-        ok.
+        """The baseline's time divided by the replay's time, to which a charge is added for each case that is not ok.
 
-        The result is None if no case of the baseline was replayed, or if the charge is unknown, because no case is ok.
+        None if no case of the baseline was replayed, or if the charge is unknown, because no case is ok.
         """
         speed = self.speed or self.pace
         if speed is None or not self.base_us or not self.statuses:
@@ -93,11 +88,8 @@ class TraceScore:
 
 @dataclass(frozen=True, slots=True)
 class ModelScore:
-    """A model, whose score is the geometric mean of the scores of its runs.
+    """A model, whose score is the geometric mean of the scores of its runs, such as inference and training.
 
-    A run, such as inference or training, has one trace.
-
-    traces : scores of the runs
     weight : weight in the total score; the weights of all models with a score sum to 1
     """
 
@@ -109,43 +101,36 @@ class ModelScore:
 
     @property
     def scored(self) -> list[TraceScore]:
-        """Return those runs of the model that have a score."""
         return [trace for trace in self.traces if trace.score is not None]
 
     @property
     def statuses(self) -> Counter[str]:
-        """Return the number of replayed cases of all runs by status."""
         return sum((trace.statuses for trace in self.traces), Counter())
 
     @property
     def score(self) -> float | None:
-        """Return the geometric mean of the scores of the model's runs, or None if no run has one."""
         return _geometric((trace.score or 0.0, 1.0) for trace in self.scored)
 
     @property
     def speed(self) -> float | None:
-        """Return the geometric mean of the speeds of the model's runs, see `TraceScore.speed`."""
         return _geometric((trace.speed, 1.0) for trace in self.scored if trace.speed)
 
     @property
     def selected(self) -> float | None:
-        """Return the mean over the replayed runs of the share of the baseline's time whose cases were replayed."""
+        """Mean over the replayed runs of the share of the baseline's time whose cases were replayed."""
         shares = [trace.selected for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else None
 
     @property
     def left_out(self) -> float:
-        """Return the mean of `TraceScore.left_out` over the model's replayed traces."""
+        """Mean of `TraceScore.left_out` over the model's replayed traces."""
         shares = [trace.left_out for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else 0.0
 
     @property
     def supported(self) -> float | None:
-        """Return the mean over the runs of the share of replayed cases that are ok, weighted by their time in the
-        baseline.
-
-        Only runs that the baseline contains are averaged; one that was not replayed counts as 0. The result is None
-        without a baseline.
+        """Mean of `TraceScore.supported` over the runs in the baseline, of which one that was not replayed counts as
+        0.
         """
         shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
         values = [share for share in shares if share is not None]
@@ -153,13 +138,11 @@ class ModelScore:
 
     @property
     def uncertainty(self) -> Uncertainty:
-        """Return the uncertainty of the logarithm of the model's score."""
         scored = self.scored
         return of_mean((1 / len(scored), trace.uncertainty) for trace in scored)
 
     @property
     def is_partial(self) -> bool:
-        """Return True if the share of ok cases, `supported`, is below `WHOLE`."""
         return (self.supported or 0.0) < WHOLE
 
 
@@ -167,8 +150,6 @@ class ModelScore:
 class Score:
     """The score of all models in one run configuration.
 
-    measured : the run configuration, machine and trace
-    models : scores of the models
     baseline : machine of the baseline; empty without a baseline
     interval : 95 % confidence interval of the score over models like these; None for a single model
     of_traces : number of traces in the baseline
@@ -186,35 +167,32 @@ class Score:
 
     @property
     def way(self) -> str:
-        """Return the run configuration as text."""
         return self.measured.way
 
     @property
     def scored(self) -> list[ModelScore]:
-        """Return the models that have a score."""
         return [model for model in self.models if model.score is not None]
 
     @property
     def score(self) -> float | None:
-        """Return the weighted geometric mean of the models' scores, or None if no model has one."""
+        """Weighted geometric mean of the models' scores, or None if no model has one."""
         return _geometric((model.score or 0.0, model.weight) for model in self.scored)
 
     @property
     def speed(self) -> float | None:
-        """Return the weighted geometric mean of the models' speeds, see `TraceScore.speed`."""
         return _geometric((model.speed, model.weight) for model in self.scored if model.speed)
 
     @property
     def selected(self) -> float | None:
-        """Return the weighted mean over models of the share of the baseline's time whose cases were replayed."""
+        """Weighted mean over models of the share of the baseline's time whose cases were replayed."""
         return _mean_share((model, model.selected) for model in self.models)
 
     @property
     def covered(self) -> float | None:
-        """Return the mean over the requested traces of the share of the baseline's time whose cases were replayed.
-
-        A trace that was not replayed, or of which no case was selected, counts as 0. The result is None without a
+        """Mean over the requested traces of the share of the baseline's time whose cases were replayed; None without
         baseline.
+
+        A trace that was not replayed, or of which no case was selected, counts as 0.
         """
         timed_models = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
         share = _mean_share((model, model.selected or 0.0) for model in timed_models)
@@ -223,64 +201,51 @@ class Score:
 
     @property
     def left_out(self) -> float:
-        """Return the weighted mean over models of the share of their cases that do not count, see
-        `TraceScore.left_out`.
-        """
+        """Weighted mean over models of the share of their cases that do not count, see `TraceScore.left_out`."""
         return _mean_share((model, model.left_out) for model in self.models if model.selected is not None) or 0.0
 
     @property
     def supported(self) -> float | None:
-        """Return the weighted mean over models of the share of ok cases, see `TraceScore.supported`; a model
-        that was not replayed counts as 0.
-        """
+        """Weighted mean over models of the share of ok cases; a model that was not replayed counts as 0."""
         return _mean_share((model, model.supported) for model in self.models)
 
     @property
     def deviation(self) -> float:
-        """Return by how much the score varies between replays on the same machine: the standard deviation of its
-        logarithm.
-        """
+        """Standard deviation of the score's logarithm between replays on the same machine."""
         return of_mean((model.weight, model.uncertainty) for model in self.scored).deviation
 
     @property
     def traces(self) -> int:
-        """Return the number of traces that have a score."""
+        """Number of traces that have a score."""
         return sum(len(model.scored) for model in self.models)
 
     @property
     def is_partial(self) -> bool:
-        """Return True if the share of ok cases, `supported`, is below `WHOLE`, or if a model of the baseline has
-        no score.
-        """
+        """True if `supported` is below `WHOLE`, or if a model of the baseline has no score."""
         return (self.supported or 0.0) < WHOLE or any(
             model.score is None and any(trace.whole_us for trace in model.traces) for model in self.models
         )
 
 
 def _mean_share(shares: Iterable[tuple[ModelScore, float | None]]) -> float | None:
-    """Return the mean of the models' shares, weighted by `weights_of` and without unknown shares; None if all
-    are unknown.
-    """
     pairs = [(model, share) for model, share in shares if share is not None]
     weights = weights_of([model for model, _ in pairs])
     return fsum(weight * share for (_, weight), (_, share) in zip(weights, pairs, strict=True)) if pairs else None
 
 
 def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:
-    """Return pairs of a model and its weight: all families of models have the same weight, which their models
-    share equally.
+    """Return pairs of a model and its weight: all families of models weigh the same, which their models share
+    equally.
     """
     members = Counter(_family(model) for model in models)
     return [(model, 1 / len(members) / members[_family(model)]) for model in models]
 
 
 def _family(model: ModelScore) -> tuple[str, str]:
-    """Return library and family of a model; a model without family counts as a family."""
     return (model.library, model.family) if model.family else ("", model.model)
 
 
 def _credible(base_us: float, here_us: float) -> float | None:
-    """Return the baseline's time divided by the replay's, or None if a time is missing or the ratio is implausible."""
     if not (base_us > 0 and here_us > 0):
         return None
     ratio = base_us / here_us
@@ -288,7 +253,6 @@ def _credible(base_us: float, here_us: float) -> float | None:
 
 
 def _geometric(values: Iterable[tuple[float, float]]) -> float | None:
-    """Return the weighted geometric mean of pairs of a value and its weight, or None without pairs."""
     pairs = list(values)
     total = fsum(weight for _, weight in pairs)
     return exp(fsum(weight * log(value) for value, weight in pairs) / total) if total else None

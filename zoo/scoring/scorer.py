@@ -19,16 +19,12 @@ class ZooScorer:
     """
 
     def check(self, header: Mapping[str, Any]) -> None:
-        """Raise `UserError` if a trace's header says that it is a distilled trace, but not which cases it
-        represents.
-        """
         if FIELD in header:
             from opgrip.zoo.scoring.scores import represented_times
 
             represented_times(header)
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
-        """Print the scores of the results of a distilled trace; print nothing for another trace."""
         if FIELD in results.header:
             from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores
             from opgrip.zoo.scoring.scores import distilled_scores
@@ -36,9 +32,8 @@ class ZooScorer:
             print_scores(distilled_scores(results), file, LEAST_COVERED)
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
-        """Read a baseline and return a function that prints the scores of results against it.
-
-        baseline : file of the baseline; None for the one that ships with opgrip
+        """Read a baseline, by default the one that ships, and return a function that prints the scores of results
+        against it.
         """
         from opgrip.zoo.scoring.baselines import read_baselines
         from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores

@@ -1,6 +1,7 @@
 """The score: how many times as fast as a baseline a device or compiler runs real models.
 
-docs/score.md explains the rules; each rule is a function here.
+docs/score.md explains the rules; each rule is a function here. A distilled trace has a few cases that represent many
+models.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
     rows_of: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     origins: dict[str, Origin] = {}
     for row in results:
-        if is_counted(row):
+        if row.trace and is_of_program(row):
             rows_of[way_of(row, unusual)][row.trace].append(row)
             origins.setdefault(row.trace, origin_of(row))
     problems = {**dict(_other_recordings(results, baseline, origins)), **dict(_problems(results))}
@@ -68,14 +69,7 @@ def check_ways(ways: int, traces: int) -> None:
         raise UserError(problem, "score fewer traces or modes")
 
 
-def is_counted(row: Result) -> bool:
-    """Return True if a row counts for a score: its trace has a name, and its case was run as in the program, see
-    `is_of_program`.
-    """
-    return bool(row.trace) and is_of_program(row)
-
-
-# kinds of devices, and the names of torch's operators that are kernels of such a device or of a library for it
+# by kind of device, the names of torch's operators that are kernels of such a device or of a library for it
 OF_DEVICE = (
     ("cpu", re.compile(r"_for_cpu(_|\b)|_cpu_fallback|mkldnn|onednn|fbgemm")),
     ("cuda", re.compile(r"cudnn|miopen|_cslt_")),
@@ -95,7 +89,6 @@ def is_left_out(row: Result) -> bool:
 
 
 def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
-    """Yield traces that were not replayed, each with its origin and the reason, from the header of results."""
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         if isinstance(about, Mapping) and about.get("problem"):
@@ -105,11 +98,6 @@ def _problems(results: Results) -> Iterable[tuple[str, tuple[Origin, str]]]:
 def _other_recordings(
     results: Results, baseline: Baseline, origins: Mapping[str, Origin]
 ) -> Iterator[tuple[str, tuple[Origin, str]]]:
-    """Yield traces whose baseline was measured with another recording of the trace, each with its origin and a text
-    that says so.
-
-    The numbers of calls of two recordings can differ.
-    """
     traces = results.header.get("traces")
     for name, about in traces.items() if isinstance(traces, Mapping) else ():
         base = baseline.traces.get(name)
@@ -140,7 +128,6 @@ def score_traces(
 ) -> Score:
     """Return the score of all models from the scores of their traces in one run configuration.
 
-    measured : the run configuration, machine and trace
     baseline : machine of the baseline
     of_traces : number of traces in the baseline
     """
@@ -161,7 +148,6 @@ def _models_of(traces: Iterable[TraceScore]) -> list[ModelScore]:
 
 
 def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:
-    """Return the models with their weights in the total score; a model without a score has the weight 0."""
     weights = {model.model: weight for model, weight in weights_of([item for item in models if item.score])}
     return [replace(item, weight=weights.get(item.model, 0.0)) for item in models]
 
@@ -169,7 +155,6 @@ def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:
 def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | None, problem: str = "") -> TraceScore:
     """Return the score of one trace against its times in the baseline.
 
-    origin : the trace and its model
     rows : rows of the trace in one run configuration
     base : times of the trace in the baseline; None if the baseline lacks it
     problem : reason why the trace was not replayed; empty if it was, or if the reason is unknown
@@ -246,8 +231,8 @@ def distilled_scores(results: Results, baseline: Results | None = None) -> list[
 
     baseline : results of another replay of the same trace, to compare with instead of the times in the trace
 
-    Raises UserError if the trace, which may be untrusted, does not say which original cases its cases represent,
-    or if the baseline is of another trace.
+    Raises UserError if the trace, which may be untrusted, does not say which original cases its cases represent, or if
+    the baseline is of another trace.
     """
     represented = represented_times(results.header)
     if represented is None:
@@ -296,8 +281,7 @@ class RepresentedTimes:
 
 
 def represented_times(header: Mapping[str, Any]) -> RepresentedTimes | None:
-    """Return, from a trace's header, the time of other traces' calls that each case represents; None for a trace that
-    was not made by `opgrip corpus distill`.
+    """Return the times that a trace's cases represent; None for a trace that `opgrip corpus distill` did not write.
 
     Raises UserError if the header, which may be untrusted, is invalid.
     """
@@ -317,24 +301,17 @@ def represented_times(header: Mapping[str, Any]) -> RepresentedTimes | None:
         ) from error
 
 
-# description of the reference times if the cases were not fitted to a replay
-CAPTURED = "the captured times of its cases"
+CAPTURED = "the captured times of its cases"  # in place of a machine
 MOST_NAME = 200  # maximum number of characters shown of a machine's name
 
 
 def _captured(rows: Mapping[str, Result]) -> dict[str, BaselineCase]:
-    """Return, by key, the captured time of each case, with which its replayed time is compared."""
     times = {key: row.captured_us for key, row in rows.items() if is_time(row.captured_us)}
     # their spread over repeated captures is unknown
     return {key: BaselineCase(1, us, sqrt(USUAL[us < SHORT_US].variance)) for key, us in times.items()}
 
 
 def _rebased(represented: RepresentedTimes, baseline: Results) -> tuple[RepresentedTimes, dict[str, BaselineCase]]:
-    """Return the times that each case represents, converted to the machine of a baseline, and the baseline's time of
-    each case.
-
-    Cases that failed in the baseline, or have no captured time, are left out.
-    """
     rows: dict[str, Result] = {}
     for row in baseline:
         if is_plain_but_threads(row) and row.status == OK and is_time(row.median_us) and is_time(row.captured_us):
@@ -374,7 +351,6 @@ def _trace(
 
 
 def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, float]:
-    """Return the time that each case represents in an original trace, by key; raise `ValueError` for invalid data."""
     weights_us: dict[str, float] = {}
     for place, us in zip(about["cases"], about["us"], strict=True):
         if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:

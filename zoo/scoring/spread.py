@@ -13,8 +13,7 @@ from opgrip.replay.comparison.priors import DRIFT, SHORT_US, USUAL, estimate
 from opgrip.replay.results.results import Result
 
 RESAMPLES, SEED = 10_000, 0  # number of bootstrap samples of the models, and their random seed
-# number of models drawn at a time, because an untrusted results file can contain any number of models
-DRAWN_AT_ONCE = 1 << 20
+DRAWN_AT_ONCE = 1 << 20  # models drawn at a time, because an untrusted file can contain any number of models
 MOST_DEVIATION = 10.0  # limit of the deviation of a logarithm; no measurement exceeds it
 
 
@@ -39,7 +38,7 @@ class Uncertainty:
     """Uncertainty of the logarithm of a time that is computed from several measured times.
 
     own : for each measured time, by how much the logarithm changes if that time changes by one standard deviation. The
-        measured times are independent; one that enters several sums is one entry.
+        measured times are independent; one that enters several sums is one entry
     drift : standard deviation from changes in the machine's speed, which all cases of a replay have in common
     """
 
@@ -48,7 +47,6 @@ class Uncertainty:
 
     @property
     def deviation(self) -> float:
-        """Return the standard deviation of the logarithm, from `own` and `drift` together."""
         return sqrt(fsum(part**2 for part in self.own.values()) + self.drift**2)
 
 
@@ -67,9 +65,7 @@ def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty
 
 
 def of_ratio(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """Return the uncertainty of the logarithm of the ratio of two times from different replays, which share no
-    measurement.
-    """
+    """Return the uncertainty of the logarithm of a ratio of times from two replays, which share no measurement."""
     return Uncertainty({**first.own, **second.own}, sqrt(first.drift**2 + second.drift**2))
 
 
@@ -84,8 +80,8 @@ def of_mean(parts: Iterable[tuple[float, Uncertainty]]) -> Uncertainty:
 
 
 def interval_of(models: Sequence[tuple[float, float]]) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of the weighted geometric mean of scores over models; None for fewer than two
-    models.
+    """Return the 95 % confidence interval of the weighted geometric mean of scores over models; None for fewer than
+    two.
 
     The models are resampled with replacement (bootstrap); the limits are the 2.5th and 97.5th percentile of the means.
 

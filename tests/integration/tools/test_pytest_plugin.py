@@ -198,7 +198,7 @@ def test_opreplay_results_are_accepted_as_a_baseline(run_here: Any, project: Pat
             "'slower' is not a gate, which limits a figure of a comparison: *",
         ),
         (("--opgrip-compare", "test_net.py"), "*test_net.py has no known suffix: *"),
-        (("--opgrip-save", "../main"), "'../main' is not a name of a baseline: *"),
+        (("--opgrip-save", "../main"), "'../main' is not the name of a baseline: *"),
     ],
 )
 def test_invalid_comparison_is_reported_before_any_test_runs(
