@@ -6,8 +6,8 @@ from opgrip.cli.plugins import lazy_names
 
 if TYPE_CHECKING:
     from opgrip.capture.command.model_steps import capture as capture
-    from opgrip.capture.on_demand.trigger import step as step
-    from opgrip.capture.on_demand.trigger import trigger as trigger
+    from opgrip.capture.on_demand.agent import step as step
+    from opgrip.capture.on_demand.agent import trigger as trigger
     from opgrip.capture.session.capture import Capture as Capture
     from opgrip.capture.session.schedule import Schedule as Schedule
 
@@ -19,7 +19,7 @@ __getattr__, __dir__ = lazy_names(
         "Capture": "opgrip.capture.session.capture",
         "Schedule": "opgrip.capture.session.schedule",
         "capture": "opgrip.capture.command.model_steps",
-        "step": "opgrip.capture.on_demand.trigger",
-        "trigger": "opgrip.capture.on_demand.trigger",
+        "step": "opgrip.capture.on_demand.agent",
+        "trigger": "opgrip.capture.on_demand.agent",
     },
 )

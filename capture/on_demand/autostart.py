@@ -65,7 +65,7 @@ def _start() -> None:
         agent = start(settings)
         load_recording()
         if settings.at_start:
-            from opgrip.capture.on_demand.trigger import record_at_start
+            from opgrip.capture.on_demand.agent import record_at_start
 
             record_at_start(agent)
     except Exception as error:
@@ -84,8 +84,8 @@ def start(settings: AgentSettings) -> Agent:
 
     agent = start_agent(settings)
     if settings.signal is not None:
+        from opgrip.capture.on_demand.agent import listen_to
         from opgrip.capture.on_demand.settings import signal_of
-        from opgrip.capture.on_demand.trigger import listen_to
 
         try:
             listen_to(signal_of(settings.signal))

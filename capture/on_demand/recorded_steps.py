@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from time import monotonic, perf_counter_ns
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+import torch
+from torch import nn
+
+from opgrip.capture.on_demand.agent import marks
+from opgrip.capture.program.patches import Patches
+from opgrip.capture.torch_compat.torch_private import MODULE_CALLS
 from opgrip.cli.command import STEP
 from opgrip.errors import one_line, raise_if_from_program
 
@@ -43,7 +57,7 @@ class _Here(threading.local):
         self.life = ThreadLife()
 
 
-here = _Here()
+this_thread = _Here()
 
 
 class StepRecording:
@@ -90,7 +104,7 @@ class StepRecording:
                     return None
                 label = None if self._learning else f"{STEP} {self._begun + 1}"
                 step = self.capture.enter_step(nested, label)
-                self._running[id(step)] = step, ref(here.life)
+                self._running[id(step)] = step, ref(this_thread.life)
                 if not self._learning:
                     self._note_begin()
                 return step
@@ -181,3 +195,211 @@ class StepRecording:
         over = self._until is not None and monotonic() >= self._until
         if (enough or over) and not self._running:
             self.done.set()
+
+
+class StepSource(ABC):
+    """Context manager that detects the program's steps in one way."""
+
+    def __init__(self, recording: StepRecording) -> None:
+        self.recording = recording
+        self._hooks = ExitStack()
+
+    @abstractmethod
+    def enter(self) -> None: ...
+
+    def leave(self) -> None:
+        self._hooks.close()
+
+
+class ThreadState(threading.local):
+    """State of a thread with respect to its steps.
+
+    step : the step that the thread is in, or None
+    left_on : an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
+    in_call : True during a call of a module that could be a step
+    """
+
+    step: ThreadStep | None = None
+    left_on: ThreadStep | None = None
+    in_call = False
+
+
+class Boundaries(StepSource):
+    """Detects steps that last from one event of a thread, the boundary, to the next.
+
+    After `leave`, it continues until each thread has passed a boundary, because only a thread itself can remove its
+    dispatch mode.
+    """
+
+    def __init__(self, recording: StepRecording, here: ThreadState) -> None:
+        super().__init__(recording)
+        self.here = here
+        # no lock: in a fork, lives of other threads end in the child before it could create a new lock
+        self._steps: dict[ref[ThreadLife], ThreadStep | None] = {}
+        self._pid = os.getpid()
+        self._is_left = False
+        self._closing = threading.Lock()
+
+    def leave(self) -> None:
+        self._is_left = True
+        self._close_if_over()
+
+    def pass_boundary(self) -> None:
+        """End this thread's step and begin the next one. Never raises an error."""
+        here, recording = self.here, self.recording
+        if here.left_on is not None and recording.capture.leave_step(here.left_on):
+            here.left_on = None
+        if here.step is not None:
+            step, here.step = here.step, None
+            if not recording.end_step(step):
+                here.left_on = step
+        if here.left_on is None:
+            life = ref(this_thread.life, self._end_thread)
+            # before checking for the end, so that the last thread to leave sees it
+            self._steps[life] = None
+            if not self._is_left:
+                here.step = self._steps[life] = recording.begin_step(nested=False)
+            if here.step is None:
+                self._end_thread(life)
+
+    def _end_thread(self, life: ref[ThreadLife]) -> None:
+        step = self._steps.pop(life, None)
+        # a forked process has no lock for it yet, and no other threads to count
+        if step is not None and os.getpid() == self._pid:
+            step.mode.forget()
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._is_left and not self._steps and self._closing.acquire(blocking=False):
+            self._hooks.close()
+
+
+class ProgramSteps(Boundaries):
+    """Detects steps that last from one call of `opgrip.capture.step()` to the next."""
+
+    def enter(self) -> None:
+        # keep one object: each access to a bound method creates a new one
+        self._listener = self.pass_boundary
+        marks.listeners += (self._listener,)
+        self._hooks.callback(self._forget)
+
+    def _forget(self) -> None:
+        marks.listeners = tuple(item for item in marks.listeners if item is not self._listener)
+
+
+# reasons why calls of modules are not steps
+INSIDE, OTHER = "inside a call that began before", "of other classes"
+MOST_NAMES = 3  # maximum number of module classes that are named for each reason
+
+
+class ModuleSteps(StepSource):
+    """Detects outermost calls of modules as steps, or outermost calls of modules whose class matches a pattern.
+
+    passed : names of classes of modules whose calls were not steps, by reason
+    trains : True if a step was a call of a module in training mode
+    """
+
+    def __init__(self, recording: StepRecording, here: ThreadState, pattern: str | None) -> None:
+        super().__init__(recording)
+        self.here = here
+        self.passed: dict[str, list[str]] = {}
+        self.trains = False
+        self._pattern = pattern
+        self._patches = Patches()
+
+    def enter(self) -> None:
+        # torch warns about hooks on all modules when it compiles one
+        self._patches.replace(nn.Module, "__call__", self._watching)
+        self._hooks.callback(self._patches.undo)
+
+    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        here, recording, is_traced = self.here, self.recording, torch.compiler.is_dynamo_compiling
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_traced() or here.in_call or recording.done.is_set() or not self._matches(module):
+                return original(module, *args, **kwargs)
+            step = recording.begin_step(nested=True) if self._is_outermost(module) else None
+            self.trains |= step is not None and module.training and torch.is_grad_enabled()
+            here.in_call = True
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                here.in_call = False
+                if step is not None:
+                    recording.end_step(step)
+
+        return functools.wraps(original)(watched)
+
+    def _matches(self, module: nn.Module) -> bool:
+        if self._pattern is None:
+            return True
+        kind = type(module)
+        names = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
+        return any(fnmatchcase(name, self._pattern) for name in names) or self._pass(OTHER, module)
+
+    def _is_outermost(self, module: nn.Module) -> bool:
+        try:
+            return not self._is_inside_module() or self._pass(INSIDE, module)
+        except Exception as error:
+            raise_if_from_program(error)
+            return False
+
+    def _pass(self, reason: str, module: nn.Module) -> bool:
+        """Note the reason why a call of a module is not a step, and return False."""
+        names, name = self.passed.setdefault(reason, []), type(module).__name__
+        if len(names) < MOST_NAMES and name not in names:
+            names.append(name)
+        return False
+
+    def _is_inside_module(self) -> bool:
+        """Return True if this thread is inside a call of a matching module that began before the recording."""
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            if frame.f_code in MODULE_CALLS:
+                if self._pattern is None:
+                    return True
+                outer = frame.f_locals.get("self")
+                if isinstance(outer, nn.Module) and self._matches(outer):
+                    return True
+            frame = frame.f_back
+        return False
+
+
+class StepDetector:
+    """The steps of a recording: calls of modules that match `step_module`, if it is given; else what the program marks
+    with `opgrip.capture.step`, if it does; else outermost calls of modules.
+    """
+
+    def __init__(self, recording: StepRecording, step_module: str | None) -> None:
+        here = ThreadState()
+        self._recording, self._step_module = recording, step_module
+        self._modules: ModuleSteps | None = None
+        self.source: StepSource
+        if step_module is None and marks.steps:
+            self.source = ProgramSteps(recording, here)
+        else:
+            self.source = self._modules = ModuleSteps(recording, here, step_module)
+
+    def notes(self) -> Iterator[str]:
+        if self._modules is not None and self._modules.trains:
+            yield (
+                "the steps are calls of modules, without backward passes and optimizers: to record these too, call "
+                "opgrip.capture.step() after each step"
+            )
+
+    def explain(self) -> str:
+        """Return the reason why no step has begun, as a text for the user."""
+        if self._recording.refused:
+            return f"none could be recorded: {'; '.join(self._recording.refused)}"
+        if self._modules is None:
+            return "the program has not called opgrip.capture.step() again"
+        passed = self._modules.passed
+        if self._step_module is not None:
+            called = "; ".join(f"{', '.join(names)} {reason}" for reason, names in passed.items())
+            return f"no module of a class {self._step_module} was called" + (f", but {called}" if called else "")
+        if INSIDE in passed:
+            return (
+                f"modules ({', '.join(passed[INSIDE])}) are called {INSIDE}: name the class of the modules whose calls "
+                "are steps with --step-module"
+            )
+        return "no module was called: call opgrip.capture.step() after each step"

@@ -16,9 +16,8 @@ from torch.profiler import record_function
 from opgrip.capture.hooks.compiled import CompiledWatch
 from opgrip.capture.hooks.scopes import ThreadWatch
 from opgrip.capture.on_demand.protocol import RecordingRequest
-from opgrip.capture.on_demand.recorded_steps import Extent, StepRecording
+from opgrip.capture.on_demand.recorded_steps import Extent, StepDetector, StepRecording
 from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path
-from opgrip.capture.on_demand.step_sources import StepDetector
 from opgrip.capture.program.capture_choices import EVENTS
 from opgrip.capture.program.environment import describe_autocast
 from opgrip.capture.program.processes import unused

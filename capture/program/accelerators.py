@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from opgrip.capture.program.patches import Patches
-from opgrip.capture.torch_compat.accelerator_private import stream_queries
-from opgrip.capture.torch_compat.torch_private import out_of_tree_device
+from opgrip.capture.torch_compat.torch_private import out_of_tree_device, stream_queries
 
 KINDS = ("cuda", "xpu")  # torch's own device types with streams and events; a backend outside torch adds another
 

@@ -6,11 +6,13 @@ import atexit
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from inspect import Parameter, signature
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from torch import nn
 
@@ -37,9 +39,8 @@ from opgrip.capture.program.capture_choices import (
     policy_of,
 )
 from opgrip.capture.program.environment import describe_environment
-from opgrip.capture.program.processes import ChildFiles, ForkWatch, child_path, own_path
+from opgrip.capture.program.processes import ChildFiles, ForkWatch, child_path, own_path, unused
 from opgrip.capture.recording.recorder import Recorder
-from opgrip.capture.session.capture_report import CaptureReport
 from opgrip.capture.session.graph_keeper import GraphKeeper
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
 from opgrip.capture.session.spawned import SpawnWatch
@@ -51,17 +52,28 @@ from opgrip.capture.torch_compat.torch_private import load_private
 from opgrip.capture.writing.definitions import RecordingLimits
 from opgrip.capture.writing.flight_triggers import Flights
 from opgrip.capture.writing.flusher import Flusher
+from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError, in_words_of_python
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
+from opgrip.traces.table.accelerators import time_doubts
 from opgrip.traces.values import value_models
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class Capture(CaptureReport):
+class Counts(NamedTuple):
+    """Counts of a recording; `Capture` has properties with these names."""
+
+    calls: int = 0
+    signatures: int = 0
+    dropped: int = 0
+    bytes_written: int = 0
+
+
+class Capture:
     """Context manager that records every operator call in its block, with scopes and calls of extension functions.
 
     ::
@@ -74,8 +86,8 @@ class Capture(CaptureReport):
                 train(batch)
                 capture.step()
 
-    Used as a decorator, it records every call of the function, until `close` or the end of the program. `CaptureReport`
-    documents the attributes. Failures after the start become a warning at the end of the block, and raise nothing.
+    Used as a decorator, it records every call of the function, until `close` or the end of the program. Failures after
+    the start become a warning at the end of the block, and raise nothing.
 
     Parameters
     ----------
@@ -116,12 +128,61 @@ class Capture(CaptureReport):
     details : fields to add to the trace's header
     force : replace an existing file
 
+    Attributes
+    ----------
+    path : trace file
+    calls, signatures, dropped : numbers so far of recorded calls, distinct calls, and calls that could not be recorded.
+        With `last`, the first two are counted in the last trace; after warm-up steps, distinct calls are counted when
+        they are written, up to half a second later
+    marks : number of recorded `record_function` labels
+    perturbed : number of calls that ran right after the capture's own work and are marked as perturbed
+    doubts : reasons why the measured times are doubtful, as sentences; empty on a quiet machine
+    stopped : name of the limit that ended the recording before the program ended, or None
+    bytes_written : number of bytes written so far, before compression; calls are written every half second
+    failure, problem : error that prevented the trace from being written, and a message that also names the written
+        part; None if writing succeeded
+    full_values : after the block, the store of full values, with its size and error; None if none were requested
+    child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
+        earlier program, which `force` removes; `cut_child_files` are incomplete traces of killed processes
+    dumps : with `last`, paths of the written traces
+    grips : gripped functions; `written` lists the samples' folders, and `refused` the reasons why functions were not
+        gripped
+
     Raises
     ------
     UserError : on entering, if the file cannot be written, or the capture is already running; on construction, if
         `values` or `device_time` is not a valid choice, `grip` contains no function names, or `private` conflicts with
         another option
     """
+
+    marks = perturbed = 0
+    doubts: tuple[str, ...] = ()
+    stopped: str | None = None
+    failure: Exception | None = None
+    problem: UserError | None = None
+    full_values: FullValues | None = None
+    child_files: tuple[Path, ...] = ()
+    old_child_files: tuple[Path, ...] = ()
+    cut_child_files: tuple[Path, ...] = ()
+    # in a spawned process, the trace of the process that runs the program
+    _root: Path | None = None
+    _flusher: Flusher | None = None
+    _counted: Flusher | None = None
+    _child_files: ChildFiles | None = None
+    _counts = Counts()
+    _step = 0
+    _has_recorded = False
+
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *values: Any, **options: Any) -> Any:
+            """Return a new object; raise TypeError with the most similar parameter if a name is unknown."""
+            parameters = signature(cls.__init__).parameters
+            for name in options.keys() - parameters.keys():
+                if all(parameter.kind != Parameter.VAR_KEYWORD for parameter in parameters.values()):
+                    hint = did_you_mean(name, parameters, "see help(opgrip.Capture)", "{}=")
+                    raise TypeError(f"{cls.__name__}() has no parameter {name}: {hint}")
+            return super().__new__(cls)
 
     def __init__(
         self,
@@ -156,7 +217,9 @@ class Capture(CaptureReport):
         check_private(private, salt_file, values, grip_to)
         self._limits = RecordingLimits(max_calls, max_bytes, max_memory)
         check_flight(last, path, values, device_time, bool(self._limits))
-        super().__init__(own_path(path), schedule)
+        self.path, self.schedule = own_path(path), schedule
+        # the program may change its working directory
+        self._file = self._asked_file = self.path if str(path) == "-" else Path(self.path).absolute()
         self._full, self._force, self._max_overhead = values == FULL, force, max_overhead
         self._details, self._requires_kernels, self._depth = dict(details or {}), device_time == KERNELS, 0
         self._recorder = Recorder(
@@ -177,8 +240,6 @@ class Capture(CaptureReport):
         self._watching = Watching(self._recorder, self._make_watches(compiled))
         self._forks = ForkWatch(self._begin_in_child, self.close, self._write_now)
         self._spawns = SpawnWatch(self._describe_spawned, lambda error: self._recorder.lost.drop("a process", error))
-        self._flusher: Flusher | None = None
-        self._child_files: ChildFiles | None = None
         self._keeper = GraphKeeper() if schedule is not ALWAYS else nullcontext()
 
     def _make_watches(self, compiled: str) -> list[AbstractContextManager[Any]]:
@@ -361,7 +422,7 @@ class Capture(CaptureReport):
         named = {} if recorder.fitter.full is None else {HEADER_FIELD: recorder.fitter.full.path.name}
         fields = describe_environment() | {"started_unix_ns": started, **details, **named}
         (header,) = recorder.pending.outgoing(Header(fields))
-        return cast(Header, header)
+        return cast("Header", header)
 
     def _follow_schedule(self) -> None:
         learns, budget = self.schedule.learns(self._step), self._recorder.budget
@@ -399,3 +460,115 @@ class Capture(CaptureReport):
         self._begin_recorder(path)
         self._flusher = self._counted = self._make_flusher(path, self._details | {"parent_pid": os.getppid()})
         self._flusher.__enter__()
+
+    @property
+    def calls(self) -> int:
+        return self._count().calls
+
+    @property
+    def signatures(self) -> int:
+        return self._count().signatures
+
+    @property
+    def dropped(self) -> int:
+        return self._count().dropped
+
+    @property
+    def bytes_written(self) -> int:
+        return self._count().bytes_written
+
+    def _choose_file(self) -> None:
+        """Add a number to the trace's path if the trace exists, because a job that starts again must not stop here."""
+        requested_file = self._asked_file
+        if self._force or not isinstance(requested_file, Path) or not requested_file.is_file():
+            return
+        self._file = unused(requested_file)
+        self.path = Path(self.path).with_name(self._file.name)
+        warnings.warn(f"{requested_file} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
+
+    def _describe_spawned(self) -> dict[str, Any] | None:
+        """Return the settings with which a process that the program spawns now is recorded; None if it is not recorded.
+
+        It is not if only steps are recorded, or if the trace goes to standard output.
+        """
+        if self.schedule is not ALWAYS or self._recorder.threads.by_steps or str(self.path) == "-":
+            return None
+        options = {**self._options, "details": self._details | {"parent_pid": os.getpid()}}
+        return {"root": self._root or self._file, "policy": self._recorder.privacy, "options": options}
+
+    def _count(self) -> Counts:
+        flusher = self._counted
+        if flusher is None:
+            return self._counts
+        # the program may read these in any thread, so nothing may change the table while it is summed up
+        dropped = sum(tuple(self._recorder.lost.dropped.values()))
+        bytes_written = 0 if flusher.writer is None else flusher.writer.bytes_written
+        return Counts(flusher.calls, flusher.signatures, dropped, bytes_written)
+
+    @property
+    def dumps(self) -> list[Path]:
+        return [] if self._flights is None else self._flights.dumps
+
+    @property
+    def keeps_last(self) -> bool:
+        """True if only the latest calls are kept, as with the option `last`."""
+        return self._flights is not None
+
+    @property
+    def custom_operators(self) -> list[str]:
+        """Names of the operators that a private trace contains although they belong to the program."""
+        return self._recorder.pending.custom_operators
+
+    def notes(self) -> Iterator[str]:
+        """Yield messages for the user about requested data that the trace lacks."""
+        for name, reason in self.grips.refused.items():
+            yield f"{name} was not gripped: {reason}"
+        for name, reason in self.extensions.refused().items():
+            yield f"the extension {name} was not recorded: {reason}"
+        if self._flights is not None:
+            yield from self._flights.notes()
+        kernels, budget = self._recorder.kernels, self._recorder.budget
+        if kernels is not None and kernels.failure is not None:
+            yield f"the trace lacks the times of kernels: {kernels.failure}"
+        if kernels is not None and kernels.is_cut:
+            yield "the trace lacks times of some kernels: torch's profiler had no memory for more; record fewer steps"
+        if kernels is not None and kernels.fallback is not None:
+            yield (f"calls on the device are timed with events, not with records of their kernels: {kernels.fallback}")
+        if budget is not None and budget.is_overdrawn:
+            yield (
+                f"the recording took more than {budget.share:.3g} of the program's time: call step() after each "
+                "step, so that the recording can skip steps"
+            )
+        if self.schedule != ALWAYS and not self._step:
+            yield "step() was never called: for the schedule, the whole program was one step"
+        elif self.schedule != ALWAYS and not self._has_recorded:
+            yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
+
+    def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
+        """Copy the results of the writing thread to this object, and warn about failures."""
+        recorder = self._recorder
+        if not was_discarded:
+            self.grips.finish()
+        blocks = flusher.blocks
+        self._counts, self._counted = self._count(), None
+        self.marks, self.perturbed = blocks.marks.total(), blocks.perturbed
+        slow_memory = recorder.slow_memory.excess_ns / max(blocks.duration_ns, 1)
+        self.doubts = tuple(time_doubts(flusher.contended, slow_memory))
+        self.stopped = flusher.reached
+        self.failure, self.problem = flusher.failure, flusher.problem_with(self.path)
+        self.full_values = recorder.fitter.full
+        if self._child_files is not None:
+            self.child_files, self.cut_child_files = self._child_files.new(), self._child_files.cut()
+            if self._force and not flusher.discarded and self.failure is None:
+                self._child_files.remove_old()
+            self.old_child_files = self._child_files.old()
+        self._warn()
+
+    def _warn(self) -> None:
+        if self.problem is not None:
+            warnings.warn(f"the trace {self.problem}", RuntimeWarning, stacklevel=7)
+        elif self.full_values is not None and self.full_values.failure is not None:
+            text = f"the trace {self.path} could not be written with full values: {self.full_values.failure}"
+            warnings.warn(text, RuntimeWarning, stacklevel=7)
+        for text in self.notes():
+            warnings.warn(text, RuntimeWarning, stacklevel=7)

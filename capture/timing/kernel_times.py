@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -19,9 +20,15 @@ from numpy.typing import NDArray
 
 from opgrip.capture.program.accelerators import KINDS, GraphCaptures, is_capturing, is_started, synchronize, with_index
 from opgrip.capture.program.patches import Patches
-from opgrip.capture.timing.graph_nodes import GraphLaunch, GraphNodes, KernelCounts, add_kernel
-from opgrip.capture.timing.kernel_windows import FOREVER_NS, Window, WrittenCalls, clock_distance_ns, innermost_calls
-from opgrip.capture.torch_compat.accelerator_private import PREPARE_PROFILER
+from opgrip.capture.timing.kernel_windows import (
+    FOREVER_NS,
+    Window,
+    WrittenCalls,
+    clock_distance_ns,
+    innermost_calls,
+    nodes_in,
+)
+from opgrip.capture.torch_compat.torch_private import PREPARE_PROFILER
 from opgrip.errors import UserError, one_line, raise_if_from_program
 from opgrip.platform.activity_records import (
     ActivityProfile,
@@ -31,7 +38,7 @@ from opgrip.platform.activity_records import (
     recorded_activities,
     running_profile,
 )
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
+from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels
 from opgrip.traces.schema.records import Record
 
 # number of calls after which the collection of records is ended and begun again, because torch's profiler stops at 128
@@ -295,3 +302,85 @@ def check_kernels(device: str | None = None) -> None:
     if device is None or torch.device(device).type not in kinds:
         what = "no device here records" if device is None else f"the device {device} does not record"
         raise UserError(f"{what} its kernels", "leave out --device-time kernels")
+
+
+# signature of a launch, its thread, and its position among the thread's calls
+GraphLaunch: TypeAlias = tuple[int, int, int]
+# by signature and name of a kernel: number of runs and their total time in ns
+KernelCounts: TypeAlias = dict[int, dict[str, list[int]]]
+
+
+def add_kernel(kernels: KernelCounts, signature: int, item: LaunchedWork) -> None:
+    """Count a kernel that a call of a signature launched, in `kernels`."""
+    count = kernels.setdefault(signature, {}).setdefault(item.name, [0, 0])
+    count[0] += 1
+    count[1] += item.duration_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """The nodes of one CUDA graph.
+
+    signatures : signature of each call in the graph
+    added : for each node, the time at which it was added, and the index of its call
+    """
+
+    signatures: Sequence[int]
+    added: list[tuple[int, int]] = field(default_factory=list)
+
+
+class GraphNodes:
+    """The CUDA graphs that the program captured; for each node of a graph, which call added it."""
+
+    def __init__(self) -> None:
+        self._graphs: dict[int, _Nodes] = {}
+        self._calls: list[tuple[int, WrittenCalls]] = []
+
+    def __contains__(self, signature: int) -> bool:
+        return signature in self._graphs
+
+    def note(self, graph: Graph, parts: Iterable[WrittenCalls]) -> None:
+        """Remember a captured graph.
+
+        parts : calls in the graph by thread, with the index of each call in the graph in place of its signature
+        """
+        self._graphs[graph.signature] = _Nodes(graph.calls)
+        self._calls += ((graph.signature, part) for part in parts)
+
+    def find(self, windows: Sequence[Window]) -> None:
+        """Find the nodes of the graphs that were captured in these windows, and the call that added each.
+
+        windows : periods for which torch's profiler collected records
+        """
+        nodes = [item for window in windows for item in nodes_in(window.events, window.distance_ns)]
+        for signature, calls in self._calls:
+            own = (item for item in nodes if item.thread in calls.idents)
+            added = [(item.at_ns, calls.signatures[place]) for _, place, item in innermost_calls([calls], own)]
+            self._graphs[signature].added.extend(added)
+        self._calls = [(number, calls) for number, calls in self._calls if max(calls.ends) > windows[-1].ended_ns]
+
+    def divide(
+        self, of_launches: Mapping[GraphLaunch, Sequence[LaunchedWork]], kernels: KernelCounts
+    ) -> Iterator[Record]:
+        """Yield a record of the time of each call's kernels in a graph, and count the kernels for the calls'
+        signatures.
+
+        The kernels of a launch are in the order in which the nodes were added. If there are more or fewer kernels than
+        nodes, the kernels count for the signature of the launch.
+
+        of_launches : kernels of each launch
+        """
+        times: dict[int, list[int]] = {}
+        for (number, *_), items in of_launches.items():
+            graph = self._graphs[number]
+            places = [place for _, place in sorted(graph.added)]
+            if len(places) != len(items):
+                for item in items:
+                    add_kernel(kernels, number, item)
+                continue
+            own = times.setdefault(number, [0] * len(graph.signatures))
+            for place, item in zip(places, items, strict=True):
+                own[place] += item.duration_ns
+                add_kernel(kernels, graph.signatures[place], item)
+        for number, own in times.items():
+            yield GraphTimes(number, own)

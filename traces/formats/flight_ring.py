@@ -1,8 +1,8 @@
 """Reader of ring files: the last calls of a process that died before its flight recorder could write a trace.
 
-A ring file is mapped into memory and written by `opgrip.capture.writing.ring_file`. It begins with `MAGIC`. Then come
-chunks, each of four little-endian 64-bit integers and a payload that is padded to 8 bytes. The first integer is the
-kind; it is written last, so that a chunk that a process died in looks like the end of the file.
+A ring file is mapped into memory and written by `opgrip.capture.writing.flight_recorder`. It begins with `MAGIC`. Then
+come chunks, each of four little-endian 64-bit integers and a payload that is padded to 8 bytes. The first integer is
+the kind; it is written last, so that a chunk that a process died in looks like the end of the file.
 
 ======= ========================================== ==========================================================
 kind    further integers                           payload

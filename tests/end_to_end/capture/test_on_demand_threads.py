@@ -17,7 +17,7 @@ PROGRAM = """
 import gc, sys, threading, torch, opgrip.capture
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.on_demand.agent import agent_here
-from opgrip.capture.on_demand.trigger import marks
+from opgrip.capture.on_demand.agent import marks
 from opgrip.capture.on_demand.recorded_steps import StepRecording
 
 def step():

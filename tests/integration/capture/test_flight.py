@@ -19,7 +19,7 @@ from programs import refusal, run_command, run_python, succeed, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.capture.writing import flight_recorder, ring_file
+from opgrip.capture.writing import flight_recorder
 from opgrip.capture.writing.flight_recorder import FlightRecorder, Ring
 from opgrip.traces import UserError, load
 from opgrip.traces.analysis.merge import merge
@@ -365,7 +365,7 @@ class Layers(nn.Module):
 
 def test_ring_file_has_the_same_contents_as_a_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a file was full before, and in a backward pass, whose calls have the scope of the forward call."""
-    monkeypatch.setattr(ring_file, "LEAST_BYTES", 4096)
+    monkeypatch.setattr(flight_recorder, "LEAST_BYTES", 4096)
     model, tables = Layers(), []
     with Capture(tmp_path / "t.jsonl", last=80) as capture:
         flight = capture._flusher

@@ -22,9 +22,9 @@ from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import opgrip.capture
+from opgrip.capture.on_demand.agent import marks
 from opgrip.capture.on_demand.session import StepCapture
 from opgrip.capture.on_demand.settings import check_pattern, recording_path
-from opgrip.capture.on_demand.trigger import marks
 from opgrip.capture.torch_compat.compiler_private import stance_here
 from opgrip.errors import UserError
 from opgrip.traces import load
@@ -149,7 +149,7 @@ def test_signal_starts_a_recording_unless_the_program_handles_it(server: Path) -
     with running(server, *on_demand("--signal", "USR1", "--steps", "1", "-o", "s.jsonl", "--", "server.py")) as process:
         process.send_signal(signal.SIGUSR1)
         wait_for((server / "s.jsonl").exists, process)
-    code = "import signal; from opgrip.capture.on_demand.trigger import listen_to\n"
+    code = "import signal; from opgrip.capture.on_demand.agent import listen_to\n"
     code += "signal.signal(signal.SIGUSR1, print); listen_to(signal.SIGUSR1)"
     assert "the program already has a handler for SIGUSR1" in run_python("-c", code).stderr
 
@@ -297,7 +297,7 @@ def test_running_step_is_not_recorded_partially(own_sockets: Path) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.inner = nn.ReLU()
-            self.asked: opgrip.capture.on_demand.trigger.Triggered | None = None  # type: ignore[name-defined]
+            self.asked: opgrip.capture.on_demand.agent.Triggered | None = None  # type: ignore[name-defined]
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if self.asked is None:
