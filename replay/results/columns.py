@@ -24,10 +24,8 @@ COLUMN = "column"
 class Column:
     """The declaration of a column of result rows.
 
-    meaning : one-line description of the column
     unit : `us`, `ms`, `mJ`, `MHz`, `bytes`; `1` for a share from 0 to 1; empty if it has no unit
     heading : heading in the printed table, which shows the column if a row has a value; empty to never print it
-    name : name of the field
     whole : True if the column contains integers
     several : True if the column contains lists
     unbounded : True if its numbers may be infinite
@@ -59,7 +57,6 @@ class Columns:
 
     @classmethod
     def of(cls: type[T], row: _HasAdded) -> T:
-        """Return the values that a row has in these columns."""
         return cls(**{item.name: row.added[item.name] for item in fields(cls) if item.name in row.added})
 
 
@@ -84,7 +81,6 @@ def column(
 
 
 def columns_in(declared: type) -> tuple[Column, ...]:
-    """Return the declaration of each column in a class of columns."""
     return _columns_in(declared)
 
 
@@ -101,7 +97,6 @@ def _columns_in(declared: type) -> tuple[Column, ...]:
 
 
 def _kind(declared: Any) -> tuple[type, bool]:
-    """Return the type of the values of a field, and True if they can also be None."""
     members = get_args(declared) if get_origin(declared) is UnionType else (declared,)
     kinds = [get_origin(item) or item for item in members if item is not NoneType]
     return kinds[0] if len(kinds) == 1 else object, NoneType in members

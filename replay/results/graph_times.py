@@ -1,8 +1,6 @@
 """Captured times of calls in launches of CUDA graphs, divided among the calls by the times of a replay.
 
-If a trace lacks the records of a graph's kernels, it has only the time of each launch, and estimates the parts of it
-that the calls take. Once a replay has timed all calls of the graph on an accelerator, their proportions replace the
-estimate.
+A trace without records of a graph's kernels has only the time of each launch, and estimates the parts of its calls.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ BY_REPLAY = "replayed times"
 
 @dataclass(frozen=True, slots=True)
 class GraphColumns(Columns):
-    """Column about captured times of calls in CUDA graphs, which are parts of the times of the graphs' launches."""
-
     launches_divided_by: str | None = column(
         "`replayed times` if captured times of calls in launches of graphs are parts of the launches in proportion to "
         "the times of this replay",
@@ -34,8 +30,9 @@ class GraphColumns(Columns):
 
 
 def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
-    """Return the rows. If the trace lacks the times of a CUDA graph's kernels and all calls of the graph were replayed,
-    the captured time of the graph's launches is divided among the calls in proportion to their replayed times.
+    """Divide the captured time of each graph's launches among its calls in proportion to their replayed times.
+
+    A graph keeps its captured times if they are of kernels, or if not all of its calls were replayed.
     """
     signature_of = {case.number: case.trace_number for case in cases}
     factors = trace.source.changes_by(_times_ns(rows, signature_of), trace.signatures)
@@ -54,7 +51,6 @@ def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: 
 
 
 def _times_ns(rows: Sequence[Result], signature_of: Mapping[int, int]) -> dict[int, float]:
-    """Return the mean replayed time of each signature's calls in ns, by signature number."""
     totals: dict[int, float] = {}
     counts, timed_cases = Counter[int](), set[int]()
     for row in rows:

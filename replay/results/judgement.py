@@ -18,8 +18,6 @@ VERDICTS = (WRONG, FAILED, SLOWER, UNDECIDED, EQUAL, FASTER)  # verdicts in the 
 
 @dataclass(frozen=True, slots=True)
 class CandidateColumns(Columns):
-    """The columns of a candidate's row: its verdict, and how much of the step it saves."""
-
     verdict: str | None = column(
         "verdict on the candidate: `wrong`, `failed`, `slower`, `faster`, `equal` (within 5 %), `undecided`",
         heading="verdict",
@@ -46,14 +44,13 @@ def judge_rows(
     export: str,
     labels: Mapping[int, Mapping[str, tuple[int, float]]],
 ) -> list[Result]:
-    """Return the rows, in which rows of candidates have verdicts.
+    """Return the rows, with verdicts added to those of candidates.
 
-    rows : results of all modes
     reference : mode with which candidates are compared
     step_us : captured time of all calls of the step in us; None if the rows belong to no step
     export : start of the command that exports a case, to which the number of the case is added; empty for none
-    labels : by number of the case and label of `record_function`: the number of the case's calls within the label, and
-        the share of the label's captured time that they take
+    labels : by case number and label of `record_function`: number of the case's calls within the label, and the share
+        of the label's captured time that they take
     """
     from opgrip.replay.results.ratios import base_place
 
@@ -93,23 +90,18 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
 
 
 def is_of_module(row: Result) -> bool:
-    """Return True if a row is of a module as a whole, False if it is of an operator."""
     return bool(row.module) and row.op.split(" ")[0] == row.module
 
 
 def _words_of(row: Result) -> str:
-    """Return the words that name the row's case on the command line of `opgrip trace export-case`."""
     return f"{shlex.quote(row.module)} --unit module" if is_of_module(row) else str(row.case)
 
 
 def is_slower_by(row: Result, limit: float) -> bool:
-    """Return True if a candidate's row has the verdict `slower`, and its time over the operator's exceeds `limit`."""
     return CandidateColumns.of(row).verdict == SLOWER and (row.ratio_p50 or 0.0) > limit
 
 
 def may_be_slower_by(row: Result, limit: float) -> bool:
-    """Return True if a candidate's row is undecided, and its time over the operator's may exceed `limit` according to
-    its 95 % interval.
-    """
+    """Return True if a row is undecided and its 95 % interval reaches above `limit`."""
     judged = CandidateColumns.of(row)
     return judged.verdict == UNDECIDED and (judged.ratio_high is None or judged.ratio_high > limit)

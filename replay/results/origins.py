@@ -1,6 +1,4 @@
-"""The origin of results: machine, software versions, environment variables that affect speed, and the model of the
-trace.
-"""
+"""Origin of results: machine, software versions, environment variables that affect speed, and the traced model."""
 
 from __future__ import annotations
 
@@ -25,8 +23,6 @@ _NAMED = 3  # number of machines that a header lists by name
 
 @dataclass(frozen=True, slots=True)
 class MachineColumns(Columns):
-    """The columns that name the machine that measured a row."""
-
     machine: str | None = column("name of the machine that measured the row: `$OPGRIP_MACHINE`, or the host name")
     machine_kind: str | None = column("model of that machine; only rows of the same kind are merged and compared")
 
@@ -35,33 +31,27 @@ class MachineColumns(Columns):
 class Machine:
     """The machine that measures rows.
 
-    name : name of the machine in results
-    kind : its accelerator, processor, and number of processors that the replay may use; times of different kinds are
-        not mixed
+    kind : accelerator, processor, and number of processors that the replay may use; different kinds are not mixed
     """
 
     name: str
     kind: str
 
     def marked(self, row: Result) -> Result:
-        """Return a copy of a row with the name and kind of this machine."""
         return row.adding(MachineColumns(self.name, self.kind))
 
 
 def names_of(machines: Iterable[str]) -> str:
-    """Return a text with the first few machine names, and how many more there are."""
     names = sorted(machines)
     named = ", ".join(names[:_NAMED])
     return named if len(names) <= _NAMED else f"{named} and {len(names) - _NAMED} more"
 
 
 def machine_name() -> str:
-    """Return the name of this machine in results: `$OPGRIP_MACHINE`, or its host name."""
     return os.environ.get(MACHINE) or socket.gethostname() or "machine"
 
 
 def this_machine(device: str) -> Machine:
-    """Return this machine; its kind includes the accelerator if `device` is one."""
     parts = [" ".join(processor("cpu")[1:]).strip() or "a processor", f"{len(os.sched_getaffinity(0))} of them"]
     if device not in ("cpu", "meta"):
         parts.insert(0, processor(device)[0])
@@ -70,8 +60,6 @@ def this_machine(device: str) -> Machine:
 
 @dataclass(frozen=True, slots=True)
 class OriginColumns(Columns):
-    """The columns that name the model whose run a row's trace recorded."""
-
     model: str | None = column("model of which the trace is a run")
     run: str | None = column("kind of step, such as `predict` or `train`")
     library: str | None = column("library of the model, if the zoo's manifest contains it")
@@ -83,8 +71,8 @@ class Origin:
     """The trace from which rows come, and the model that it recorded.
 
     trace : unique name of the trace
-    model, run, library, family : as in the zoo's manifest: model name, kind of step, library of the model, kind of
-        model; the last two can be empty
+    run : kind of step, such as `predict`
+    library, family : as in the zoo's manifest; can be empty
     """
 
     trace: str
@@ -94,23 +82,17 @@ class Origin:
     family: str = ""
 
     def marked(self, row: Result) -> Result:
-        """Return a copy of a row with the names of this trace and its model."""
         about = OriginColumns(self.model, self.run or None, self.library or None, self.family or None)
         return replace(row.adding(about), trace=self.trace)
 
 
 def origin_in(trace: str, about: Mapping[str, Any]) -> Origin:
-    """Return the origin that a header or file describes; the file may be untrusted.
-
-    trace : name of the trace
-    about : the description, with the keys of `Origin`
-    """
+    """Return the origin that a header or file describes, which may be untrusted."""
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
     return Origin(trace, str(about.get("model") or trace), **words)
 
 
 def origin_of(row: Result) -> Origin:
-    """Return the trace of a row and its model."""
     about = OriginColumns.of(row)
     return Origin(row.trace, about.model or row.trace, about.run or "", about.library or "", about.family or "")
 
@@ -136,10 +118,7 @@ VARIABLES = re.compile(
 
 
 def describe_environment(device: str) -> dict[str, Any]:
-    """Return facts about machine, processor clocks, software versions, and environment variables that affect speed.
-
-    device : device on which the results were measured
-    """
+    """Return facts about machine, processor clocks, software versions, and environment variables that affect speed."""
     import torch
 
     facts = {

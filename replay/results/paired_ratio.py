@@ -29,8 +29,6 @@ LEAST_PER_ARRANGEMENT = 4  # minimum number of pairs in each arrangement with wh
 
 @dataclass(frozen=True, slots=True)
 class PairedColumns(Columns):
-    """The columns of a row that was timed in turn with the row it is compared with."""
-
     ratio_error: float | None = column(
         "standard error of the natural logarithm of `ratio_p50`; 0.01 is an error of 1 %", hidden=True
     )
@@ -48,8 +46,8 @@ class PairedRatio:
     low, middle, high : 10th percentile, trimmed mean and 90th percentile of the ratio of two runs, without the effects
         of their order and memory
     error : standard error of the natural logarithm of `middle`
-    chance : two-sided p-value of the sign test: the probability that one of two functions that take the same time is
-        the slower one in as many pairs
+    chance : two-sided p-value of the sign test: the probability that one of two equally fast functions is the slower
+        one in as many pairs
     """
 
     low: float
@@ -69,7 +67,6 @@ class PairedRatio:
 
     @property
     def verdict(self) -> str:
-        """`slower`, `faster`, `equal` or `undecided`."""
         difference = log(self.middle)
         if abs(difference) > CERTAIN * self.error and self.chance < CHANCE:
             return SLOWER if difference > 0 else FASTER
@@ -86,7 +83,7 @@ def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_
 
     The middle is the mean, over the arrangements, of the trimmed means of the ratios' logarithms.
 
-    pairs : of each pair of runs, its arrangement (order and memory), and the time of the function and of the other one
+    pairs : of each pair of runs: arrangement (order and memory), time of the function, time of the other function
     base_us : median time of the other function in us
     are_exchanged : True if the functions exchange their arguments from round to round
     """
@@ -112,10 +109,7 @@ def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_
 
 
 def with_joined_pairs(joined: Result, rows: Sequence[Result]) -> Result:
-    """Return the row that combines repeats of a case, with the error of the median of the repeats' ratios.
-
-    joined, rows : the row that combines them, and one row for each process
-    """
+    """Return the row that combines repeats of a case, with the error of the median of the repeats' ratios."""
     known = [ratio for row in rows if (ratio := PairedRatio.of(row)) is not None]
     if not known:
         return joined
@@ -126,16 +120,14 @@ def with_joined_pairs(joined: Result, rows: Sequence[Result]) -> Result:
 
 
 def _chance(logs: Sequence[float]) -> float:
-    """Return the probability of chance of the sign test: that the signs of the logarithms are this unequal."""
     above, below = sum(item > 0 for item in logs), sum(item < 0 for item in logs)
     as_few = sum(comb(above + below, number) for number in range(min(above, below) + 1))
     return min(1.0, float(2 * as_few / 2 ** (above + below)))
 
 
 def _joined_chance(chances: Sequence[float]) -> float:
-    """Return the probability of chance of several independent tests.
-
-    Source: Fisher 1932, Statistical Methods for Research Workers, section 21.1: chi squared with 2n degrees of freedom.
+    """Source: Fisher 1932, Statistical Methods for Research Workers, section 21.1: chi squared with 2n degrees of
+    freedom.
     """
     half = -fsum(log(max(chance, sys.float_info.min)) for chance in chances)
     term = total = exp(-half)
@@ -146,10 +138,10 @@ def _joined_chance(chances: Sequence[float]) -> float:
 
 
 def _trimmed_mean(numbers: Sequence[float]) -> tuple[float, float]:
-    """Return the mean without the lowest and highest fifth of the numbers, and its standard error.
+    """Return the trimmed mean and its standard error, which is from Winsorized numbers.
 
-    Times have several levels, by memory that no arrangement controls, so that a median may be of any of them. The error
-    is from Winsorized numbers. Source: Yuen 1974, The two-sample trimmed t for unequal population variances.
+    Times have several levels, by memory that no arrangement controls, so that a median may be of any of them. Source:
+    Yuen 1974, The two-sample trimmed t for unequal population variances.
     """
     ordered, cut = sorted(numbers), int(TRIMMED * len(numbers))
     kept = ordered[cut : len(ordered) - cut]

@@ -1,6 +1,4 @@
-"""Functions over result rows: their ratios to a reference row, their shares in groups such as modules, the times of
-their timing clusters (calls of one signature with similar times), and one row that combines the repeats of a case.
-"""
+"""Ratios of rows to a reference row, shares in groups, times of timing clusters, and one row for several repeats."""
 
 from __future__ import annotations
 
@@ -32,8 +30,7 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 def shares_by(row: Result, by: str) -> dict[str, float]:
     """Return the share of a row's calls in each group, by group name; the shares add up to 1.
 
-    by : a name in `GROUPS`, or `module`, `phase` or `line` to group by call site
-    Modules and lines of different traces are in different groups.
+    by : a name in `GROUPS`, or `module`, `phase` or `line` to group by call site, separately for each trace
     """
     if by in GROUPS:
         return {GROUPS[by](row): 1.0}
@@ -54,9 +51,7 @@ def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None
     values is compared with the row of the first values; otherwise a row with another number of threads with the row of
     the first number; otherwise a row with another cache state with the row of the first state.
 
-    place : index of the row
     rows : all rows of a case, in the order of the request
-    reference : mode with which other modes are compared
     """
     row = rows[place]
     alike = [
@@ -86,13 +81,7 @@ def _variant_key(row: Result) -> tuple[str, int | None, str | None]:
 
 
 def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
-    """Return the rows of a case with `ratio` filled in: the row's median divided by that of the row with which it is
-    compared.
-
-    A row that is compared with no other row keeps its ratio.
-
-    reference : mode with which other modes are compared
-    """
+    """Fill in `ratio` of the rows of a case; a row that is compared with no other row keeps its ratio."""
     places = (base_place(place, rows, reference) for place in range(len(rows)))
     return [
         row if base is None else replace(row, ratio=ratio_over(row, rows[base]))
@@ -101,19 +90,17 @@ def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
 
 
 def ratio_over(row: Result, base: Result) -> float | None:
-    """Return the median time of a row divided by that of the row `base`, or None if one of them has no valid time."""
+    """Return the ratio of two rows' medians, or None if one of them has no valid time."""
     if row.status != OK or base.status != OK or not row.median_us or not base.median_us:
         return None
     return row.median_us / base.median_us
 
 
 def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
-    """Return the rows of several cases in unchanged order, with ratios that are missing or in an older format filled
-    in.
+    """Return the rows of several cases in unchanged order, with missing ratios filled in.
 
-    Older versions of opgrip stored the median ratio of paired runs as `ratio`, and had no `ratio_p50`.
-
-    reference : mode with which other modes are compared
+    Ratios of older versions, which stored the median ratio of paired runs as `ratio` and had no `ratio_p50`, are
+    replaced.
     """
     rows = list(rows)
     places: dict[tuple[object, ...], list[int]] = {}
@@ -129,18 +116,11 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
 
 
 def reference_of(rows: Sequence[Result]) -> str:
-    """Return the mode with which the other rows of a run are compared: that of the first row; empty if there are no
-    rows.
-    """
     return rows[0].mode if rows else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterColumns(Columns):
-    """Columns about timing clusters: calls of one signature that take distinctly different times at different places in
-    the program.
-    """
-
     place: str | None = column("module, function and line of a typical call of the row")
     behaviour_shares: list[float] | None = column(
         "without `--split`: share of the calls in each timing cluster, a group of calls with similar times, "
@@ -154,7 +134,7 @@ class ClusterColumns(Columns):
 
 
 def shares_of(case: Case) -> list[float]:
-    """Return which share of a case's calls each of its input sets represents, or an empty list if this is unknown."""
+    """Return the share of a case's calls that each of its input sets represents; empty if unknown."""
     if len(case.timing_clusters) != 1 + len(case.input_sets):
         return []
     counts = [len(item.calls) for item in case.timing_clusters]
@@ -162,10 +142,7 @@ def shares_of(case: Case) -> list[float]:
 
 
 def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    """Return a row with the call site of the case's single timing cluster, or with the times of its several clusters.
-
-    samples : times of the row's runs, by timing cluster
-    """
+    """Return a row with the call site of the case's only timing cluster, or with the times of its clusters."""
     if len(case.timing_clusters) == 1:
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)
@@ -183,8 +160,7 @@ def join_repeats(rows: Sequence[Result]) -> Result:
     """Return one row that combines the repeats of a case in one mode.
 
     Each repeat has the same weight, regardless of its number of runs. Repeats that other processes disturbed count only
-    if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned. `ratio` stays empty
-    until `with_ratios` fills it in.
+    if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned. `ratio` stays empty.
     """
     bad = max((row for row in rows if row.status not in RAN), key=_severity, default=None)
     if bad is not None or len(rows) == 1:
@@ -231,7 +207,6 @@ def join_repeats(rows: Sequence[Result]) -> Result:
 
 
 def _severity(row: Result) -> tuple[bool, float]:
-    """Return a key by which rows are sorted: wrong rows last, those with the largest error at the end."""
     return row.status == WRONG, row.max_abs or 0.0
 
 

@@ -198,7 +198,6 @@ class Result:
     added: dict[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Set `doubts` and `speed_up` from other columns; only the doubt `LAUNCH_BOUND` is given to the constructor."""
         doubts = {
             "unfaithful": self.faithful is False,
             "noisy": self.noisy,
@@ -212,13 +211,11 @@ class Result:
 
     @classmethod
     def from_plain(cls, cells: Mapping[str, Any]) -> Result:
-        """Return the row that has the values `cells`, by column name, which may include columns of analyses."""
         core = {name: cell for name, cell in cells.items() if name in CORE}
         added = {name: cell for name, cell in cells.items() if name not in CORE and cell is not None}
         return cls(**core, added=added)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the values by column name: the columns that every row has, then the columns that analyses added."""
         return {**{name: getattr(self, name) for name in CORE}, **self.added}
 
     @property
@@ -227,30 +224,23 @@ class Result:
         return self.identity_without()
 
     def identity_without(self, *columns: str) -> tuple[object, ...]:
-        """Return the key of the row's case and variant without some columns, such as `trace` or `mode`, to match rows
-        that differ in them.
-        """
+        """Return the key of the row's case and variant without some columns, to match rows that differ in them."""
         what = self.key or f"{self.op} {self.shapes}"
         ignored = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
         trace = () if "trace" in ignored else (self.trace,)
         return (what, *trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in ignored))
 
     def _variant_cell(self, name: str) -> object:
-        """Return the value of a column; for `device` only its type, because equal devices have different indices."""
         return self.device.partition(":")[0] if name == "device" else getattr(self, name)
 
     @property
     def case_of_trace(self) -> tuple[str, int]:
-        """Key of the case within a run: trace name and case number, because case numbers are unique only within a
-        trace.
-        """
+        """Key of the case within a run; case numbers are unique only within a trace."""
         return self.trace, self.case
 
     @property
     def variant(self) -> str:
-        """How the case was run if this differs from the defaults, as text without the mode, such as `backward, 2
-        threads`.
-        """
+        """How the case was run, if not as by default, without the mode; such as `backward, 2 threads`."""
         words = {
             self.direction: self.direction != FORWARD,
             f"{self.values} values": self.values != RECORDED,
@@ -265,8 +255,8 @@ class Result:
 
     @property
     def is_captured_doubtful(self) -> bool:
-        """True if the captured time comes from a single call, from calls that vary widely, from perturbed calls only,
-        or is an estimated part of a CUDA graph's launches.
+        """True if the captured time is of a single call, of calls that vary widely or were all perturbed, or an
+        estimate.
         """
         if not self.captured_us:
             return False
@@ -274,21 +264,17 @@ class Result:
 
     @property
     def is_slowed(self) -> bool:
-        """True if most runs were on a processor that was slowed down or used by other processes."""
         return self.slowed is not None and self.slowed > SLOWED
 
     @property
     def is_speed_up_doubtful(self) -> bool:
-        """True if the median ratio of paired runs and the ratio of medians differ by more than the factor
-        `DISAGREEMENT`.
-        """
+        """True if the ratio of paired runs differs from the ratio of medians by more than the factor `DISAGREEMENT`."""
         if self.ratio is None or not self.ratio_p50 or self.speed_up is None:
             return False
         return not 1 / DISAGREEMENT <= self.ratio_p50 / self.ratio <= DISAGREEMENT
 
     @property
     def marked_status(self) -> str:
-        """Status as tables show it: after `ok` follow the reasons why the time is doubtful."""
         return f"{self.status}, {self.doubts}" if self.doubts else self.status
 
     @property
@@ -298,7 +284,6 @@ class Result:
         return recorded_sites or (CallSite(self.module, self.phase, "", max(self.count, 1), self.captured_total_us),)
 
     def adding(self, part: Columns) -> Result:
-        """Return a copy of the row with the columns of an analysis (`part`) added."""
         return replace(self, added={**self.added, **asdict(part)})
 
 
@@ -339,10 +324,8 @@ def describe_shapes(signature: Signature) -> str:
 def same_outputs(
     recorded: Any, outputs: Sequence[Any], dtypes: bool = True, unused: Collection[int] = ()
 ) -> bool | None:
-    """Return True if the output tensors have the recorded shapes and dtypes, or None if the recorded ones are unknown.
+    """Return True if the outputs have the recorded shapes and dtypes, or None if the recorded ones are unknown.
 
-    recorded : recorded results
-    outputs : results of the replay
     dtypes : False to compare only shapes
     unused : indices of outputs that are not compared
     """

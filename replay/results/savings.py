@@ -18,20 +18,14 @@ from opgrip.replay.results.results import FAILED, WRONG, Result
 
 
 def saving_in_words(saving: float, error: float | None = None, digits: int = 1) -> str:
-    """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` if the saving is negative.
-
-    saving : saved share of the step, below 1; negative if the candidates are slower
-    error : half of the 95 % interval of `saving`; None to leave it out
-    digits : number of decimals of both
-    """
+    """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` if the saving is negative."""
     interval = "" if error is None else f" ± {100 * error:.{digits}f}"
     return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.{digits}f} %{interval}"
 
 
 @dataclass(frozen=True, slots=True)
 class PartSaving:
-    """The time that candidates save in a part of a step: in a phase, or in the calls within a label of
-    `record_function`.
+    """The time that candidates save in a phase of a step, or in the calls within a label of `record_function`.
 
     All shares are of a captured time: for a phase, of the step; for a label, of all calls within the label.
 
@@ -50,16 +44,13 @@ class StepSaving:
     """How much candidates save in the step of one trace.
 
     trace : name of the trace if there are several, else empty
-    model : model of which the trace is a run, if it is known
-    run : kind of step, such as `predict` or `train`, if it is known
-    verdicts : number of signatures with each verdict
-    gradients : number of signatures with each verdict on their gradients
+    model, run : traced model and kind of step, such as `predict`; empty if unknown
+    verdicts, gradients : number of signatures with each verdict, and with each verdict on their gradients
     share : share of the step's captured time that the judged operators take; None if the rows belong to no step
     saving : share of the step that the candidates save; negative if they are slower
     error : half of the 95 % interval of `saving`
     untimed : number of rows with correct results but without a valid time
-    phases : saving by phase
-    labels : saving by label of `record_function`
+    phases, labels : saving by phase, and by label of `record_function`
     """
 
     trace: str
@@ -77,8 +68,6 @@ class StepSaving:
 
 @dataclass(frozen=True, slots=True)
 class JudgedStep(StepSaving):
-    """The saving of candidates in the step of one trace, with the rows of the candidates."""
-
     rows: Sequence[Result]
 
     @property
@@ -91,26 +80,21 @@ class JudgedStep(StepSaving):
 
     @property
     def ratio_low(self) -> float:
-        """Return the lower end of the 95 % interval of a ratio: time of the judged operators with candidates over that
-        without.
-        """
+        """Lower end of the 95 % interval of the judged operators' time with candidates over that without."""
         return 1 - (self.saving + self.error) / self.share if self.share else 0.0
 
     @property
     def ratio_high(self) -> float:
-        """Return the upper end of the 95 % interval of a ratio: time of the judged operators with candidates over that
-        without.
-        """
+        """Upper end of the 95 % interval of the judged operators' time with candidates over that without."""
         return 1 - (self.saving - self.error) / self.share if self.share else inf
 
     @property
     def broken(self) -> int:
-        """Return the number of signatures for which a candidate returns wrong results or gradients, or does not run."""
+        """Number of signatures for which a candidate returns wrong results or gradients, or does not run."""
         return sum(counts[verdict] for counts in (self.verdicts, self.gradients) for verdict in (WRONG, FAILED))
 
     @property
     def line(self) -> str:
-        """Return the verdicts and the saving as one line of text."""
         of, of_gradients = (
             f"of {counted(sum(counts.values()), 'signature')}" for counts in (self.verdicts, self.gradients)
         )
@@ -155,7 +139,6 @@ class MeanSaving:
 
     @property
     def line(self) -> str:
-        """Return the mean saving as one line of text."""
         return (
             f"mean over {counted(self.models, 'model')}, {counted(self.traces, 'trace')}: "
             f"{saving_in_words(self.saving, self.error, 2)} of the step "
@@ -185,12 +168,10 @@ def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
 class SavingLine:
     """A row of the table of savings: the step of one of several traces, or a part of a step.
 
-    trace : name of the trace
     part : phase or label, in words; empty for the whole step
     share, saving, error : as in `PartSaving`
-    signatures : number of judged signatures; None for a part
-    slower : number of signatures whose candidate is slower than the operator; None for a part
-    broken : number of signatures whose candidate is wrong or does not run; None for a part
+    signatures, slower, broken : number of judged signatures, of those whose candidate is slower, and of those whose
+        candidate is wrong or does not run; None for a part
     """
 
     trace: str
@@ -204,8 +185,8 @@ class SavingLine:
 
 
 def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
-    """Return the rows of the table of savings: for each step, a row for the step if there are several, then its phases
-    and labels.
+    """Return the table of savings: for each step, a row for the step if there are several, then its phases and
+    labels.
     """
     lines = []
     for step in steps:
@@ -219,9 +200,7 @@ def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
 
 
 def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
-    """Return the judgement as lines of text: the mean if there are several steps of models, otherwise one line for each
-    step.
-    """
+    """Return the mean saving if there are several steps of models, otherwise one line for each step."""
     mean = mean_saving(steps)
     if mean is not None and len(steps) > 1:
         return [mean.line]
@@ -229,10 +208,7 @@ def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
 
 
 def judged_steps(rows: Iterable[Result]) -> list[JudgedStep]:
-    """Return the saving of the candidates in the step of each trace, in the order of the traces.
-
-    rows : results; only rows of candidates are used
-    """
+    """Return the saving of the candidates in the step of each trace, in the order of the traces."""
     by_trace: dict[str, list[Result]] = {}
     for row in rows:
         if CandidateColumns.of(row).verdict is not None:
@@ -260,9 +236,6 @@ def _judged_step(trace: str, rows: Sequence[Result]) -> JudgedStep:
 
 
 def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
-    """Yield, for each candidate's row and each phase, the phase, the share of the step that the judged calls take in
-    this phase, and the verdict on the candidate.
-    """
     for row in rows:
         judged, calls = CandidateColumns.of(row), sum(site.count for site in row.sites)
         share = judged.step_share
@@ -271,16 +244,12 @@ def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateCo
 
 
 def _in_labels(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
-    """Yield, for each candidate's row and each label around the judged calls, the label, the share of the label's
-    time that these calls take, and the verdict on the candidate.
-    """
     for judged in map(CandidateColumns.of, rows):
         for label, (_, share) in json.loads(judged.labels or "{}").items():
             yield label, share, judged
 
 
 def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, PartSaving]:
-    """Return the saving in each part of a step."""
     by_part: dict[str, list[tuple[float, float, float]]] = {}
     for part, share, judged in uses:
         # the saving in the step is scaled to the share that these calls take
@@ -305,11 +274,7 @@ VERSION = 1  # version of its form: fields may be added without a new one
 
 
 def judgement_in(rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header field `judgement` of a results file, which states what the candidates save; empty without
-    candidates.
-
-    rows : all rows of the file
-    """
+    """Return the header field `judgement` of a results file; empty without candidates."""
     steps = judged_steps(rows)
     if not steps:
         return {}

@@ -1,5 +1,4 @@
-"""Distribution of cases over the devices of this machine: which rows to compile in advance, and which device measures
-which cases.
+"""Distribution of cases over the devices of this machine.
 
 Rows that need a compiler are compiled first, several at a time. Compiled programs are kept on disk, so that the process
 that times a row does not compile it again, and a compiler that hangs or crashes affects only its row.
@@ -38,7 +37,10 @@ PARTS = 4
 
 
 def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
-    """Return the rows, as (case, variant), whose mode needs a compiler; cases in `done` (case numbers) are left out."""
+    """Return the rows, as (case, variant), whose mode needs a compiler.
+
+    done : case numbers that are left out
+    """
     slow = {name for name in workload.request.modes.all_names if find_mode(name)[0].ahead}
     cases = [case for case in workload.cases if case.number not in done and case.signature.raised is None]
     return [(case, variant) for case in cases for variant in workload.variants(case) if variant.mode in slow]
@@ -49,8 +51,6 @@ def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple
 
     All processes share the memory and the time of one accelerator, and a compiler that autotunes measures times, so
     rows that autotune on an accelerator are compiled by a single process.
-
-    jobs : largest number of processes
     """
     if torch.device(workload.device).type == "cpu":
         return [(list(rows), jobs)]
@@ -75,11 +75,9 @@ def make_ahead(
 ) -> dict[int, dict[int, Result]]:
     """Compile rows; return them by case and row number, with the time of the first call or the reason of a failure.
 
-    A row that ran out of memory is left out, because other processes may have used the memory; it is compiled again
-    when it is timed.
+    A row that ran out of memory is left out and compiled again when it is timed: other processes may have used the
+    memory.
 
-    jobs : number of processes
-    may_fork : True if this process has not used torch yet, so that it can be forked
     advance : function called after each row
     """
     rows_by_case: dict[int, dict[int, Result]] = {}
@@ -115,8 +113,6 @@ class DealtWindows:
     """Distribution of windows (groups of cases that are measured in the same rounds) to devices.
 
     Each device gets windows in turn; a device without windows takes the last one of another device.
-
-    done : numbers of cases to leave out
     """
 
     def __init__(self, workload: Workload, done: Collection[int]) -> None:
@@ -128,7 +124,6 @@ class DealtWindows:
             self._windows[devices[place % len(devices)]].append(window)
 
     def dealt_to(self, device: str) -> list[Case]:
-        """Return the cases that are still assigned to a device."""
         return [case for window in self._windows[device] for case in window]
 
     def take(self, device: str) -> Iterator[list[Case]]:
@@ -141,11 +136,9 @@ class DealtWindows:
 def run_cases(
     workload: Workload, done: Collection[int] = (), may_fork: bool = False, cached_rows: CachedRows | None = None
 ) -> Iterator[list[Result]]:
-    """Return an iterator over the rows of each case, as soon as the case is done; one worker process per device runs
-    the cases.
+    """Return an iterator over the rows of each case, as soon as it is done, with one worker process per device.
 
     done : numbers of cases to leave out
-    may_fork : True if this process has not used torch yet, so that it can be forked
     cached_rows : rows that were compiled before, or whose compilation failed
     """
     without: list[int] = []

@@ -1,8 +1,7 @@
 """A worker process that measures cases, and both ends of its connection.
 
-`Worker` is the end in the parent process. A case that crashes or hangs ends the worker process and costs its own row;
-the process then restarts without this case. `serve` is the end in the worker process; `python -m
-opgrip.replay.workers.worker` is a worker process that was not forked. Messages are lines of JSON.
+A case that crashes or hangs ends the worker process and costs its own row; the process then restarts without this case.
+`python -m opgrip.replay.workers.worker` is a worker process that was not forked. Messages are lines of JSON.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ Lane = Iterator[list[Result] | None]  # rows of one worker, case by case; None w
 
 
 class Worker:
-    """The parent's end of a worker process for one device. The process starts on the first request, and again after it
-    has ended.
+    """The parent's end of a worker process for one device, which starts on the first request and after it has ended.
 
     may_fork : True if this process has not used torch yet; otherwise a fork would wait forever for threads of OpenMP
     """
@@ -94,11 +92,11 @@ class Worker:
         return received
 
     def measure(self, cases: Sequence[Case], without: list[int], cached_rows: CachedRows) -> Lane:
-        """Yield the rows of cases that are measured in the same rounds, or None while no rows are ready. If a case ends
-        the process, its rows say why, and a new process runs the other cases.
+        """Yield the rows of cases that are measured in the same rounds, or None while no rows are ready.
 
-        without : numbers of cases that do not run as preceding calls; a case that ends the process while it runs as one
-            is added
+        If a case ends the process, its rows say why, and a new process runs the other cases.
+
+        without : numbers of cases that do not run as preceding calls; a case that ends the process as one is added
         cached_rows : rows that were compiled before, or whose compilation failed
         """
         workload = self._workload
@@ -140,9 +138,7 @@ class Worker:
         without: list[int],
         cached: dict[int, dict[int, Result]],
     ) -> bool:
-        """Record why the process ended in the rows of the case that was running; return False if no case was
-        running.
-        """
+        """Put the reason of the end into the rows of the case that ran; return False if none ran."""
         workload, case = self._workload, remaining.get(ended.item)
         if case is not None and ended.part != IDLE:
             variant = workload.variants(case)[ended.part]
@@ -158,9 +154,6 @@ class Worker:
 
 
 def _show_printed(lines: Sequence[str]) -> None:
-    """Print to stderr the first `MOST_LINES` of the lines that candidates have printed, and the number of further
-    lines.
-    """
     printed = [line for line in lines if OF_PROFILER not in line]
     if printed:
         shown = [f"  {printable(shorten(line, LONGEST_LINE))}" for line in printed[:MOST_LINES]]
@@ -180,10 +173,11 @@ def start_child(
     module: str,
     others: Mapping[str, Any] | None = None,
 ) -> Child:
-    """Start a process for a workload: a fork of this process that calls `run` if that is safe, otherwise a new process
-    that runs `module`.
+    """Start a process for a workload: a fork of this process that calls `run` if that is safe, else one that runs
+    `module`.
 
     A GPU cannot be used in a fork of a process that has used it, and forks hang if code of cases has started threads.
+
     may_fork : True if this process has not used torch yet
     others : values for the module in addition to the request
     """
@@ -200,7 +194,6 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
     """Run the requested cases until the input ends, in the worker process.
 
     source, output : file descriptors from which requests are read, and to which messages are written
-    heartbeat : announces each call to the parent process, which ends this process if a call hangs
     """
     heartbeat.rest()
     # the last line of a dying process must be the reason
@@ -243,9 +236,6 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
 
 
 def _guarded(announce: Announce) -> Announce:
-    """Return a function that undoes side effects of earlier cases and then announces a row: it restores the working
-    directory, and ends this process if a case's code made it by a fork.
-    """
     process = os.getpid()
     try:
         folder = os.getcwd()
@@ -263,9 +253,7 @@ def _guarded(announce: Announce) -> Announce:
 
 
 def _end_copy(process: int) -> None:
-    """End this process if it is a fork that a case's code made of the worker process, because it would send all rows a
-    second time.
-    """
+    # a fork that a case's code made would send all rows a second time
     if os.getpid() != process:
         os._exit(0)
 
@@ -278,7 +266,6 @@ def _by_case(records: Collection[tuple[int, int, dict[str, Any]]]) -> dict[int, 
 
 
 def end_without_device(error: DeviceLostError) -> NoReturn:
-    """Print the error and end this process, which can no longer use its device."""
     print(error, file=sys.stderr, flush=True)
     os._exit(DEVICE_LOST)
 
