@@ -22,8 +22,8 @@ from typing import Any
 from opgrip import judge
 from opgrip.errors import UserError
 from opgrip.replay import replay
+from opgrip.replay.results.judgement import judged_steps, mean_saving, saving_in_words
 from opgrip.replay.results.paired_ratio import EQUAL, FASTER, SLOWER, UNDECIDED
-from opgrip.replay.results.savings import judged_steps, mean_saving, saving_in_words
 
 FOLDER = Path(__file__).resolve().parent / "candidates"
 

@@ -15,8 +15,8 @@ from trace_schema import object_of
 
 from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.results.columns import Column, columns_in
+from opgrip.replay.results.judgement import VERSION, MeanSaving, PartSaving, StepSaving
 from opgrip.replay.results.results import Result
-from opgrip.replay.results.savings import VERSION, MeanSaving, PartSaving, StepSaving
 
 PATH = Path(__file__).resolve().parents[1] / "replay" / "schema.json"
 TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array"}

@@ -22,8 +22,8 @@ from opgrip.replay.plots import PlotChoices, draw_fitting, draw_runs
 from opgrip.replay.replay_options import OutputOptions
 from opgrip.replay.reports import report_for
 from opgrip.replay.reports.cells import by_call_site, header_of, load_results, rows_in, to_frame
+from opgrip.replay.results.judgement import judgement_in
 from opgrip.replay.results.results import VARIANT_COLUMNS, Result, summarize
-from opgrip.replay.results.savings import judgement_in
 from opgrip.replay.workers.journal import journal_path
 
 if TYPE_CHECKING:

@@ -22,9 +22,17 @@ from opgrip.replay.analyses import UnaskedAnalysis, analyses
 from opgrip.replay.analyses.roofline import LimitColumns, ceilings_of, dtype_of, threads_of, with_limits
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import CANDIDATE
-from opgrip.replay.results.judgement import VERDICTS, CandidateColumns, is_of_module, judge_rows
+from opgrip.replay.results.judgement import (
+    VERDICTS,
+    CandidateColumns,
+    JudgedStep,
+    is_of_module,
+    judge_rows,
+    judged_steps,
+    saving_lines,
+    summary_lines,
+)
 from opgrip.replay.results.results import RAN, SKIPPED, WRONG, Result
-from opgrip.replay.results.savings import JudgedStep, judged_steps, saving_lines, summary_lines
 
 if TYPE_CHECKING:
     from opgrip.platform.peaks import Peaks

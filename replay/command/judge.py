@@ -19,8 +19,8 @@ from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.modes.candidate import candidate_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.replay_options import make_parser, words_of
+from opgrip.replay.results.judgement import JudgedStep, judged_steps, mean_saving
 from opgrip.replay.results.results import Result
-from opgrip.replay.results.savings import JudgedStep, judged_steps, mean_saving
 from opgrip.replay.run.measure import CachedRows, measure_cases
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing import pages

@@ -15,8 +15,8 @@ from opgrip.cli.progress import Reporter, loading
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.replay_options import OutputOptions, ScoreOptions, make_parser
+from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.results import RAN, Result, summarize
-from opgrip.replay.results.savings import judged_steps
 from opgrip.replay.sequences.step_options import launch_of
 
 if TYPE_CHECKING:

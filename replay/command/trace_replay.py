@@ -35,11 +35,10 @@ from opgrip.replay.operators.devices import is_accelerator
 from opgrip.replay.outcome import Results, check_output, read_run, write_results
 from opgrip.replay.replay_options import OutputOptions, request_of, run_settings
 from opgrip.replay.reports.cells import OPTIONS, read_completed, read_results
-from opgrip.replay.results.graph_times import with_divided_launches
+from opgrip.replay.results.judgement import judged_steps
 from opgrip.replay.results.origins import Origin, this_machine
-from opgrip.replay.results.ratios import join_repeats, with_ratios
+from opgrip.replay.results.ratios import join_repeats, with_divided_launches, with_ratios
 from opgrip.replay.results.results import RAN, SETTINGS, Result
-from opgrip.replay.results.savings import judged_steps
 from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import options_hash
 from opgrip.replay.run.untrusted import unconfined

@@ -1,6 +1,4 @@
-"""Comparison of two runs of a replay: a verdict on each case, sums of times by group, and differences in
-configuration.
-"""
+"""Comparison of two runs: a verdict on each case, sums of times by group, and differences in configuration."""
 
 from __future__ import annotations
 
@@ -47,9 +45,7 @@ SAID = ("seed", "exec_mode")  # settings that are not listed, because a header f
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Return (name, value in base, value in new) for each setting in which two runs differ; settings that one of them
-    does not state are left out.
-    """
+    """Return (name, value in base, value in new) of each setting that both runs state and in which they differ."""
     return [
         (name.replace("_", " ") if name.islower() else name, old, now)
         for name, old, now in _facts(base.header, new.header)
@@ -73,8 +69,8 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns in which the rows of a case differ in neither of the runs. The cases of the two runs are
-    matched without these columns.
+    """Return the columns without which the rows of each run are still distinct; cases are matched without these
+    columns.
     """
     columns: list[str] = []
     for name in ("device", *OF_RUN):
@@ -84,14 +80,10 @@ def run_columns(base: Results, new: Results) -> list[str]:
 
 
 def _count(run: Results, columns: Sequence[str]) -> int:
-    """Return how many distinct rows a run has if the columns `columns` are left out."""
     return len({row.identity_without(*columns) for row in run})
 
 
 def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value in base, value in new) of settings: first of columns in `OF_RUN`, then of options that are in
-    no column.
-    """
     for name, usual in OF_RUN.items():
         if base.rows and new.rows:
             yield name, _values(base, name) or usual, _values(new, name) or usual
@@ -100,7 +92,6 @@ def _settings(base: Results, new: Results) -> Iterator[tuple[str, str, str]]:
 
 
 def _settings_of(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the options that a header records, by name; headers of earlier versions contain them as one text."""
     earlier = header.get(UNUSUAL)
     settings = {str(name): str(value) for name, value in _part(header, SETTINGS).items() if name not in SAID}
     return settings | ({"options": ", ".join(map(str, earlier))} if earlier else {})
@@ -111,9 +102,6 @@ def _values(side: Results, name: str) -> str:
 
 
 def _members(old: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, old value, current value) for each key of either mapping, `old` or `now`; `-` represents a missing
-    value.
-    """
     for name in sorted({*old, *now}):
         yield name, str(old.get(name, "-")), str(now.get(name, "-"))
 
@@ -146,13 +134,12 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the times; UNSURE if the times were not judged."""
         return Verdict.UNSURE if self.judgement is None else self.judgement.verdict
 
     @property
     def more_runs(self) -> int | None:
-        """Number of additional repeats of each run that would decide the verdict; None if it is decided or
-        cannot be.
+        """Number of additional repeats of each run that would decide the verdict; None if it is decided or cannot
+        be.
         """
         return None if self.judgement is None else self.judgement.more_runs
 
@@ -165,8 +152,8 @@ class Pair:
 
     @property
     def is_contended(self) -> bool:
-        """Return True if other processes disturbed all timed runs of one of the rows, so that its time cannot be added
-        to a sum.
+        """True if other processes disturbed all timed runs of one of the rows, so that its time cannot be added to a
+        sum.
         """
         return CONTENDED in (self.base.status, self.new.status)
 
@@ -177,14 +164,13 @@ class Pair:
 
     @property
     def new_us(self) -> float:
-        """Total time in us of as many calls as in the base, by the new run's median; so a higher number of calls does
-        not count as slower.
+        """Total time in us of as many calls as in the base, by the new run's median, so that more calls do not count as
+        slower.
         """
         return max(self.base.count, 1) * (self.new.median_us or 0.0)
 
     @property
     def lost_us(self) -> float:
-        """Increase of the total time from the base to the new run, in us."""
         return self.new_us - self.base_us
 
 
@@ -193,8 +179,6 @@ class Total:
     """Summed times of a group of cases in both runs.
 
     cases : number of cases in the group
-    base_us, new_us : total time of the calls of these cases in each run
-    judgement : verdict on the sums, with ratio and interval
     """
 
     name: str
@@ -234,8 +218,8 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Data frame with one row per case and mode, and the columns that `opgrip compare -o` writes; rows with more
-        than one verdict appear once for each.
+        """Data frame with the columns that `opgrip compare -o` writes; a row with several verdicts appears once for
+        each.
         """
         from opgrip.replay.comparison.comparison_report import to_frame
 
@@ -259,7 +243,6 @@ class Comparison:
 
     @property
     def counts(self) -> Counter[Verdict]:
-        """Number of cases in `pairs` with each verdict."""
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
@@ -329,9 +312,6 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
 
 
 def _by_identity(rows: Iterable[Result], ignored: Sequence[str]) -> dict[tuple[object, ...], Result]:
-    """Return rows by the values that identify a case, without the columns `ignored`; rows with equal values get
-    consecutive numbers.
-    """
     counts: Counter[tuple[object, ...]] = Counter()
     by_identity: dict[tuple[object, ...], Result] = {}
     for row in rows:
@@ -350,6 +330,5 @@ def _is_timed(row: Result) -> bool:
 
 
 def _gives_other(base: Result, new: Result) -> bool:
-    """Return True if the results of a case are correct in the base and wrong in the new run."""
     was_right = base.status == OK and base.faithful is not False
     return was_right and (new.status == WRONG or (new.status == OK and new.faithful is False))

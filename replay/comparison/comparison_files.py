@@ -43,29 +43,22 @@ ROWS = 100  # maximum number of rows of a Markdown table, because GitHub truncat
 
 
 def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
-    """Write comparisons to a file, in the format that its suffix selects.
-
-    gates : conditions whose outcomes are written too
-    Raises `UserError` for an unknown suffix, an existing file without `force`, or a file that cannot be written.
-    """
+    """Write comparisons and outcomes of gates to a file, in the format that its suffix selects."""
     write = form_for(path)
     with whole_file(path, force) as file:
         file.write(write(comparisons, gates).encode(errors="backslashreplace"))
 
 
 def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
-    """Return the function that converts comparisons to the text of a file, by the path's suffix; raise `UserError` for
-    an unknown suffix.
-    """
+    """Return the function that converts comparisons to text; raise `UserError` for an unknown suffix of the path."""
     if path.suffix not in FORMS:
         raise UserError(f"{path} has no known suffix", f"end its name in {', '.join(FORMS)}")
     return FORMS[path.suffix]
 
 
 def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return Markdown for a pull-request comment: for each comparison a summary and a table of the rows that changed.
-
-    gates : conditions on the comparisons, whose outcomes are shown too
+    """Return Markdown for a pull-request comment: a summary, a table of the rows that changed, and the outcomes of
+    gates.
     """
     return "\n".join(_markdown(item, gates) for item in comparisons)
 
@@ -93,12 +86,10 @@ def _markdown(comparison: Comparison, gates: Gates) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return untrusted text, shortened and escaped for Markdown."""
     return literal(shorten(text))
 
 
 def as_json(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return a JSON list with one object per comparison, which includes the outcomes of gates."""
     return json.dumps([_plain(item, gates) for item in comparisons], indent=1, ensure_ascii=False) + "\n"
 
 
@@ -161,7 +152,6 @@ def _suite(comparison: Comparison, gates: Gates) -> Suite:
 
 
 def _test(cells: ComparisonColumns, row: Result, outcomes: dict[tuple[str, int], str] | None) -> Test:
-    """Return the JUnit test for a row."""
     is_skipped = cells.verdict in ("ADDED", "UNTIMED") or (cells.verdict == "UNSURE" and outcomes is None)
     outcome = "skipped" if is_skipped else ""
     if outcomes is None:

@@ -22,7 +22,7 @@ from opgrip.replay.results.results import OK, Result
 
 
 def origin(header: Mapping[str, Any]) -> str:
-    """Return one line that states trace, machine, device, torch version and time of a run, given its header."""
+    """Return one line that states trace, machine, device, torch version and time of a run."""
     environment = header.get("environment", {})
     parts = (
         header.get("trace"),
@@ -35,7 +35,6 @@ def origin(header: Mapping[str, Any]) -> str:
 
 
 def summary(comparison: Comparison) -> str:
-    """Return one line with the number of cases that have each verdict."""
     counts = [f"{comparison.counts[verdict]:,} {verdict.value}" for verdict in Verdict if comparison.counts[verdict]]
     others = {
         "no longer ok": comparison.broken,
@@ -50,7 +49,6 @@ def summary(comparison: Comparison) -> str:
 
 
 def total_line(total: Total) -> str:
-    """Return one line with the total times of all cases in both runs, and the verdict on them."""
     judgement = total.judgement
     interval = f"{judgement.ratio:.3f} times ({interval_text(judgement.low, judgement.high)})"
     times = f"{total.base_us / 1e3:,.2f} ms, now {total.new_us / 1e3:,.2f} ms"
@@ -58,9 +56,7 @@ def total_line(total: Total) -> str:
 
 
 def advice(comparison: Comparison) -> Iterator[str]:
-    """Yield lines that explain unusual ratios, and lines that say how the cases with the verdict UNSURE could be
-    decided.
-    """
+    """Yield lines that explain unusual ratios, and how the cases with the verdict UNSURE could be decided."""
     different = sum(map(_differs_from_medians, comparison.pairs))
     if different:
         yield f"{counted(different, 'ratio')} of fastest runs, over 10 % from the ratio of the medians in the table"
@@ -89,9 +85,6 @@ def advice(comparison: Comparison) -> Iterator[str]:
 
 
 def _differs_from_medians(pair: Pair) -> bool:
-    """Return True if a case's ratio differs by more than 10 % from the ratio of its two medians, because its fastest
-    runs were compared.
-    """
     if pair.judgement is None or not (pair.base.median_us and pair.new.median_us):
         return False
     return abs(log(pair.judgement.ratio * pair.base.median_us / pair.new.median_us)) > log(1.1)
@@ -106,8 +99,6 @@ UNTIMED = "UNTIMED"  # verdicts of rows without a time in both runs, or with cha
 
 @dataclass(frozen=True, slots=True)
 class ComparisonColumns(Columns):
-    """The columns of a comparison; a row is one case in one mode."""
-
     verdict: str = column(
         "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for rows not timed in both runs `FAILED` (only in the base), "
         "`FIXED` (only in the new run), `MISSING`, `ADDED`, or `UNTIMED` (in neither); `CHANGED` if the results are "
@@ -145,16 +136,14 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Yield the rows of a comparison, ordered by verdict (worst first), then by slowdown (largest first); a row with
-    several verdicts is yielded once for each.
+    """Yield the rows of a comparison, worst verdict and largest slowdown first; a row with several verdicts once for
+    each.
     """
     return (cells for cells, _ in rows_with_results(comparison))
 
 
 def rows_with_results(comparison: Comparison) -> Iterator[tuple[ComparisonColumns, Result]]:
-    """Yield (row of the comparison, result row of the new run) in the order of `rows_of`; the base's result row if the
-    new run has none.
-    """
+    """Yield (row of the comparison, result row of the new run, or of the base if the new run has none)."""
     worse: list[tuple[str, list[Pair]]] = [(FAILED, [*comparison.broken]), (CHANGED, [*comparison.changed])]
     for word, pairs in worse:
         for pair in pairs:
@@ -229,13 +218,11 @@ SHOWN = (
 
 
 def to_frame(comparison: Comparison) -> pd.DataFrame:
-    """Return a data frame with the rows of `rows_of`."""
     names = [about.name for about in columns_in(ComparisonColumns)]
     return pd.DataFrame([asdict(row) for row in rows_of(comparison)], columns=names)
 
 
 def to_html(comparison: Comparison) -> str:
-    """Return HTML with the summary, the settings in which the runs differ, and the rows."""
     lines = [
         summary(comparison),
         *(total_line(total) for total in comparison.totals()),
@@ -263,7 +250,6 @@ def print_comparison(
 
     by : column by which cases are grouped; None to print no groups
     all_rows : True to also print rows with the verdict SAME, UNSURE or UNTIMED
-    held : outcomes of gates
     """
     for name, header in (("base", comparison.base), ("new", comparison.new)):
         print_line(f"{name:<8}{printable(origin(header))}", file)
@@ -298,9 +284,6 @@ def shown_rows(comparison: Comparison) -> list[ComparisonColumns]:
 
 
 def _reasons(rows: Sequence[ComparisonColumns]) -> list[str]:
-    """Return one line for each distinct (verdict, reason) of the rows, with the first operator and the number of
-    others.
-    """
     operators: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.reason and row.verdict not in QUIET:

@@ -1,6 +1,4 @@
-"""Statistics of a comparison: ratios of times with their intervals, and verdicts that account for the
-number of cases.
-"""
+"""Ratios of times with their intervals, and verdicts that account for the number of cases."""
 
 from __future__ import annotations
 
@@ -36,8 +34,6 @@ MOST_LOG = 40.0  # limit of the logarithm of a ratio and of the ends of its inte
 
 
 class Verdict(Enum):
-    """Verdict of a comparison on the times of one case."""
-
     SLOWER = "SLOWER"
     FASTER = "FASTER"
     SAME = "SAME"
@@ -46,13 +42,11 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Difference of the logarithms of a case's times in two runs, with the uncertainties from which a verdict is
-    derived.
+    """Difference of the logarithms of a case's times in two runs, with its uncertainties.
 
     log_ratio : logarithm of the ratio of the new time to the base time
     variance : variance of the logarithm of a run's time from repeat to repeat
     freedom : degrees of freedom of `variance`
-    base_runs, new_runs : number of repeats of each run
     drift : standard deviation of the change in the machine's speed between runs, which repeats within a run do not show
     base_excess, new_excess : maximum amount by which the logarithm of a run's time may be too high, for example because
         of contention or a slower clock
@@ -89,9 +83,8 @@ class RatioVerdict:
 
     ratio, low, high : ratio of the new time to the base time, and its interval at the confidence level `CONFIDENCE`
     probability : probability that an unchanged case shows at least this difference
-    more_runs : number of additional repeats of each run that would decide the verdict; None if it is decided or cannot
-        be
-    more_new_runs : number of additional repeats of only the new run; None as for `more_runs`
+    more_runs, more_new_runs : number of additional repeats of each run, or of only the new run, that would decide the
+        verdict; None if it is decided or cannot be
     """
 
     verdict: Verdict
@@ -104,7 +97,7 @@ class RatioVerdict:
 
 
 def interval_text(low: float, high: float) -> str:
-    """Return a ratio's interval from `low` to `high` as text; above `MOST_SHOWN`, its upper end is shown as open."""
+    """Return an interval as text; an upper end above `MOST_SHOWN` is shown as open."""
     return f"{low:.3f} to {high:.3f}" if high < MOST_SHOWN else f"{low:.3f} to over {MOST_SHOWN:,}"
 
 
@@ -139,7 +132,6 @@ def judge(differences: Sequence[Difference], margin: float) -> list[RatioVerdict
 
 
 def _level(probabilities: Sequence[float]) -> float:
-    """Return the probability up to which a difference counts as significant (Benjamini-Hochberg procedure)."""
     count = len(probabilities)
     below = [
         ERROR * rank / count for rank, value in enumerate(sorted(probabilities), 1) if value <= ERROR * rank / count
@@ -154,16 +146,13 @@ def _room(item: Difference, margin: float, quantile: float) -> float:
 
 
 def _more_runs(item: Difference, room: float) -> int | None:
-    """Return how many more repeats of each run reduce the variance of the log ratio to the result of `_room`;
-    None if over `MOST_RUNS`.
+    """Return how many more repeats of each run the log ratio's variance needs to be at most `room`; None if over
+    `MOST_RUNS`.
     """
     return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
 
 
 def _more_new_runs(item: Difference, room: float) -> int | None:
-    """Return how many more repeats of only the new run reduce the variance of the log ratio to the result of
-    `_room`; None if over `MOST_RUNS`, or if no number does.
-    """
     return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
 
 
@@ -174,7 +163,6 @@ def _missing(variance: float, room: float, runs: int) -> int | None:
 
 
 def _exp(value: float) -> float:
-    """Return exp(value) for a value limited to plus or minus `MOST_LOG`, so that it does not overflow."""
     return exp(min(max(value, -MOST_LOG), MOST_LOG))
 
 
@@ -234,12 +222,6 @@ def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """The estimates that represent a case's two rows.
-
-    is_fastest : True for estimates of the fastest runs, False for medians
-    missed : for the fastest runs, by how much the log ratio of the medians exceeds that of the fastest runs; else 0
-    """
-
     base: Estimate
     new: Estimate
     is_fastest: bool
@@ -302,7 +284,7 @@ def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compar
 
 
 def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
-    """Return the difference of the summed times of several cases, each given as (number of calls, its comparison)."""
+    """Return the difference of the summed times of several cases, each given as (number of calls, comparison)."""
     parts = [row.difference for _, row in rows]
     base, new = (fsum(count * row.base_us for count, row in rows), fsum(count * row.new_us for count, row in rows))
     shares = [count * row.new_us / new for count, row in rows]
@@ -326,8 +308,9 @@ def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
 
 
 def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[float, int] | None:
-    """Return the variance of the logarithm of summed times from repeat to repeat, and its degrees of freedom; None if
-    neither run was repeated, or if rows have different numbers of repeats.
+    """Return variance and degrees of freedom of the logarithm of summed times from repeat to repeat.
+
+    None if neither run was repeated, or if rows have different numbers of repeats.
     """
     squares, freedom = 0.0, 0
     for rows in sides:
@@ -347,14 +330,10 @@ def _is_short(row: Result) -> bool:
 
 
 def _contention_excess(row: Result) -> float:
-    """Return the largest amount by which contention may have raised the logarithm of a row's fastest time."""
     return UNBOUNDED_LOG if row.status == CONTENDED else contended_share(row) * CONTENDED_LOG
 
 
 def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
-    """Return, for base and new run, the largest amount by which the logarithm of the time may be too high because the
-    device's clock or the memory was slower than in the other run.
-    """
     changes = [
         _change(base.clock_mhz, new.clock_mhz, CLOCKS),
         _change(base.memory_gb_per_s, new.memory_gb_per_s, MEMORY),
@@ -363,7 +342,6 @@ def _pace_excess(base: Result, new: Result) -> tuple[float, float]:
 
 
 def _change(base: float | None, new: float | None, least: float) -> float:
-    """Return log(base / new) of a clock or memory rate; 0 if a rate is unknown or the logarithm is at most `least`."""
     if not base or not new or base < 0 or new < 0:
         return 0.0
     change = log(base / new)

@@ -13,10 +13,9 @@ from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.replay.comparison.comparison import MARGIN, Comparison, Pair
 from opgrip.replay.comparison.differences import RatioVerdict, Verdict, interval_text
-from opgrip.replay.results.judgement import is_slower_by, may_be_slower_by
+from opgrip.replay.results.judgement import JudgedStep, is_slower_by, may_be_slower_by
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.results.results import Result
-from opgrip.replay.results.savings import JudgedStep
 
 _FORM = re.compile(r"\s*(\w+)\s*<=\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 # gates that limit a number of rows, with functions that return these rows
@@ -39,7 +38,7 @@ REPEATS, MOST_REPEATS = 5, 20  # smallest and largest number of repeats that is 
 
 
 class Outcome(Enum):
-    """Outcome of a gate (a condition on a comparison), from best to worst."""
+    """Outcome of a gate, from best to worst."""
 
     PASSED = "passed"
     NOT_DECIDED = "not decided"
@@ -47,7 +46,6 @@ class Outcome(Enum):
 
     @property
     def exit_status(self) -> int:
-        """Exit status of a command whose worst gate has this outcome."""
         return {Outcome.PASSED: 0, Outcome.FAILED: 1, Outcome.NOT_DECIDED: 3}[self]
 
 
@@ -57,7 +55,6 @@ class Gate:
 
     name : a name in `TIMED` or `COUNTED`
     most : largest allowed relative slowdown (0.05 for 5 %), or largest allowed number of rows
-    text : the condition as the user wrote it
     """
 
     name: str
@@ -70,8 +67,7 @@ class Held:
     """A gate with its outcome for a comparison.
 
     reason : why it has this outcome; empty if the gate passed without a remark
-    rows : rows that caused the outcome, from the new run or, if missing there, from the base; empty if the total caused
-        it
+    rows : rows of the new run, or of the base if missing there, that caused the outcome; empty if the total did
     """
 
     gate: Gate
@@ -81,21 +77,12 @@ class Held:
 
     @property
     def line(self) -> str:
-        """The line of text with which every report shows the gate and its outcome."""
         text = f"gate {self.gate.text}: {self.outcome.value}"
         return f"{text}: {self.reason}" if self.reason else text
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
-    """A row, a group of rows or the total, whose time a gate limits.
-
-    name : text that identifies it in messages
-    judgement : verdict with ratio and interval; None if it has no time in one of the runs
-    pairs : the rows that it contains
-    share : share of the base's time; 1 if unknown
-    """
-
+class _Limited:
     name: str
     judgement: RatioVerdict | None
     pairs: Sequence[Pair]
@@ -106,13 +93,9 @@ class _Subject:
         return judgement is not None and judgement.verdict is Verdict.SLOWER and judgement.ratio > limit
 
     def ends_above(self, most: float) -> bool:
-        """Return True if the upper end of the ratio's interval is above `most`, or if the ratio is unknown."""
         return self.judgement is None or self.judgement.high > most
 
     def loss(self, is_certain: bool = False) -> float:
-        """Return how much the total may become slower because of this subject: the subject's share of time times the
-        largest increase in its interval; inf if the increase is unknown.
-        """
         if self.judgement is None:
             return inf
         return self.judgement.ratio if is_certain else self.share * (self.judgement.high - 1)
@@ -138,10 +121,10 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
         return Held(gate, Outcome.FAILED, f"{counted(len(rows), 'row')}, first {describe(rows[0])}", rows)
     if not any(pair.judgement for pair in comparison.pairs):
         return Held(gate, Outcome.NOT_DECIDED, NOTHING)
-    limit, subjects = 1 + gate.most, _subjects(gate, comparison)
-    sums = [_Subject(_all_rows(total.cases), total.judgement, ()) for total in comparison.totals()]
-    count = counted(len(subjects), *(("row",) if gate.name in (ROWS, TOTAL) else (gate.name, PLURALS.get(gate.name))))
-    slower = [item for item in subjects if item.is_slower(limit)]
+    limit, limited = 1 + gate.most, _limited_rows(gate, comparison)
+    sums = [_Limited(_all_rows(total.cases), total.judgement, ()) for total in comparison.totals()]
+    count = counted(len(limited), *(("row",) if gate.name in (ROWS, TOTAL) else (gate.name, PLURALS.get(gate.name))))
+    slower = [item for item in limited if item.is_slower(limit)]
     if slower:
         worst = max(slower, key=lambda item: item.loss(is_certain=True))
         return Held(gate, Outcome.FAILED, f"{len(slower):,} of {count}, worst {worst}", _rows_of(slower))
@@ -149,11 +132,11 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
         if total.is_slower(limit):
             return Held(gate, Outcome.FAILED, str(total))
     remedy = _remedy(comparison.pairs)
-    undecided = [item for item in subjects if item.ends_above(limit * ROW_END)]
+    undecided = [item for item in limited if item.ends_above(limit * ROW_END)]
     if sum(item.loss() for item in undecided) > gate.most or any(
         item.loss(is_certain=True) > limit * ROW_RATIO for item in undecided
     ):
-        worst = max(undecided, key=_Subject.loss)
+        worst = max(undecided, key=_Limited.loss)
         reason = f"{len(undecided):,} of {count}, worst {worst}: {remedy}"
         return Held(gate, Outcome.NOT_DECIDED, reason, _rows_of(undecided))
     for total in sums:
@@ -163,8 +146,7 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
     return Held(gate, Outcome.PASSED, f"but {remarks}" if remarks else "")
 
 
-def _remarks(undecided: Sequence[_Subject], count: str, comparison: Comparison) -> Iterator[str]:
-    """Yield remarks on a gate that passed although some rows were undecided or missing."""
+def _remarks(undecided: Sequence[_Limited], count: str, comparison: Comparison) -> Iterator[str]:
     if undecided:
         share = sum(item.share for item in undecided)
         yield f"{len(undecided):,} of {count}, {share:.1%} of the time, could not be decided"
@@ -180,50 +162,45 @@ def hold_all(gates: Iterable[Gate], comparison: Comparison) -> list[Held]:
 
 
 def exit_status(held: Iterable[Held]) -> int:
-    """Return the exit status for the worst outcome among gates (`held`); 0 if there are none."""
+    """Return the exit status for the worst outcome; 0 without gates."""
     outcomes = {item.outcome for item in held}
     return next((item.exit_status for item in reversed(Outcome) if item in outcomes), 0)
 
 
 def margin_for(gates: Iterable[Gate]) -> float:
-    """Return the relative difference up to which times count as the same: `MARGIN`, or the smallest limit of a gate if
-    that is smaller.
-    """
+    """Return the relative difference up to which times count as the same: `MARGIN`, or a smaller limit of a gate."""
     return min([MARGIN, *(gate.most for gate in gates if gate.name in TIMED)])
 
 
-def _subjects(gate: Gate, comparison: Comparison) -> list[_Subject]:
-    """Return the rows or groups of a comparison whose times a gate limits, and all rows that are in no total, such as
-    rows without a time in the new run.
-    """
+def _limited_rows(gate: Gate, comparison: Comparison) -> list[_Limited]:
     whole_us = sum(total.base_us for total in comparison.totals())
     single = [
         pair for pair in comparison.pairs if pair.is_contended or (pair.judgement is None and _may_be_slower(pair))
     ]
     single += [pair for pair in (*comparison.broken, *comparison.untimed) if _lost_its_time(pair)]
-    subjects = [_Subject(describe(pair.new), pair.judgement, [pair]) for pair in single]
+    limited = [_Limited(describe(pair.new), pair.judgement, [pair]) for pair in single]
     if gate.name == TOTAL:
-        return subjects
+        return limited
     summed = [pair for pair in comparison.pairs if pair.judgement is not None and not pair.is_contended]
     if gate.name == ROWS:
-        rows = [_Subject(describe(pair.new), pair.judgement, [pair], pair.base_us / whole_us) for pair in summed]
-        return rows + subjects
+        rows = [_Limited(describe(pair.new), pair.judgement, [pair], pair.base_us / whole_us) for pair in summed]
+        return rows + limited
     members: dict[str, list[Pair]] = {}
     for pair in summed:
         for name in shares_by(pair.base, gate.name):
             members.setdefault(name, []).append(pair)
     groups = comparison.totals(gate.name)
     return [
-        _Subject(item.name, item.judgement, members[item.name], item.base_us / whole_us) for item in groups
-    ] + subjects
+        _Limited(item.name, item.judgement, members[item.name], item.base_us / whole_us) for item in groups
+    ] + limited
 
 
 def _all_rows(count: int) -> str:
     return "the only row" if count == 1 else f"all {count:,} rows together"
 
 
-def _rows_of(subjects: Iterable[_Subject]) -> list[Result]:
-    return [pair.new for subject in subjects for pair in subject.pairs]
+def _rows_of(limited: Iterable[_Limited]) -> list[Result]:
+    return [pair.new for item in limited for pair in item.pairs]
 
 
 def _lost_its_time(pair: Pair) -> bool:
@@ -231,13 +208,11 @@ def _lost_its_time(pair: Pair) -> bool:
 
 
 def _may_be_slower(pair: Pair) -> bool:
-    """Return True if the new time of a pair of rows is longer than the base's, or if one of them is missing."""
     base_us, new_us = pair.base.median_us, pair.new.median_us
     return base_us is None or new_us is None or not new_us <= base_us
 
 
 def _remedy(pairs: Sequence[Pair]) -> str:
-    """Return advice to the user on how to decide a gate that these pairs of rows leave undecided."""
     repeats = max(min(len(row.repeats or (1,)) for row in (pair.base, pair.new)) for pair in pairs)
     remedies = [f"replay both with --repeats {min(max(REPEATS, 2 * repeats), MOST_REPEATS)}"]
     if repeats >= MOST_REPEATS:
@@ -248,13 +223,11 @@ def _remedy(pairs: Sequence[Pair]) -> str:
 
 
 def describe(row: Result) -> str:
-    """Return one line that states operator, shapes, mode and variant of a row."""
     variant = f"{row.mode}, {row.variant}" if row.variant else row.mode
     return f"{shorten(f'{row.op} {row.shapes}')} ({variant})"
 
 
 def parse_gate(text: str) -> Gate:
-    """Return the gate that a text such as `slower<=5%` describes; raise `UserError` for any other text."""
     match = _FORM.fullmatch(text)
     if match is None or match[1] not in (*TIMED, *COUNTED) or (match[1] in TIMED) != (match[3] == "%"):
         raise UserError(f"{text!r} is not a gate, which limits a figure of a comparison", HINT)
@@ -262,10 +235,9 @@ def parse_gate(text: str) -> Gate:
 
 
 def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
-    """Return the outcome of a gate on candidates (a user's implementations of operators).
+    """Return the outcome of a gate on candidates.
 
-    The gate `total` limits the ratio of each step by its 95 % interval; the gate `slower` limits the ratio of each
-    signature by its verdict.
+    The gate `total` limits the ratio of each step by its 95 % interval; `slower` that of each signature by its verdict.
     """
     limit = 1 + gate.most
     if gate.name == TOTAL:
@@ -285,7 +257,6 @@ def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
 
 
 def parse_candidate_gate(text: str) -> Gate:
-    """Return the gate that a text describes; raise `UserError` if it cannot be applied to candidates."""
     gate = parse_gate(text)
     if gate.name not in (ROWS, TOTAL):
         raise UserError(f"{text!r} is not a gate on candidates", f"write {ROWS}<=5% or {TOTAL}<=5%")

@@ -31,8 +31,7 @@ class Estimate:
     within : variance of one element of `logs`, estimated from the spread of the runs within a repeat
     gaps : for each repeat, the logarithm of median over fastest run, which contention increases and a slower operator
         does not
-    strata : for each repeat, the number of groups of runs (for example, with different input values) whose gaps are
-        averaged
+    strata : for each repeat, the number of groups of runs (such as with different input values) whose gaps are averaged
     whole_gaps : for each repeat, the gap of all runs as one group
     """
 
@@ -44,12 +43,10 @@ class Estimate:
 
     @property
     def of_fastest(self) -> Estimate:
-        """The estimate of the fastest run of each repeat instead of its median."""
         return replace(self, logs=tuple(value - gap for value, gap in zip(self.logs, self.gaps, strict=True)))
 
     @property
     def mean(self) -> float:
-        """Mean of `logs` over the repeats."""
         return fmean(self.logs)
 
     @property
@@ -59,8 +56,9 @@ class Estimate:
 
 
 def estimate(row: Result) -> Estimate | None:
-    """Return the estimate of a row's time from its run times, or from its median and spread if run times were not kept;
-    None if the row was too short for the clock.
+    """Return the estimate of a row's time; None if the row was too short for the clock.
+
+    It is from the times of the runs, or from median and spread if these were not kept.
     """
     logs, variances, gaps = [], [], []
     strata: list[int] = []
@@ -89,9 +87,6 @@ def estimate(row: Result) -> Estimate | None:
 
 
 def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[float, list[float]]]:
-    """Return (share of the total weight, run times) for each group of runs with equal weight, which use the same input
-    values.
-    """
     strata: dict[float, list[float]] = defaultdict(list)
     for time, weight in zip(times, weights, strict=True):
         if weight > 0:
@@ -101,8 +96,8 @@ def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[floa
 
 
 def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    """Return both estimates with comparable gaps between median and fastest run: computed without groups of runs,
-    unless all repeats have the same number of groups.
+    """Return both estimates with comparable gaps: without groups of runs, unless all repeats have equally many
+    groups.
     """
     if len({*base.strata, *new.strata}) <= 1:
         return base, new
@@ -110,9 +105,7 @@ def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
 
 
 def contended_share(row: Result) -> float:
-    """Return the share of a row's runs that other processes disturbed, from 0 to 1; runs with the weight 0 do not
-    count.
-    """
+    """Return the share of a row's runs that other processes disturbed, from 0 to 1, without runs of weight 0."""
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)
@@ -132,7 +125,6 @@ MOST_FREEDOM = 100.0
 class Prior:
     """The variance of a case's log median from one replay to the next, as known before the case's repeats are seen.
 
-    variance : typical variance of a case
     freedom : degrees of freedom of this knowledge; high if the variances of cases are similar
     """
 

@@ -36,7 +36,6 @@ class RunSummary:
     """A line in the list of stored runs.
 
     dtypes : values of `--dtype`
-    cases : number of cases
     ok : number of rows with status ok
     """
 
@@ -57,15 +56,12 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """File name without suffix, by which a user can refer to the run."""
         return self.path.stem
 
     def load(self) -> Results:
-        """Return the run's rows and header; raise `UserError` if the file is damaged."""
         return read_run(self.path)
 
     def summary(self) -> RunSummary:
-        """Return the run's line in the list of runs; for a damaged file, a line that says so."""
         try:
             return summary_of(self.load())
         except UserError:
@@ -75,18 +71,14 @@ class StoredRun:
 class Store:
     """A folder in which results of replays are kept; it need not exist yet.
 
-    folder : the folder; None for the one that the environment variable `OPGRIP_STORE` names, else the user's data
-        folder
+    folder : None for the one that the environment variable `OPGRIP_STORE` names, else the user's data folder
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or usual_folder() or own_folder()
 
     def keep(self, rows: Sequence[Result], header: dict[str, Any]) -> Path:
-        """Write results to a new file and return its path.
-
-        Raises `UserError` if the file cannot be written.
-        """
+        """Write results to a new file and return its path."""
         environment, accelerators = header.get("environment", {}), header.get("accelerator", {}).get("devices", {})
         names = [str(facts["name"]) for facts in accelerators.values() if "name" in facts]
         device = names[0] if names else str(header.get("device", "cpu")).partition(":")[0]
@@ -110,10 +102,7 @@ class Store:
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def prune(self, keep: int) -> list[StoredRun]:
-        """Remove all runs except the newest `keep`, and return the removed ones; other files in the folder stay.
-
-        Raises `UserError` if a file cannot be removed.
-        """
+        """Remove all runs except the newest `keep`, and return the removed ones; other files in the folder stay."""
         removed = [run for run in self.runs() if _OWN_NAME.fullmatch(run.name)][:-keep]
         try:
             for run in removed:
@@ -127,10 +116,9 @@ class Store:
         return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:
-        """Return the path of the run that `name` means.
+        """Return the path of the run that `name` means; raise `UserError` if it means none or several.
 
         name : path, name of a run, unique beginning or end of a name, `latest`, or `latest~1` for the run before it
-        Raises `UserError` if no run or several runs have that name.
         """
         if _holds(Path.is_file, name):
             return Path(name)
@@ -167,7 +155,6 @@ class Store:
 
 
 def summary_of(results: Results) -> RunSummary:
-    """Return the line that describes a run in the list of runs."""
     header, rows = results.header, results.rows
     return RunSummary(
         time=str(header.get("time", "")),
@@ -193,12 +180,10 @@ def usual_folder() -> Path | None:
 
 
 def own_folder() -> Path:
-    """Return the results folder in the user's data folder, which all projects share."""
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "opgrip" / "results"
 
 
 def _holds(question: Callable[[Path], bool], name: str) -> bool:
-    """Return `question(Path(name))`, or False if the file system raises an error."""
     try:
         return question(Path(name))
     except (OSError, ValueError):
@@ -214,10 +199,9 @@ SHARD = "shard"  # header field of the shards in a file: `3/16`, or `1,2,5/16` f
 
 
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
-    """Return the shard numbers that the runs contain, and the number of shards of the whole replay; None if a run is
-    not a shard.
+    """Return the shard numbers that the runs contain, and the number of shards of the replay; None if a run is no
+    shard.
 
-    A shard is one of several parts of a replay, which may run on different machines.
     Raises `UserError` if runs have different numbers of shards or different options, or if a shard number is invalid.
     """
     numbers: list[int] = []
@@ -242,16 +226,12 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
 
 
 def missing_shards(header: Mapping[str, Any]) -> list[int]:
-    """Return the numbers of the shards that a merged run lacks, given its header."""
     shards = shards_in([Results([], dict(header))])
     return [] if shards is None else sorted({*range(1, shards[1] + 1)} - {*shards[0]})
 
 
 def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header of merged shards: the fields that all shards share, and the machines and traces of each.
-
-    rows : rows of all shards
-    """
+    """Return the header of merged shards: the fields that all shards share, and the machines and traces of each."""
     shards = shards_in(runs)
     assert shards is not None, "the caller passes only shards"
     numbers, count = sorted({*shards[0]}), shards[1]
@@ -271,22 +251,19 @@ def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[st
 
 
 def machines_of(rows: Iterable[Result]) -> dict[str, str]:
-    """Return the kind of each machine on which rows were measured, by the machine's name."""
     about = (MachineColumns.of(row) for row in rows)
     return {item.machine: item.machine_kind or "" for item in about if item.machine is not None}
 
 
 def in_order(rows: Iterable[Result], header: Mapping[str, Any]) -> list[Result]:
-    """Return the rows of merged shards in the order of a single replay: by trace, then by share of time, largest first.
-
-    header : header of the merged run, with the names of its traces in order
+    """Return the rows of merged shards in the order of a single replay: by trace, then by share of time, largest
+    first.
     """
     places = {name: place for place, name in enumerate(header.get("traces", {}))}
     return sorted(rows, key=lambda row: (places.get(row.trace, len(places)), -row.share, row.case))
 
 
 def _traces(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts that shards' headers record about each trace, merged by trace name."""
     traces: dict[str, Any] = {}
     for header in headers:
         for name, about in header.items():
@@ -308,9 +285,8 @@ HINT = "times of different machines cannot be merged: compare them with opgrip c
 def merge_runs(runs: Sequence[Results]) -> Results:
     """Return the rows of all runs as one run; rows of the same case and variant become repeats of one row.
 
-    Shards may come from several machines of one kind. Each case must have been measured on one of them, so that no
-    ratio compares two machines.
-    Raises `UserError` for runs of different traces, devices, machines or versions, whose times cannot be combined.
+    Shards may come from several machines of one kind, but each case from one of them, so that no ratio compares two
+    machines. Raises `UserError` for runs of different traces, devices, machines or versions.
     """
     shards = shards_in(runs)
     of_machine = OF_MACHINE if shards is None else [name for name in OF_MACHINE if name != "machine"]

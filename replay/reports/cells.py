@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,22 @@ import pandas as pd
 
 from opgrip.errors import UserError
 from opgrip.replay.analyses import in_order
+from opgrip.replay.cases.call_sites import from_text
 from opgrip.replay.reports import report_for
 from opgrip.replay.results.columns import Column, Columns, columns_in
-from opgrip.replay.results.graph_times import GraphColumns
 from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.replay.results.origins import MachineColumns, OriginColumns
 from opgrip.replay.results.paired_ratio import PairedColumns
-from opgrip.replay.results.ratios import ClusterColumns
-from opgrip.replay.results.results import OK, VARIANT_COLUMNS, Result
+from opgrip.replay.results.ratios import ClusterColumns, GraphColumns
+from opgrip.replay.results.results import OK, STATUSES, VARIANT_COLUMNS, Result
 from opgrip.replay.run.energy import EnergyColumns
 from opgrip.replay.run.kernels import KernelColumns
 from opgrip.replay.sequences.step_options import RankColumns, SequenceColumns
-from opgrip.replay.workers.journal import checked_cell, quoted
-from opgrip.traces.schema.json_values import check_finite, check_nesting
+from opgrip.traces.schema.json_values import LIMIT, check_finite, check_nesting
 
 # maximum number of bytes of a result file that is read; enough for half a million rows with run times
 LARGEST_BYTES = 1 << 30
+LARGEST = 1e150  # maximum magnitude of a number in a result file; its square is still finite
 # types of header fields on which other code relies
 OF_HEADER: dict[str, type] = {
     **dict.fromkeys(("trace", "torch", "device", "time", "command", "trace_hash"), str),
@@ -78,6 +79,44 @@ def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
     return header
 
 
+def checked_cell(about: Column, value: Any) -> Any:
+    """Return a value in the form in which rows store it; raise `ValueError` if its column cannot hold it."""
+    kind = about.kind
+    if value is None:
+        if not about.may_lack and (kind is not str or about.name in ("op", "mode", "status")):
+            raise ValueError(f"a row has no {about.name}")
+        return None if about.may_lack else ""
+    if kind is str:
+        if not isinstance(value, str):
+            raise ValueError(f"{quoted(value)} is not a string")
+        if about.name == "status" and value not in STATUSES:
+            raise ValueError(f"{quoted(value)} is not one of {', '.join(STATUSES)}")
+        if about.name == "call_sites":
+            from_text(value)
+        # JSON may contain lone surrogates, which no other file format accepts
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{quoted(value)} is neither true nor false")
+    if kind not in (int, float, list):
+        return value
+    numbers = value if about.several else [value]
+    if not isinstance(numbers, list) or not {*map(type, numbers)} <= {int, float}:
+        raise ValueError(f"{quoted(value)} is not a {'list of numbers' if about.several else 'number'}")
+    if about.whole:
+        if not -LIMIT <= value < LIMIT or value != int(value):
+            raise ValueError(f"{quoted(value)} is not a 64-bit integer")
+        return int(value)
+    for number in numbers:
+        if not -LARGEST < number < LARGEST and (not about.unbounded or isnan(number)):
+            raise ValueError(f"{quoted(number)} is too large, or not a number")
+    return value
+
+
+def quoted(value: Any) -> str:
+    """Return a value as text of at most 60 characters for error messages."""
+    return repr(value if isinstance(value, str | int | float) else type(value).__name__)[:60]
+
+
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
     """Return the values in a column of a result file, checked against the column's declaration; None for empty ones.
 
@@ -121,7 +160,10 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
 
 def added_columns() -> list[Column]:
     """Return the columns that analyses and optional measurements add to rows."""
-    declared = [*(analysis.columns for analysis in in_order()), *(columns for _, columns in ON_REQUEST)]
+    declared: list[type | None] = [
+        *(analysis.columns for analysis in in_order()),
+        *(columns for _, columns in ON_REQUEST),
+    ]
     return [about for group in declared if group is not None for about in columns_in(group)]
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T", bound="Columns")
 COLUMN = "column"
@@ -46,17 +46,12 @@ class Column:
     may_lack: bool = True
 
 
-class _HasAdded(Protocol):
-    @property
-    def added(self) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Base class of the columns that an analysis adds to a row; all fields are None if the analysis was not run."""
 
     @classmethod
-    def of(cls: type[T], row: _HasAdded) -> T:
+    def of(cls: type[T], row: Any) -> T:
         return cls(**{item.name: row.added[item.name] for item in fields(cls) if item.name in row.added})
 
 
@@ -80,12 +75,8 @@ def column(
     )
 
 
-def columns_in(declared: type) -> tuple[Column, ...]:
-    return _columns_in(declared)
-
-
 @cache
-def _columns_in(declared: type) -> tuple[Column, ...]:
+def columns_in(declared: type) -> tuple[Column, ...]:
     types = get_type_hints(declared)
     columns = []
     for item in fields(declared):

@@ -1,12 +1,17 @@
-"""Verdicts on candidates (a user's implementations of operators): right, faster or slower than the operator."""
+"""Verdicts on candidates (implementations of operators by a user), and the time that they save in a step."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from math import fsum, hypot, inf
+from statistics import fmean
+from typing import Any
 
+from opgrip.cli.command import counted
 from opgrip.replay.cases.selection import FORWARD
 from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.results.columns import Columns, column
@@ -52,23 +57,23 @@ def judge_rows(
     labels : by case number and label of `record_function`: number of the case's calls within the label, and the share
         of the label's captured time that they take
     """
-    from opgrip.replay.results.ratios import base_place
+    from opgrip.replay.results.ratios import base_index
 
     judged = list(rows)
     by_case: dict[tuple[object, ...], list[int]] = {}
-    for place, row in enumerate(rows):
-        by_case.setdefault((row.case_of_trace, row.device, row.dtype), []).append(place)
-    for places in by_case.values():
-        own = [rows[place] for place in places]
-        for place, row in zip(places, own, strict=True):
+    for index, row in enumerate(rows):
+        by_case.setdefault((row.case_of_trace, row.device, row.dtype), []).append(index)
+    for indices in by_case.values():
+        own = [rows[index] for index in indices]
+        for index, row in zip(indices, own, strict=True):
             if row.mode == CANDIDATE:
-                base = base_place(own.index(row), own, reference)
+                base = base_index(own.index(row), own, reference)
                 judged_row = _judged(row, None if base is None else own[base], step_us, export)
                 if row.case in labels and row.direction == FORWARD:
                     judged_row = judged_row.adding(
                         replace(CandidateColumns.of(judged_row), labels=json.dumps(labels[row.case]))
                     )
-                judged[place] = judged_row
+                judged[index] = judged_row
     return judged
 
 
@@ -105,3 +110,274 @@ def may_be_slower_by(row: Result, limit: float) -> bool:
     """Return True if a row is undecided and its 95 % interval reaches above `limit`."""
     judged = CandidateColumns.of(row)
     return judged.verdict == UNDECIDED and (judged.ratio_high is None or judged.ratio_high > limit)
+
+
+def saving_in_words(saving: float, error: float | None = None, digits: int = 1) -> str:
+    """Return a text such as `saves 3.1 % ± 0.4`, or `costs` instead of `saves` if the saving is negative."""
+    interval = "" if error is None else f" ± {100 * error:.{digits}f}"
+    return f"{'saves' if saving >= 0 else 'costs'} {100 * abs(saving):.{digits}f} %{interval}"
+
+
+@dataclass(frozen=True, slots=True)
+class PartSaving:
+    """The time that candidates save in a phase of a step, or in the calls within a label of `record_function`.
+
+    All shares are of a captured time: for a phase, of the step; for a label, of all calls within the label.
+
+    share : share of the time that the judged operators take in this part
+    saving : share of the time that the candidates save in this part; negative if they are slower
+    error : half of the 95 % interval of `saving`
+    """
+
+    share: float
+    saving: float
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepSaving:
+    """How much candidates save in the step of one trace.
+
+    trace : name of the trace if there are several, else empty
+    model : traced model; empty if unknown
+    run : kind of step, such as `predict`; empty if unknown
+    verdicts : number of signatures with each verdict
+    gradients : number of signatures with each verdict on their gradients
+    share : share of the step's captured time that the judged operators take; None if the rows belong to no step
+    saving : share of the step that the candidates save; negative if they are slower
+    error : half of the 95 % interval of `saving`
+    untimed : number of rows with correct results but without a valid time
+    phases : saving by phase
+    labels : saving by label of `record_function`
+    """
+
+    trace: str
+    model: str
+    run: str
+    verdicts: dict[str, int]
+    gradients: dict[str, int]
+    share: float | None
+    saving: float
+    error: float
+    untimed: int
+    phases: dict[str, PartSaving]
+    labels: dict[str, PartSaving]
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedStep(StepSaving):
+    rows: Sequence[Result]
+
+    @property
+    def signatures(self) -> int:
+        return sum(self.verdicts.values())
+
+    @property
+    def what(self) -> str:
+        return "module" if is_of_module(self.rows[0]) else "operator"
+
+    @property
+    def ratio_low(self) -> float:
+        """Lower end of the 95 % interval of the judged operators' time with candidates over that without."""
+        return 1 - (self.saving + self.error) / self.share if self.share else 0.0
+
+    @property
+    def ratio_high(self) -> float:
+        """Upper end of the 95 % interval of the judged operators' time with candidates over that without."""
+        return 1 - (self.saving - self.error) / self.share if self.share else inf
+
+    @property
+    def broken(self) -> int:
+        """Number of signatures for which a candidate returns wrong results or gradients, or does not run."""
+        return sum(counts[verdict] for counts in (self.verdicts, self.gradients) for verdict in (WRONG, FAILED))
+
+    @property
+    def line(self) -> str:
+        of, of_gradients = (
+            f"of {counted(sum(counts.values()), 'signature')}" for counts in (self.verdicts, self.gradients)
+        )
+        parts = [f"{verdict} on {self.verdicts[verdict]} {of}" for verdict in (WRONG, FAILED) if self.verdicts[verdict]]
+        parts += [
+            f"gradients {verdict} on {self.gradients[verdict]} {of_gradients}"
+            for verdict in (WRONG, FAILED)
+            if self.gradients[verdict]
+        ]
+        if self.share is not None:
+            is_one = len({row.op for row in self.rows}) == 1
+            what = f"this {self.what} takes" if is_one else f"these {self.what}s take"
+            parts.append(
+                f"{saving_in_words(self.saving, self.error)} of the step ({what} {100 * self.share:.1f} % of it)"
+            )
+        else:
+            parts.append(f"faster on {self.verdicts[FASTER]} {of}")
+        parts.append(f"slower on {self.verdicts[SLOWER]} {of}")
+        if self.gradients[SLOWER]:
+            parts.append(f"slower in the backward of {self.gradients[SLOWER]} {of_gradients}")
+        if self.untimed:
+            parts.append(f"{self.untimed} without a valid time")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanSaving:
+    """The mean saving of candidates over models; each model has the same weight, divided equally among its traces.
+
+    models : number of models whose steps have calls of the judged operators
+    traces : number of these models' traces
+    share : mean share of the step that the judged operators take
+    saving : mean share of the step that the candidates save; negative if they are slower
+    error : half of the 95 % interval of `saving`
+    """
+
+    models: int
+    traces: int
+    share: float
+    saving: float
+    error: float
+
+    @property
+    def line(self) -> str:
+        return (
+            f"mean over {counted(self.models, 'model')}, {counted(self.traces, 'trace')}: "
+            f"{saving_in_words(self.saving, self.error, 2)} of the step "
+            f"(the judged operators take {100 * self.share:.2f} % of it)"
+        )
+
+
+def mean_saving(steps: Sequence[JudgedStep]) -> MeanSaving | None:
+    """Return the mean saving over the models of the steps, or None if the judged calls belong to no step."""
+    by_model: dict[str, list[JudgedStep]] = {}
+    for step in steps:
+        if step.share is not None:
+            by_model.setdefault(step.model or step.trace, []).append(step)
+    if not by_model:
+        return None
+    models = by_model.values()
+    return MeanSaving(
+        models=len(models),
+        traces=sum(map(len, models)),
+        share=fmean(fmean(step.share or 0.0 for step in own) for own in models),
+        saving=fmean(fmean(step.saving for step in own) for own in models),
+        error=hypot(*(step.error / len(own) for own in models for step in own)) / len(models),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SavingLine:
+    """A row of the table of savings: the step of one of several traces, or a part of a step.
+
+    part : phase or label, in words; empty for the whole step
+    share, saving, error : as in `PartSaving`
+    signatures, slower, broken : number of judged signatures, of those whose candidate is slower, and of those whose
+        candidate is wrong or does not run; None for a part
+    """
+
+    trace: str
+    part: str
+    share: float
+    saving: float
+    error: float
+    signatures: int | None = None
+    slower: int | None = None
+    broken: int | None = None
+
+
+def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
+    """Return the table of savings: for each step, a row for the step if there are several, then its phases and
+    labels.
+    """
+    lines = []
+    for step in steps:
+        if step.share is not None and len(steps) > 1:
+            counts = (step.signatures, step.verdicts[SLOWER], step.broken)
+            lines.append(SavingLine(step.trace, "", step.share, step.saving, step.error, *counts))
+        phases = {f"{phase} of the step": part for phase, part in step.phases.items() if len(step.phases) > 1}
+        parts = phases | {f"within {label}": part for label, part in step.labels.items()}
+        lines += [SavingLine(step.trace, name, part.share, part.saving, part.error) for name, part in parts.items()]
+    return lines
+
+
+def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
+    """Return the mean saving if there are several steps of models, otherwise one line for each step."""
+    mean = mean_saving(steps)
+    if mean is not None and len(steps) > 1:
+        return [mean.line]
+    return [f"{step.trace}: {step.line}" if step.trace else step.line for step in steps]
+
+
+def judged_steps(rows: Iterable[Result]) -> list[JudgedStep]:
+    """Return the saving of the candidates in the step of each trace, in the order of the traces."""
+    by_trace: dict[str, list[Result]] = {}
+    for row in rows:
+        if CandidateColumns.of(row).verdict is not None:
+            by_trace.setdefault(row.trace, []).append(row)
+    return [_judged_step(trace, own) for trace, own in by_trace.items()]
+
+
+def _judged_step(trace: str, rows: Sequence[Result]) -> JudgedStep:
+    columns = [CandidateColumns.of(row) for row in rows]
+    shares = [item.step_share for item in columns if item.step_share is not None]
+    return JudgedStep(
+        trace=trace,
+        model=rows[0].added.get("model") or "",
+        run=rows[0].added.get("run") or "",
+        rows=rows,
+        verdicts=_by_verdict(row for row in rows if row.direction == FORWARD),
+        gradients=_by_verdict(row for row in rows if row.direction != FORWARD),
+        share=fsum(shares) if shares else None,
+        saving=fsum(item.step_saving or 0.0 for item in columns),
+        error=hypot(*(item.step_saving_error or 0.0 for item in columns)),
+        untimed=sum(item.verdict == UNDECIDED and item.ratio_low is None for item in columns),
+        phases=_parts(_in_phases(rows)),
+        labels=_parts(_in_labels(rows)),
+    )
+
+
+def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
+    for row in rows:
+        judged, calls = CandidateColumns.of(row), sum(site.count for site in row.sites)
+        share = judged.step_share
+        for site in row.sites if share is not None else ():
+            yield site.phase, (share or 0.0) * site.count / calls, judged
+
+
+def _in_labels(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
+    for judged in map(CandidateColumns.of, rows):
+        for label, (_, share) in json.loads(judged.labels or "{}").items():
+            yield label, share, judged
+
+
+def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, PartSaving]:
+    by_part: dict[str, list[tuple[float, float, float]]] = {}
+    for part, share, judged in uses:
+        # the saving in the step is scaled to the share that these calls take
+        scale = share / judged.step_share if judged.step_share else 0.0
+        saving, error = (scale * (value or 0.0) for value in (judged.step_saving, judged.step_saving_error))
+        by_part.setdefault(part, []).append((share, saving, error))
+    return {
+        part: PartSaving(fsum(shares), fsum(savings), hypot(*errors))
+        for part, own in by_part.items()
+        for shares, savings, errors in [zip(*own, strict=True)]
+    }
+
+
+def _by_verdict(rows: Iterable[Result]) -> dict[str, int]:
+    counts = Counter(CandidateColumns.of(row).verdict for row in rows)
+    return {verdict: counts[verdict] for verdict in VERDICTS}
+
+
+# field of a results file's header with what the candidates save; `replay/schema.json` describes it
+JUDGEMENT = "judgement"
+VERSION = 1  # version of its form: fields may be added without a new one
+
+
+def judgement_in(rows: Iterable[Result]) -> dict[str, Any]:
+    """Return the header field `judgement` of a results file; empty without candidates."""
+    steps = judged_steps(rows)
+    if not steps:
+        return {}
+    plain = [{item.name: getattr(step, item.name) for item in fields(StepSaving)} for step in steps]
+    for step in plain:
+        step |= {name: {part: asdict(own) for part, own in step[name].items()} for name in ("phases", "labels")}
+    mean = mean_saving(steps)
+    return {JUDGEMENT: {"version": VERSION, "mean": None if mean is None else asdict(mean), "steps": plain}}

@@ -1,8 +1,9 @@
-"""Ratios of rows to a reference row, shares in groups, times of timing clusters, and one row for several repeats."""
+"""Ratios of rows to a reference row, shares in groups, captured times in graphs, and one row for several repeats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from opgrip.replay.timing.samples import FEWEST_FOR_PERCENTILES, Samples, effect
 
 if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
+    from opgrip.traces import Trace
 
 OUTSIDE = "(outside)"  # name of calls outside all modules
 # groups of rows, by name
@@ -44,7 +46,7 @@ def shares_by(row: Result, by: str) -> dict[str, float]:
     return shares
 
 
-def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None:
+def base_index(index: int, rows: Sequence[Result], reference: str) -> int | None:
     """Return the index of the row of the same case with which a row is compared, or None if there is none.
 
     A row of another mode is compared with the row of the reference mode. Within the reference mode, a row with other
@@ -53,7 +55,7 @@ def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None
 
     rows : all rows of a case, in the order of the request
     """
-    row = rows[place]
+    row = rows[index]
     alike = [
         other
         for other, item in enumerate(rows)
@@ -72,7 +74,7 @@ def base_place(place: int, rows: Sequence[Result], reference: str) -> int | None
             base_key = row.values, first.threads, row.cache
         else:
             base_key = row.values, row.threads, first.cache
-    own = (other for other in alike if other != place)
+    own = (other for other in alike if other != index)
     return next((other for other in own if _variant_key(rows[other]) == base_key), None)
 
 
@@ -82,10 +84,10 @@ def _variant_key(row: Result) -> tuple[str, int | None, str | None]:
 
 def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
     """Fill in `ratio` of the rows of a case; a row that is compared with no other row keeps its ratio."""
-    places = (base_place(place, rows, reference) for place in range(len(rows)))
+    indices = (base_index(index, rows, reference) for index in range(len(rows)))
     return [
         row if base is None else replace(row, ratio=ratio_over(row, rows[base]))
-        for row, base in zip(rows, places, strict=True)
+        for row, base in zip(rows, indices, strict=True)
     ]
 
 
@@ -103,15 +105,15 @@ def with_ratios_by_case(rows: Iterable[Result], reference: str) -> list[Result]:
     replaced.
     """
     rows = list(rows)
-    places: dict[tuple[object, ...], list[int]] = {}
-    for place, row in enumerate(rows):
+    indices: dict[tuple[object, ...], list[int]] = {}
+    for index, row in enumerate(rows):
         run = row.case_of_trace, row.key, row.device, row.dtype
-        places.setdefault(run, []).append(place)
-    for of_case in places.values():
-        for place, row in zip(of_case, with_ratios([rows[place] for place in of_case], reference), strict=True):
-            is_old = rows[place].ratio_p90 is not None and rows[place].ratio_p50 is None
-            if rows[place].ratio is None or is_old:
-                rows[place] = row
+        indices.setdefault(run, []).append(index)
+    for of_case in indices.values():
+        for index, row in zip(of_case, with_ratios([rows[index] for index in of_case], reference), strict=True):
+            is_old = rows[index].ratio_p90 is not None and rows[index].ratio_p50 is None
+            if rows[index].ratio is None or is_old:
+                rows[index] = row
     return rows
 
 
@@ -231,8 +233,63 @@ def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]
     counts = row.repeats or []
     if sum(counts) != len(times) or min(counts, default=0) < 0:
         counts = [len(times)]
-    place = 0
+    start = 0
     for count in counts:
-        if sum(weights[place : place + count]) > 0:
-            yield times[place : place + count], weights[place : place + count]
-        place += count
+        if sum(weights[start : start + count]) > 0:
+            yield times[start : start + count], weights[start : start + count]
+        start += count
+
+
+BY_REPLAY = "replayed times"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphColumns(Columns):
+    launches_divided_by: str | None = column(
+        "`replayed times` if captured times of calls in launches of graphs are parts of the launches in proportion to "
+        "the times of this replay",
+        heading="launches divided by",
+    )
+
+
+def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
+    """Divide the captured time of each graph's launches among its calls in proportion to their replayed times.
+
+    A graph keeps its captured times if they are of kernels, or if not all of its calls were replayed.
+    """
+    signature_of = {case.number: case.trace_number for case in cases}
+    factors = trace.source.changes_by(_times_ns(rows, signature_of), trace.signatures)
+    by_case = {row.case: row for row in rows}
+    total = sum(row.share for row in by_case.values())
+    changed = sum(row.share * factors.get(signature_of[number], 1.0) for number, row in by_case.items())
+    if not factors or not changed:
+        return list(rows)
+    scale = total / changed
+    return [
+        _divided(row, factors[number], scale)
+        if (number := signature_of[row.case]) in factors
+        else replace(row, share=row.share * scale)
+        for row in rows
+    ]
+
+
+def _times_ns(rows: Sequence[Result], signature_of: Mapping[int, int]) -> dict[int, float]:
+    totals: dict[int, float] = {}
+    counts, timed_cases = Counter[int](), set[int]()
+    for row in rows:
+        # the first row of a case is the one that others are compared with
+        if row.case not in timed_cases and row.status in RAN and row.median_us is not None and row.device != "cpu":
+            timed_cases.add(row.case)
+            number = signature_of[row.case]
+            totals[number] = totals.get(number, 0.0) + row.median_us * 1e3 * row.count
+            counts[number] += row.count
+    return {number: totals[number] / count for number, count in counts.items() if count}
+
+
+def _divided(row: Result, factor: float, scale: float) -> Result:
+    return replace(
+        row,
+        share=row.share * factor * scale,
+        captured_us=row.captured_us * factor,
+        captured_total_us=row.captured_total_us * factor,
+    ).adding(GraphColumns(BY_REPLAY))

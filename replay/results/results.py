@@ -339,7 +339,7 @@ def same_outputs(
         return None
     if len(outputs) == len(expected_leaves):
         outputs, expected_leaves = (
-            [leaf for place, leaf in enumerate(tree) if place not in unused] for tree in (outputs, expected_leaves)
+            [leaf for index, leaf in enumerate(tree) if index not in unused] for tree in (outputs, expected_leaves)
         )
     specs = (leaf for leaf in expected_leaves if isinstance(leaf, TensorSpec))
     expected = [(spec.shape, spec.dtype if dtypes else None) for spec in specs]

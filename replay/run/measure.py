@@ -24,7 +24,7 @@ from opgrip.replay.modes import ModeOptions
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.memory import Function, bytes_of
-from opgrip.replay.results.ratios import base_place, with_ratios, with_timing_clusters
+from opgrip.replay.results.ratios import base_index, with_ratios, with_timing_clusters
 from opgrip.replay.results.results import LAUNCH_BOUND, Result
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
 from opgrip.replay.run.filled_rows import with_energy, with_pairs, with_times
@@ -332,7 +332,7 @@ def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: s
     """
     compared = []
     for place, row in enumerate(with_ratios(rows, reference)):
-        base = base_place(place, rows, reference) if row.ratio is not None else None
+        base = base_index(place, rows, reference) if row.ratio is not None else None
         subject, other = prepared[place][2], None if base is None else prepared[base][2]
         if base is not None and subject is not None and other is not None:
             row = with_pairs(row, subject, other, rows[base].median_us or 0.0)

@@ -44,8 +44,7 @@ from opgrip.replay.operators.devices import (
     without_waiting,
 )
 from opgrip.replay.operators.memory import Function, limit_memory, tensors_in
-from opgrip.replay.results.judgement import CandidateColumns
-from opgrip.replay.results.savings import JudgedStep, saving_in_words
+from opgrip.replay.results.judgement import CandidateColumns, JudgedStep, saving_in_words
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, load_workload
 from opgrip.replay.sequences.call_timers import (

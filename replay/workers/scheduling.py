@@ -120,8 +120,8 @@ class DealtWindows:
         cases = sorted((case for case in workload.cases if case.number not in done), key=workload.surroundings.first)
         most = CASES if len(devices) == 1 else min(CASES, ceil(len(cases) / (PARTS * len(devices))))
         self._windows: dict[str, deque[list[Case]]] = {device: deque() for device in devices}
-        for place, window in enumerate(windows(cases, workload, most)):
-            self._windows[devices[place % len(devices)]].append(window)
+        for index, window in enumerate(windows(cases, workload, most)):
+            self._windows[devices[index % len(devices)]].append(window)
 
     def dealt_to(self, device: str) -> list[Case]:
         return [case for window in self._windows[device] for case in window]

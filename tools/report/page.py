@@ -31,9 +31,9 @@ from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.outcome import Results
 from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.results.columns import Column
+from opgrip.replay.results.judgement import JUDGEMENT, judged_steps, saving_lines, summary_lines
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
 from opgrip.replay.results.results import OK, Result
-from opgrip.replay.results.savings import JUDGEMENT, judged_steps, saving_lines, summary_lines
 from opgrip.tools.report.trace_views import SHORT_US, describe_corpus, describe_trace, plain, rounded
 from opgrip.traces.table.trace import Trace
 from opgrip.zoo.corpus import Corpus

@@ -24,10 +24,9 @@ from torch import Tensor
 from opgrip import Capture, UserError, judge
 from opgrip.replay import replay
 from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
-from opgrip.replay.results.judgement import CandidateColumns
+from opgrip.replay.results.judgement import CandidateColumns, judged_steps, mean_saving
 from opgrip.replay.results.origins import OriginColumns
 from opgrip.replay.results.results import Result
-from opgrip.replay.results.savings import judged_steps, mean_saving
 
 SOFTMAX, ADD_, TRANSPOSE, OUT = "aten._softmax.default", "aten.add_.Tensor", "aten.t.default", "aten.mul.out"
 SCHEMA = json.loads((ROOT / "replay" / "schema.json").read_text(encoding="utf-8"))

@@ -64,29 +64,6 @@ def test_resume_refuses_rows_of_another_machine_kind(tmp_path: Path, job: RunReq
         open_journal(tmp_path / "r.json", job, "H100", resume=True, force=False)
 
 
-@pytest.mark.parametrize(
-    "cells",
-    [
-        {"status": "\x1b]0;title\x07"},
-        {"share": "x"},
-        {"times_us": [None]},
-        {"case": True},
-        {"ratio": 1e300},
-        {"nothing": 1},
-        {"trace": ["unhashable"]},
-    ],
-    ids=str,
-)
-def test_invalid_journal_row_is_reported_as_damage(tmp_path: Path, job: RunRequest, cells: dict[str, Any]) -> None:
-    with open_journal(tmp_path / "r.json", job, "cpu", resume=False, force=False) as journal:
-        journal.add([make_row(0, [1.0])])
-    path = tmp_path / "r.json.journal"
-    head, row = path.read_text().splitlines()
-    path.write_text(f"{head}\n{json.dumps([{**json.loads(row)[0], **cells}])}\n")
-    with pytest.raises(UserError, match=r"r\.json\.journal is damaged in line 2: start again with --force"):
-        open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
-
-
 def test_resume_refuses_rows_of_another_torch(tmp_path: Path, job: RunRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "r.json.journal"
     path.write_text(json.dumps({**identity(job), "machine_kind": "cpu"}) + "\n")
