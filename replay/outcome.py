@@ -150,10 +150,6 @@ def read_run(path: str | Path) -> Results:
 
 
 def write_results(rows: Sequence[Result], header: Mapping[str, Any], path: Path, force: bool) -> None:
-    """Write rows in the format that the file's suffix names; raise the errors that `Results.save` raises.
-
-    force : True to replace an existing file
-    """
     report = report_for(path)
     content: io.BytesIO | io.StringIO = io.BytesIO() if report.binary else io.StringIO()
     report.write(rows, {**header, **judgement_in(rows)}, content)
@@ -195,7 +191,6 @@ def is_completed(output: OutputOptions) -> bool:
 
 
 def is_interrupted(output: Path) -> bool:
-    """Return True if a journal or folder next to the output file exists, with which a replay can be resumed."""
     return any(path.exists() for path in (journal_path(output), parts_folder(output)))
 
 
@@ -218,7 +213,7 @@ class Scorer(Protocol):
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
         """Read a baseline, and return a function that prints the scores of several traces relative to it.
 
-        baseline : file of the baseline, or None for the one that is installed
+        baseline : None for the one that is installed
         """
 
 

@@ -1,4 +1,4 @@
-"""Plots of results. A kind of plot is a module of this package, or an entry point `opgrip.plots` of another package."""
+"""Plots of results: kinds are modules of this package, or entry points `opgrip.plots` of other packages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class PlottedRun(Protocol):
-    """The rows and header of a replay that is plotted, as in `Results`."""
+    """The rows and header of a replay, as in `Results`."""
 
     @property
     def rows(self) -> Sequence[Result]:
@@ -35,7 +35,7 @@ class PlotRequest:
     """The runs and choices from which a plot is drawn.
 
     runs : results to plot by name, in drawing order
-    title : title of the plot; empty for none
+    title : empty for none
     by : how cases are grouped, such as `family` or `op`; None for the default of the kind of plot
     over : column on the x axis; None for the default of the kind of plot
     """
@@ -53,10 +53,8 @@ Draw = Callable[[PlotRequest], "Figure"]
 class Plot:
     """A kind of plot.
 
-    summary : one-line description for the command's help
     draw : function that returns the figure, or raises `UserError` if there is nothing to draw
-    by : accepted values of `--by`, the default first
-    over : accepted values of `--over`
+    by, over : accepted values of `--by`, the default first, and of `--over`
     least, most : smallest and largest number of runs that it can draw; None for no limit
     """
 
@@ -72,7 +70,6 @@ plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")  # plot 
 
 
 def timed(rows: Sequence[Result]) -> list[Result]:
-    """Return the rows with status ok and a time."""
     from opgrip.replay.results.results import OK
 
     return [row for row in rows if row.status == OK and row.median_us]
@@ -84,9 +81,7 @@ def time_of(row: Result) -> float:
 
 
 def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result]]]:
-    """Yield (name, timed rows) for each mode of each run; the name includes that of the run if there are
-    several runs.
-    """
+    """Yield (name, timed rows) for each mode of each run; with several runs the name includes that of the run."""
     for name, run in runs.items():
         rows = timed(run.rows)
         for mode in dict.fromkeys(row.mode for row in rows):
@@ -94,7 +89,6 @@ def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result
 
 
 def longest(rows: Sequence[Result], most: int) -> list[str]:
-    """Return at most `most` operators, those with the longest total time, longest first."""
     totals: dict[str, float] = {}
     for row in rows:
         totals[row.op] = totals.get(row.op, 0.0) + time_of(row)
@@ -110,9 +104,6 @@ class PlotChoices:
 
     op : shell pattern for operator names
     case : beginning of the key of the single case to draw
-    by : how cases are grouped
-    over : column on the x axis
-    title : title of the plot; by default trace, machine and version of torch
     """
 
     op: str | None = None
@@ -124,17 +115,12 @@ class PlotChoices:
 
 @dataclass(frozen=True, slots=True)
 class SelectedRun:
-    """The rows of a run that the user selected, and the run's header."""
-
     rows: Sequence[Result]
     header: Mapping[str, Any]
 
 
 def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
-    """Raise `UserError` if a kind of plot is unknown, or does not accept the choices or the number of runs.
-
-    number : number of runs to draw
-    """
+    """Raise `UserError` if a kind of plot is unknown, or does not accept the choices or the number of runs."""
     plot = _plot_of(kind)
     if number < plot.least:
         raise UserError(f"--kind {kind} needs several runs", f"name {plot.least} or more")
@@ -147,11 +133,7 @@ def check_choices(kind: str, number: int, choices: PlotChoices) -> None:
 
 
 def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> PlotRequest:
-    """Return the request for a plot of the given kind, such as `modes`, with the selected rows of these runs.
-
-    choices : the user's choice of rows, title and axes
-    Raises `UserError` in the same cases as `check_choices`, or if no row is selected.
-    """
+    """Return the request for a plot of a kind; raise `UserError` for invalid choices, or if no row is selected."""
     check_choices(kind, len(runs), choices)
     selected = {
         name: SelectedRun([row for row in run.rows if _is_selected(row, choices)], run.header)
@@ -164,19 +146,12 @@ def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices)
 
 
 def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of a plot of the given kind, drawn in matplotlib's current style; raise `UserError` if there is
-    nothing to draw.
-
-    choices : the user's choice of rows, title and axes
-    """
+    """Return the figure in matplotlib's current style; raise `UserError` if there is nothing to draw."""
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 
 
 def draw_fitting(runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure of the first kind of plot that can show these runs: `modes`, `scaling`, or else `operators`.
-
-    choices : the user's choice of rows, title and axes
-    """
+    """Return the figure of the first kind of plot in `FITTING` that can show these runs."""
     *special, usual = FITTING
     for kind in special:
         with suppress(UserError):
@@ -197,9 +172,6 @@ def _is_selected(row: Result, choices: PlotChoices) -> bool:
 
 
 def _title(kind: str, runs: Mapping[str, PlottedRun]) -> str:
-    """Return the default title with trace, machine and torch version; for the kind `roofline` only the trace, because
-    the plot itself names the machine.
-    """
     headers = [run.header for run in runs.values()]
     traces = dict.fromkeys(str(header.get("trace", "")) for header in headers)
     if kind == "roofline":

@@ -1,6 +1,4 @@
-"""The kinds of plots: times by operator, by mode, over stored runs, over thread counts or batch sizes, and
-rooflines.
-"""
+"""The kinds of plots of results."""
 
 from __future__ import annotations
 
@@ -26,12 +24,12 @@ if TYPE_CHECKING:
 OPERATOR_GROUPS = ("op", "family", "module")  # groupings of cases, default first
 MOST_GROUPS = 20  # maximum number of groups that are drawn, those with the longest time first
 LEAST_SHARE = 0.001  # smallest share of the total time at which a group is drawn
-TOGETHER = 0.8  # share of the height of a group's place in the plot that its bars take together
+TOGETHER = 0.8  # share of the height of a group that its bars take together
 CAPTURED = "captured"  # name of the series of captured times
 
 
 def draw_operators(request: PlotRequest) -> Figure:
-    """Return a plot with one bar for each group of cases and series: total replayed time, next to the captured time."""
+    """Draw a bar for each group of cases and series: total replayed time, next to the captured time."""
     from opgrip.replay.results.ratios import shares_by
 
     by = request.by or OPERATOR_GROUPS[0]
@@ -47,10 +45,10 @@ def draw_operators(request: PlotRequest) -> Figure:
     del groups[MOST_GROUPS:]
     figure, (axes,) = new_figure(request.title, size=(6.6, 1.4 + 0.24 * len(groups) * max(1.0, len(series) / 3)))
     thickness = TOGETHER / len(series)
-    for place, name in enumerate(series):
-        offset = TOGETHER * ((place + 0.5) / len(series) - 0.5)
+    for index, name in enumerate(series):
+        offset = TOGETHER * ((index + 0.5) / len(series) - 0.5)
         widths = [totals[group][name] for group in groups]
-        color = "#bbbbbb" if name == CAPTURED else marked(place)["color"]
+        color = "#bbbbbb" if name == CAPTURED else marked(index)["color"]
         heights = [number + offset for number in range(len(groups))]
         label = f"{literal(name, 28)}, {_seconds(fsum(times[name] for times in totals.values()))}"
         axes.barh(heights, widths, thickness, color=color, label=label)
@@ -65,7 +63,6 @@ def draw_operators(request: PlotRequest) -> Figure:
 
 
 def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
-    """Return (row, total time in us of its calls) by name of the series: captured times first, then replayed ones."""
     replayed = dict(series_of(request.runs))
     if not replayed:
         raise UserError("the results have no case with a time", "see the column error, or use opreplay --strict")
@@ -76,7 +73,6 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
 
 
 def _first_ways(rows: list[Result]) -> list[Result]:
-    """Return the first row of each case; the other rows of a case are variants of the same calls."""
     from opgrip.replay.results.results import VARIANT_COLUMNS
 
     cases: dict[tuple[object, ...], Result] = {}
@@ -99,7 +95,7 @@ LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0
 
 
 def draw_modes(request: PlotRequest) -> Figure:
-    """Return a plot of each mode's speed-up per group: a point at the geometric mean, a bar over the middle 80 %."""
+    """Draw each mode's speed-up per group: a point at the geometric mean, a bar over the middle 80 %."""
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
     for rows_by_group in series.values():
@@ -107,9 +103,9 @@ def draw_modes(request: PlotRequest) -> Figure:
             totals[group] = max(totals.get(group, 0.0), fsum(map(time_of, rows)))
     groups = sorted(totals, key=lambda group: -totals[group])[:MOST_GROUPS]
     figure, (axes,) = new_figure(request.title, size=(6.6, 1.4 + 0.3 * len(groups)))
-    for place, (name, rows_by_group) in enumerate(series.items()):
-        offset = TOGETHER * ((place + 0.5) / len(series) - 0.5)
-        _draw_series(axes, place, name, offset, [rows_by_group.get(group, []) for group in groups])
+    for index, (name, rows_by_group) in enumerate(series.items()):
+        offset = TOGETHER * ((index + 0.5) / len(series) - 0.5)
+        _draw_series(axes, index, name, offset, [rows_by_group.get(group, []) for group in groups])
     counts = [max(len(of_group.get(group, ())) for of_group in series.values()) for group in groups]
     labels = [f"{literal(group, 40)} ({count})" for group, count in zip(groups, counts, strict=True)]
     axes.set_yticks(range(len(groups)), labels)
@@ -124,7 +120,6 @@ def draw_modes(request: PlotRequest) -> Figure:
 
 
 def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Result]]], str]:
-    """Return the rows with a speed-up by series (mode) and group, and the name of the reference mode."""
     from opgrip.replay.results.ratios import GROUPS, reference_of, with_ratios_by_case
 
     group_of = GROUPS[request.by or MODE_GROUPS[0]]
@@ -148,19 +143,18 @@ def _rows_by_group(request: PlotRequest) -> tuple[dict[str, dict[str, list[Resul
     return series, " or ".join(references)
 
 
-def _draw_series(axes: Axes, place: int, name: str, offset: float, groups: Sequence[Sequence[Result]]) -> None:
+def _draw_series(axes: Axes, index: int, name: str, offset: float, groups: Sequence[Sequence[Result]]) -> None:
     from opgrip.replay.analyses.speed_ups import speed_up_of
 
     drawn = [(number + offset, speed_up) for number, rows in enumerate(groups) if (speed_up := speed_up_of(rows))]
     heights = [height for height, _ in drawn]
-    style = marked(place)
+    style = marked(index)
     lows, highs = ([getattr(speed_up, side) for _, speed_up in drawn] for side in ("low", "high"))
     axes.hlines(heights, lows, highs, color=style["color"], lw=1.0)
     axes.plot([speed_up.mean for _, speed_up in drawn], heights, linestyle="", label=literal(name), **style)
 
 
 def _scale(axes: Axes) -> None:
-    """Make the x axis logarithmic, with plain numbers as labels, so that 2 and 1/2 are equally far from 1."""
     from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")
@@ -171,7 +165,6 @@ def _scale(axes: Axes) -> None:
 
 
 def _label_major(axis: Axis, locator: Locator, form: str) -> None:
-    """Label an axis only at the ticks of a locator, with plain numbers in the format `form`."""
     from matplotlib.ticker import FuncFormatter, NullLocator
 
     axis.set_major_locator(locator)
@@ -180,7 +173,7 @@ def _label_major(axis: Axis, locator: Locator, form: str) -> None:
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """Return a plot over several runs: a line and a p10 to p90 band per mode, over the cases timed in all runs."""
+    """Draw a line and a p10 to p90 band per mode over several runs, for the cases timed in all runs."""
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
@@ -188,13 +181,13 @@ def draw_history(request: PlotRequest) -> Figure:
         by_mode[mode] = [{_identity(row): row for row in timed(run.rows) if row.mode == mode} for _, run in runs]
     figure, (axes,) = new_figure(request.title)
     most = 0
-    for place, (mode, rows_of_runs) in enumerate(by_mode.items()):
+    for index, (mode, rows_of_runs) in enumerate(by_mode.items()):
         common = set(rows_of_runs[0]).intersection(*rows_of_runs)
         if not common:
             continue
         most = max(most, len(common))
         rows = [[own[identity] for identity in own if identity in common] for own in rows_of_runs]
-        style = marked(place)
+        style = marked(index)
         low, middle, high = ([_total(own, name, common) for own in rows] for name in ("p10_us", "median_us", "p90_us"))
         axes.fill_between(moments, low, high, color=style["color"], alpha=0.15, linewidth=0)  # type: ignore[arg-type]
         axes.plot(moments, middle, label=f"{literal(mode)} ({counted(len(common), 'case')})", **style)  # type: ignore[arg-type]
@@ -206,12 +199,10 @@ def draw_history(request: PlotRequest) -> Figure:
 
 
 def _identity(row: Result) -> tuple[object, ...]:
-    """Return a key of a row's case, variant and device, so that different devices get separate lines."""
     return (row.device, *row.identity)
 
 
 def _moment(name: str, run: PlottedRun) -> datetime:
-    """Return the time in UTC at which a run was made; raise `UserError` if its header does not state it."""
     try:
         moment = datetime.fromisoformat(str(run.header["time"]))
     except (KeyError, ValueError) as error:
@@ -220,7 +211,6 @@ def _moment(name: str, run: PlottedRun) -> datetime:
 
 
 def _total(rows: list[Result], name: str, common: set[object]) -> float:
-    """Return the sum of a time column in us over all calls; of a single case (`common`), the time of one call."""
     if len(common) == 1:
         return float(getattr(rows[0], name) or rows[0].median_us or 0.0)
     return fsum(max(row.count, 1) * (getattr(row, name) or row.median_us or 0.0) for row in rows)
@@ -245,13 +235,13 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """Return a plot of total time over an option's values: a line and a p10 to p90 band of cases for each mode."""
+    """Draw total time over an option's values: a line and a p10 to p90 band of cases for each mode."""
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
     figure, (axes,) = new_figure(request.title, size=(4.6, 3.6))
     values: set[int] = set()
-    for place, (name, rows) in enumerate(series.items()):
-        values.update(_draw_scaling_series(axes, place, name, rows, column))
+    for index, (name, rows) in enumerate(series.items()):
+        values.update(_draw_scaling_series(axes, index, name, rows, column))
     if not values:
         hint = f"replay with --{column.replace('_', '-')} 1,2,4"
         raise UserError(f"no case was timed at two values of {column}", hint)
@@ -265,7 +255,6 @@ def draw_scaling(request: PlotRequest) -> Figure:
 
 
 def _varied(rows: list[Result]) -> str:
-    """Return the single column of `VARIED` in which the rows differ; raise `UserError` if it is not exactly one."""
     names = [name for name in VARIED if len({getattr(row, name) for row in rows} - {None}) > 1]
     if not names:
         raise UserError("all rows have the same threads, batch scale and streams", "replay with --threads 1,2,4")
@@ -274,8 +263,7 @@ def _varied(rows: list[Result]) -> str:
     return names[0]
 
 
-def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], column: str) -> list[int]:
-    """Draw series `place` from the cases timed at all values of `column`; return these, or none without a case."""
+def _draw_scaling_series(axes: Axes, index: int, name: str, rows: list[Result], column: str) -> list[int]:
     import numpy as np
 
     by_case: dict[Any, dict[int, float]] = {}
@@ -290,7 +278,7 @@ def _draw_scaling_series(axes: Axes, place: int, name: str, rows: list[Result], 
     first = values[0]
     total = [fsum(times[value] for times in whole) for value in values]
     ratios = np.array([[times[value] / times[first] for value in values] for times in whole])
-    style = marked(place)
+    style = marked(index)
     axes.fill_between(values, *np.quantile(ratios, (0.1, 0.9), axis=0), color=style["color"], alpha=0.15, linewidth=0)
     label = f"{literal(name, 40)} ({len(whole)} of {len(by_case)} cases)"
     axes.plot(values, [time / total[0] for time in total], label=label, **style)
@@ -316,7 +304,7 @@ WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
-    """Return a plot with a panel per operator and a point per case: its median time, with a bar from p10 to p90."""
+    """Draw a panel per operator with a point per case: its median time, with a bar from p10 to p90."""
     column, name, unit = WORK[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]
@@ -330,14 +318,14 @@ def draw_shapes(request: PlotRequest) -> Figure:
     shown = [row for row in rows if row.op in operators]
     for axes, op in zip(grid, operators, strict=False):
         axes.set_title(literal(op, 34))
-        for place, (label, own) in enumerate(series.items()):
-            _draw_points(axes, place, label, [row for row in own if row.op == op], column)
+        for index, (label, own) in enumerate(series.items()):
+            _draw_points(axes, index, label, [row for row in own if row.op == op], column)
     logarithmic(grid[0], "x", [float(getattr(row, column)) for row in shown])
     logarithmic(grid[0], "y", [time for row in shown for time in _band(row)])
     for axes in grid[len(operators) :]:
         axes.set_visible(False)
-    for place, axes in enumerate(grid[: len(operators)]):
-        is_lowest, is_first = place + width >= len(operators), place % width == 0
+    for index, axes in enumerate(grid[: len(operators)]):
+        is_lowest, is_first = index + width >= len(operators), index % width == 0
         label_axis(axes.xaxis, name if is_lowest else "", unit)
         label_axis(axes.yaxis, "time" if is_first else "", "s", 1e-6)
         axes.tick_params(labelbottom=is_lowest)
@@ -345,9 +333,8 @@ def draw_shapes(request: PlotRequest) -> Figure:
     return figure
 
 
-def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], column: str) -> None:
-    """Draw the medians of series number `place` over `column`; a series without rows only appears in the legend."""
-    style = marked(place) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
+def _draw_points(axes: Axes, index: int, label: str, rows: Sequence[Result], column: str) -> None:
+    style = marked(index) | {"linestyle": "", "label": literal(label, 40), "alpha": 0.8}
     medians = [row.median_us or 0.0 for row in rows]
     bands = [_band(row) for row in rows]
     errors = (
@@ -358,13 +345,12 @@ def _draw_points(axes: Axes, place: int, label: str, rows: Sequence[Result], col
 
 
 def _band(row: Result) -> tuple[float, float]:
-    """Return the 10th and 90th percentile of a row's times in us, widened to include the median."""
     median = row.median_us or 0.0
     return min(row.p10_us or median, median), max(row.p90_us or median, median)
 
 
 def draw_roofline(request: PlotRequest) -> Figure:
-    """Return the roofline that `opreplay --roofline -o x.svg` draws; the results must contain the peak rates."""
+    """Draw the roofline of `opreplay --roofline -o x.svg`; the results must contain the peak rates."""
     from opgrip.platform.peaks import from_json
     from opgrip.replay.analyses.roofline import drawing
 

@@ -1,6 +1,4 @@
-"""Output formats of results. A format is a module of this package, or an entry point `opgrip.reports` of another
-package.
-"""
+"""Output formats of results: modules of this package, or entry points `opgrip.reports` of other packages."""
 
 from __future__ import annotations
 
@@ -24,11 +22,9 @@ Read = Callable[[Path], pd.DataFrame]
 class Report:
     """An output format of results.
 
-    write : function that writes rows and header to a file
     needs : name of the analysis that the format requires; empty for none
     read : function that reads such a file, with the header in `attrs`; None if the format cannot be read. It may raise
         OSError, ValueError, KeyError or TypeError for a damaged file
-    binary : True if the file is binary
     package : package needed for writing, and the extra that installs it; empty if writing needs no package
     """
 
@@ -43,10 +39,9 @@ reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports") 
 
 
 def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
-    """Return a decorator that registers a function as the `write` of a new output format; `about` are its other
-    attributes.
+    """Return a decorator that registers a function as the `write` of the output format of a file suffix.
 
-    suffix : file suffix that selects the format
+    about : other attributes of `Report`
     """
 
     def enter(write: Write) -> Write:

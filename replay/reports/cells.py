@@ -1,6 +1,4 @@
-"""Conversion of rows to values in all columns, reading of result files, and checks whether a result file is
-complete.
-"""
+"""Conversion of rows to values in all columns, and reading and checking of result files."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ OF_HEADER: dict[str, type] = {
 
 
 def check_size(path: Path) -> None:
-    """Raise `UserError` if a result file is too large to be read into memory."""
     if path.stat().st_size > LARGEST_BYTES:
         raise UserError(f"{path} is larger than {LARGEST_BYTES >> 20:,} MB", "replay in parts, by --start and --stop")
 
@@ -57,10 +54,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
-    """Return the header of a result file from the fields that the file contains (`facts`).
-
-    Raises `UserError` if a field has the wrong type.
-    """
+    """Return the header from the fields of a result file; raise `UserError` if a field has the wrong type."""
     header = {str(name): value for name, value in facts.items()}
     for name, kind in OF_HEADER.items():
         if header.get(name) is None:
@@ -93,8 +87,7 @@ def checked_cell(about: Column, value: Any) -> Any:
             raise ValueError(f"{quoted(value)} is not one of {', '.join(STATUSES)}")
         if about.name == "call_sites":
             from_text(value)
-        # JSON may contain lone surrogates, which no other file format accepts
-        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+        return _as_unicode(value)
     if kind is bool and not isinstance(value, bool):
         raise ValueError(f"{quoted(value)} is neither true nor false")
     if kind not in (int, float, list):
@@ -113,16 +106,12 @@ def checked_cell(about: Column, value: Any) -> Any:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as text of at most 60 characters for error messages."""
     return repr(value if isinstance(value, str | int | float) else type(value).__name__)[:60]
 
 
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
-    """Return the values in a column of a result file, checked against the column's declaration; None for empty ones.
-
-    about : declaration of the column
-    cells : contents of the column
-    Raises `UserError` if a value does not match the declaration.
+    """Return the checked values in a column of a result file, None for empty ones; raise `UserError` for invalid
+    ones.
     """
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
@@ -133,7 +122,6 @@ def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
 
 
 def other_columns(path: Path) -> UserError:
-    """Return the error for a file that has columns which result files do not have."""
     return UserError(f"{path} has columns that this version of opreplay does not write", "choose another file")
 
 
@@ -159,7 +147,6 @@ ON_REQUEST: tuple[tuple[str, type[Columns]], ...] = (
 
 
 def added_columns() -> list[Column]:
-    """Return the columns that analyses and optional measurements add to rows."""
     declared: list[type | None] = [
         *(analysis.columns for analysis in in_order()),
         *(columns for _, columns in ON_REQUEST),
@@ -168,10 +155,7 @@ def added_columns() -> list[Column]:
 
 
 def all_columns() -> list[Column]:
-    """Return the columns that every row has, followed by the columns that analyses and optional measurements add.
-
-    Raises `UserError` if two columns have the same name.
-    """
+    """Return the columns that every row has, followed by those that analyses and optional measurements add."""
     columns = [*columns_in(Result), *added_columns()]
     name, count = Counter(about.name for about in columns).most_common(1)[0]
     if count > 1:
@@ -188,19 +172,18 @@ def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
 
 
 def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
-    """Return a data frame with one row per result and all columns."""
     cells = [{name: _as_unicode(cell) for name, cell in row.items()} for row in whole_cells(rows)]
     return pd.DataFrame(cells, columns=[about.name for about in all_columns()])
 
 
 def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
     """Return a data frame with one row per result and call site; see `Results.by_call_site`."""
-    places, cells = [], []
-    for place, row in enumerate(rows):
+    indices, cells = [], []
+    for index, row in enumerate(rows):
         sites = row.sites
         calls = sum(site.count for site in sites)
         for site in sites:
-            places.append(place)
+            indices.append(index)
             of_calls = {name: _as_unicode(getattr(site, name)) for name in ("module", "phase", "line", "count")}
             total_us = row.median_us * site.count if row.median_us is not None and row.status == OK else None
             share = row.share * site.count / calls
@@ -208,7 +191,7 @@ def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
     names = ["module", "phase", "line", "count", "share", "captured_total_us", "total_us"]
     split = pd.DataFrame(cells, columns=names)
     columns = [about.name for about in all_columns() if not about.hidden]
-    whole = to_frame(rows)[columns].iloc[places].reset_index(drop=True)
+    whole = to_frame(rows)[columns].iloc[indices].reset_index(drop=True)
     whole = whole.assign(**{name: split[name] for name in split if name in columns})
     after = list(whole.columns).index("phase") + 1
     whole.insert(after, "line", split["line"])
@@ -217,9 +200,7 @@ def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
 
 
 def _as_unicode(cell: Any) -> Any:
-    """Return the value of a cell as valid Unicode: lone surrogates, which an untrusted name can contain,
-    are escaped.
-    """
+    # JSON may contain lone surrogates, which no other file format accepts
     if not isinstance(cell, str) or cell.isascii():
         return cell
     return cell.encode(errors="backslashreplace").decode()
@@ -250,12 +231,10 @@ def load_results(path: str | Path) -> pd.DataFrame:
 
 
 def read_results(path: Path) -> list[Result]:
-    """Return the rows of a file that `opreplay -o` wrote; raise the same errors as `load_results`."""
     return rows_in(load_results(path), path)
 
 
 def rows_in(frame: pd.DataFrame, path: Path) -> list[Result]:
-    """Return the rows of a data frame that was read from `path`; raise `UserError` if a value is missing or invalid."""
     by_name = {about.name: about for about in all_columns()}
     cells = {str(name): cells_in(by_name[str(name)], frame[name], path) for name in frame.columns}
     try:
@@ -283,10 +262,7 @@ def read_completed(
     """Return the rows of an existing result file of the same replay; an empty list if its format cannot be read.
 
     expected : rows of the replay before they are measured
-    devices : devices of the replay
-    caches : cache states of the replay
-    header : header of the file that the replay would write
-    Raises `UserError` if the file is from another replay.
+    header : header of the file that the replay would write Raises `UserError` if the file is from another replay.
     """
     if report_for(path).read is None:
         return []
@@ -305,14 +281,10 @@ def read_completed(
 
 
 def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
-    """Return those of `rows` (the rows of a file) that a replay with the rows `expected` would measure again.
-
-    caches : cache states of the replay
-    """
+    """Return the rows of a file that a replay with the rows `expected` and these cache states would measure again."""
     keys = {_key(row) for row in expected}
     return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]
 
 
 def _key(row: Result) -> tuple[str, ...]:
-    """Return the values that identify a row, as text; some can be empty."""
     return tuple(str(getattr(row, name)) for name in OF_CASE)

@@ -39,9 +39,7 @@ class Request:
 
 
 def unfulfilled(args: argparse.Namespace, rows: Sequence[Result]) -> list[str]:
-    """Return a line for each option of the command line that no row fulfils; if no case ran, return a single line that
-    says so.
-    """
+    """Return a line for each option that no row fulfils; if no case ran, a single line that says so."""
     if not any(row.status in WITH_RESULTS for row in rows):
         return [f"no case ran{_why(rows)}"] if rows else []
     lines = []
@@ -93,12 +91,10 @@ def _has(column: str, value: object, row: Result) -> bool:
 
 
 def _is_of_dtype(dtype: str, row: Result) -> bool:
-    """Return True if a row's tensors were converted to a dtype, or had it in the program."""
     return row.dtype == dtype or f"{dtype}[" in row.shapes
 
 
 def _is_seen(columns: type[Columns], row: Result) -> bool:
-    """Return True if an analysis has added values in its columns to a row."""
     return columns.of(row) != columns()
 
 
@@ -107,9 +103,6 @@ def _matches(pattern: str, row: Result) -> bool:
 
 
 def _why(rows: Sequence[Result]) -> str:
-    """Return the most frequent reason why rows failed, with its number of rows if there are several reasons; empty if
-    none failed.
-    """
     reasons = Counter(f"{row.error}" if row.error else row.status for row in rows if row.status not in WITH_RESULTS)
     if not reasons:
         return ""

@@ -28,7 +28,6 @@ from opgrip.traces.io.parquet_file import TooLargeError, read_parquet_table
 
 
 def read_csv(path: Path) -> pd.DataFrame:
-    """Return the rows of a result file in CSV."""
     columns = all_columns()
     # keep the text `None`, a common argument, and read keys as text even if they look like numbers
     texts = {about.name: str for about in columns if about.kind in (str, list)}
@@ -42,7 +41,6 @@ def read_csv(path: Path) -> pd.DataFrame:
 
 @report(".csv", read=read_csv)
 def write_csv(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write rows as CSV: a line of column names, then one line per row. The header of the results is not written."""
     frame = to_frame(results)
     for name, column in frame.items():
         if not pd.api.types.is_numeric_dtype(column):
@@ -56,7 +54,6 @@ _AS_NUMBER = re.compile(rf'^( +"(?:{_UNBOUNDED})": )"{_INFINITE}"(,?)$', re.MULT
 
 
 def read_json(path: Path) -> pd.DataFrame:
-    """Return the rows of a result file in JSON, with the header in `attrs`."""
     header = parse_json(path.read_bytes())
     plain = header.pop("results")
     # check the names before a data frame gets a column for each of, say, a million names
@@ -68,7 +65,6 @@ def read_json(path: Path) -> pd.DataFrame:
 
 @report(".json", read=read_json)
 def write_json(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write rows as a JSON object that has the header's fields, and in `results` a list with one object per row."""
     rows = [{name: _INFINITE if cell == inf else cell for name, cell in row.items()} for row in whole_cells(results)]
     text = json.dumps({**header, "results": rows}, indent=1, allow_nan=False, ensure_ascii=False)
     file.write(_AS_NUMBER.sub(rf"\g<1>{_INFINITE}\g<2>", text) + "\n")
@@ -79,7 +75,6 @@ MOST_CELLS = 100_000_000  # maximum number of cells in a file, including run tim
 
 
 def read_parquet(path: Path) -> pd.DataFrame:
-    """Return the rows of a result file in Parquet, with the header in `attrs`."""
     columns = {about.name: about for about in all_columns()}
     try:
         table = read_parquet_table(path, MOST_CELLS, LARGEST_BYTES)
@@ -107,13 +102,11 @@ def read_parquet(path: Path) -> pd.DataFrame:
 
 @report(".parquet", read=read_parquet, binary=True)
 def write_parquet(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write rows as Parquet, with the header as JSON in the file's metadata."""
     write_parquet_table(to_frame(results), file, {HEADER: json.dumps(header).encode()})
 
 
 @report(".svg", needs="roofline", binary=True, package=("matplotlib", "plot"))
 def write_svg(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Draw a roofline with one dot per timed row; the header contains the machine's peak rates."""
     if "ceilings" not in header:
         raise UserError("the rows were not compared with the machine's limits", "replay with --roofline")
     ceilings, threads = from_json(header["ceilings"]), header.get("threads", 1)
@@ -129,9 +122,7 @@ _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 @report(".xlsx", binary=True, package=("xlsxwriter", "excel"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write rows as an Excel workbook: one worksheet per mode with all columns that are not empty, and a chart of the
-    calls that take longest.
-    """
+    """Write one worksheet per mode with all columns that are not empty, and a chart of the calls that take longest."""
     workbook = needed("xlsxwriter", "excel").Workbook(
         file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
     )
@@ -150,23 +141,22 @@ class _Sheet:
         self._formats: dict[str, Any] = {}
 
     def write(self, rows: Sequence[Result]) -> None:
-        """Write rows to the worksheet, at most `ROWS`."""
         cells = [row.to_plain() | {"status": row.marked_status} for row in rows[:ROWS]]
         columns = [
             about
             for about in all_columns()
             if not about.hidden and any(row.get(about.name) is not None for row in cells)
         ]
-        for place, about in enumerate(columns):
+        for index, about in enumerate(columns):
             unit = f" ({about.unit})" if about.unit not in ("", "1") else ""
-            self._sheet.write_string(0, place, f"{about.name}{unit}", self._bold)
-            self._sheet.write_comment(0, place, about.meaning)
-            self._sheet.set_column(place, place, WIDE.get(about.name, 12), self._format(about))
+            self._sheet.write_string(0, index, f"{about.name}{unit}", self._bold)
+            self._sheet.write_comment(0, index, about.meaning)
+            self._sheet.set_column(index, index, WIDE.get(about.name, 12), self._format(about))
             for number, row in enumerate(cells, 1):
-                self._write_cell(number, place, row.get(about.name))
+                self._write_cell(number, index, row.get(about.name))
         self._sheet.freeze_panes(1, 2)
         self._sheet.autofilter(0, 0, max(len(cells), 1), max(len(columns) - 1, 0))
-        by_name = {about.name: place for place, about in enumerate(columns)}
+        by_name = {about.name: index for index, about in enumerate(columns)}
         if "status" in by_name:
             self._mark(by_name["status"], len(cells))
         if {"median_us", "captured_us", "op"} <= by_name.keys():
@@ -225,7 +215,6 @@ def _flat(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 
 def _sheet_name(name: str, used_names: set[str]) -> str:
-    """Return a worksheet name that Excel accepts and that is not in `used_names`; add it to `used_names`."""
     text = _FORBIDDEN.sub("-", printable(name))[:28] or "sheet"
     number = 1
     while (unique := text if number == 1 else f"{text}-{number}").lower() in used_names:
@@ -240,7 +229,6 @@ class Test:
 
     group : name of the group, shown before the test's name
     outcome : `failure`, `error`, `skipped`, or empty if the test passed
-    reason : explanation of the outcome
     """
 
     group: str
@@ -263,7 +251,6 @@ class Suite:
 
 
 def write_suites(suites: Iterable[Suite], file: IO[str]) -> None:
-    """Write a JUnit document that contains the suites."""
     root = ElementTree.Element("testsuites")
     for suite in suites:
         _add_suite(root, suite)
@@ -292,8 +279,8 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write rows as JUnit XML with one test per row: it fails if the row is wrong, failed or timed out, and is skipped
-    if the row has no result.
+    """Write one test per row, which fails if the row is wrong, failed or timed out, and is skipped if it has no
+    result.
     """
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
     write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)

@@ -72,7 +72,7 @@ MOST_INPUTS = 60  # maximum number of rows in a table of the inputs of several t
 
 
 def print_results(results: Sequence[Result], file: IO[str], share: str = "share") -> None:
-    """Print the table of results, then one line for each reason why rows are not ok.
+    """Print the table of results, then its notes.
 
     share : heading of the column with the cases' share of time
     """
@@ -82,14 +82,14 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 
 
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
-    """Print a table of results from several traces with one row per distinct input and variant, and its notes below.
+    """Print a table of results from several traces with one row per distinct input and variant, and its notes.
 
     Rows that are not ok come first, then those with the lowest speed-up, then the longest.
     """
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)
     if len(inputs) > MOST_INPUTS:
-        print_line(f"and {counted(len(inputs) - MOST_INPUTS, 'row')} more: -o FILE writes all", file)
+        print_line(f"and {counted(len(inputs) - MOST_INPUTS, 'more row')}: -o FILE writes all of them", file)
 
 
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
@@ -110,7 +110,6 @@ def distinct_inputs(results: Sequence[Result]) -> list[Result]:
 
 
 def _joined(rows: Sequence[Result]) -> Result:
-    """Return the worst of several rows from different traces, with the number of calls in all of them."""
     worst = min(rows, key=_rank)
     traces = {row.trace for row in rows}
     return replace(
@@ -122,21 +121,16 @@ def _joined(rows: Sequence[Result]) -> Result:
 
 
 def _rank(row: Result) -> tuple[bool, float, float]:
-    """Return a key by which rows are sorted, worst first: rows that did not run, then by lowest speed-up, then by
-    longest total time.
-    """
     return row.status in RAN, row.speed_up or inf, -row.count * (row.median_us or 0.0)
 
 
 def print_reasons(results: Sequence[Result], file: IO[str]) -> None:
-    """Print only the lines with the reasons why rows are not ok."""
     for line in _reasons(results):
         print_line(line, file)
 
 
 @report(".md")
 def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write the table of results in Markdown, under a line that says where the results come from."""
     origin = _scalars({name: value for name, value in header.items() if not isinstance(value, float)})
     totals = f"the whole step: {_scalars(header['sequence'])}" if "sequence" in header else ""
     paragraphs = [literal(origin), *([literal(totals)] if totals else [])]
@@ -147,7 +141,6 @@ def write_markdown(results: Sequence[Result], header: Mapping[str, Any], file: I
 
 
 def _notes(results: Sequence[Result]) -> list[str]:
-    """Return the lines to print below the table of results."""
     return [
         *(*_clocks(results), *_speed_ups(results), *_doubts(results), *_behaviours(results), *_contended(results)),
         *_reasons(results),
@@ -160,10 +153,7 @@ def _scalars(header: Mapping[str, Any]) -> str:
 
 
 def table_columns(results: Sequence[Result], share: str = "share") -> list[TableColumn]:
-    """Return the columns of the table of results; columns without content are hidden when the table is printed.
-
-    share : heading of the column with the cases' share of time
-    """
+    """Return the columns of the table of results; columns without content are hidden when the table is printed."""
     # samples have no captured time, and neither do gripped calls
     in_program = any(result.captured_total_us for result in results)
     has_caches = len({result.cache for result in results if result.cache is not None}) > 1
@@ -238,7 +228,6 @@ def _has(about: Column, result: Result) -> bool:
 
 
 def _added(about: Column, result: Result) -> str:
-    """Return the text that a table shows for a row in a column that an analysis added."""
     cell = result.added.get(about.name)
     if about.unit == "us":
         return _number(cell)
@@ -250,7 +239,6 @@ def _added(about: Column, result: Result) -> str:
 
 
 def _clocks(results: Sequence[Result]) -> list[str]:
-    """Return a line that says with which clocks times were measured, if some are device times."""
     if not any(result.captured_host_us for result in results):
         return []
     by_device = {_is_by_device(result) for result in results if result.median_us is not None}
@@ -264,7 +252,6 @@ def _is_by_device(result: Result) -> bool:
 
 
 def _speed_ups(results: Sequence[Result]) -> list[str]:
-    """Return the line that defines speed-up, if a row has a speed-up."""
     if not any(result.speed_up for result in results):
         return []
     doubt = f"; {DOUBTFUL} before it: paired runs differ from it by over 10 %"
@@ -273,9 +260,6 @@ def _speed_ups(results: Sequence[Result]) -> list[str]:
 
 
 def _doubts(results: Sequence[Result]) -> list[str]:
-    """Return lines that explain the mark of doubtful captured times and the words after the status `ok`, if rows have
-    them.
-    """
     lines = []
     if any(result.is_captured_doubtful for result in results):
         lines.append(
@@ -287,9 +271,6 @@ def _doubts(results: Sequence[Result]) -> list[str]:
 
 
 def _behaviours(results: Sequence[Result]) -> Iterator[str]:
-    """Yield a line for each case with timing clusters (calls that take distinctly different times), with the times of
-    each cluster.
-    """
     for result in results:
         clusters = ClusterColumns.of(result)
         if clusters.behaviour_shares is not None:
@@ -304,7 +285,6 @@ def _behaviours(results: Sequence[Result]) -> Iterator[str]:
 
 
 def _contended(results: Sequence[Result]) -> list[str]:
-    """Return a line that says how many rows other processes disturbed, and what to do about it."""
     count = sum(result.status == CONTENDED for result in results)
     if not count:
         return []
@@ -313,7 +293,6 @@ def _contended(results: Sequence[Result]) -> list[str]:
 
 
 def _reasons(results: Sequence[Result]) -> list[str]:
-    """Return one line for each reason why rows are not ok: the operators, then the reason."""
     operators: dict[str, dict[str, int]] = {}
     for result in results:
         if result.error is not None:

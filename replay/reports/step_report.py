@@ -22,8 +22,7 @@ ONLY_CONTENDED = "other processes used the cores in all passes, so its time is n
 
 
 def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, file: IO[str]) -> None:
-    """Print time and memory of a replayed step next to the captured values, then the rows that take longest, then the
-    reasons why calls were not replayed.
+    """Print time and memory of a replayed step, its longest rows, and the reasons why calls were not replayed.
 
     rows : rows in order of their share of time, largest first
     most : number of rows to print
@@ -49,9 +48,6 @@ def _slowed(result: SequenceResult) -> str:
 
 
 def _reasons(result: SequenceResult, shown: Sequence[Result], others: Sequence[Result]) -> list[str]:
-    """Return lines with the reasons why calls were not replayed or did not run in the requested mode, without those
-    that a printed row shows.
-    """
     printed = {(row.op, row.error) for row in shown}
     lines = {
         (reason.op, reason.reason): f"{reason.status}: {reason.op}, {counted(reason.count, 'call')}: {reason.reason}"
@@ -80,7 +76,6 @@ def _lines(result: SequenceResult) -> list[tuple[str, str]]:
 
 
 def _captured_times(result: SequenceResult, captured: float) -> list[tuple[str, str]]:
-    """Return the lines (name, text) with captured and replayed times."""
     middle = result.replayed_quantile_ms(0.5)
     ratio = f", {middle / captured:.2f} times" if captured and not result.is_contended else ""
     if result.graphs:
@@ -111,7 +106,6 @@ def _critical(result: SequenceResult) -> tuple[str, str]:
 
 
 def _replayed_times(result: SequenceResult) -> list[tuple[str, str]]:
-    """Return the lines (name, text) with replayed times only, for a trace without captured times."""
     host = f"{_replayed(result, result.host_quantile_ms(0.5))}; the other {DEVICE_TIME}"
     return [
         ("time", f"{_replayed(result, result.replayed_quantile_ms(0.5))} {_passes(result)}"),
@@ -132,10 +126,7 @@ def _passes(result: SequenceResult) -> str:
 
 
 def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
-    """Print the step time of each rank, the collectives that take longest, and the calls that were not replayed.
-
-    most : number of collectives to print
-    """
+    """Print the step time of each rank, the longest `most` collectives, and the calls that were not replayed."""
     print_table(RANK_COLUMNS, outcome.ranks, file, f"{len(outcome.ranks)} of {outcome.recorded} recorded ranks")
     shown = outcome.collectives[:most]
     if shown:
