@@ -1,6 +1,4 @@
-"""All options of `opreplay` in the order of the help text: first the options of each stage of a replay, then the
-options of the analyses.
-"""
+"""All options of `opreplay` in the order of the help text: those of each stage of a replay, then those of analyses."""
 
 from __future__ import annotations
 
@@ -66,8 +64,6 @@ examples:
 @titled("results")
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """Options for the files that results are written to, and for the exit status."""
-
     output: Path | None = option(
         None,
         "also write the results; the suffix selects the format: .json, .csv, .parquet, .xlsx, .md, .xml "
@@ -130,15 +126,13 @@ class OutputOptions:
 
     @property
     def may_replace(self) -> bool:
-        """Return True if the output file may already exist, because it will be replaced, extended or continued."""
+        """True if the output file may already exist, because it will be replaced, extended or continued."""
         return self.force or self.append or self.resume
 
 
 @titled("results")
 @dataclass(frozen=True, slots=True)
 class ScoreOptions:
-    """Options for scoring several traces against a baseline."""
-
     baseline: Path | None = option(
         None,
         "with several traces: baseline file to compute scores against, written by opgrip zoo baseline "
@@ -151,8 +145,6 @@ class ScoreOptions:
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """Options that name operators instead of a trace."""
-
     operator: tuple[str, ...] = option(
         (),
         "replay this operator instead of a trace, such as aten.add.Tensor, aten.mm, or 'aten.add*' for all "
@@ -173,15 +165,12 @@ class OperatorRequest:
 
 
 def option_classes() -> list[type]:
-    """Return the classes that declare all options, in the order of the help text."""
     of_cases: list[type] = [OperatorRequest, *OPTION_GROUPS.values(), SequenceOptions, OutputOptions, ScoreOptions]
     return [*of_cases, RankOptions, EngineOptions, *(analysis.options for analysis in in_order())]
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the given options that change what all rows of a run mean (those with the role `RUN`), as text by option
-    name.
-    """
+    """Return the given options with the role `RUN`, as text by option name."""
     return {
         word: _text(getattr(args, word))
         for declared in option_classes()
@@ -213,24 +202,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def request_with(trace: str | Path | None, **options: Any) -> RunRequest:
-    """Return the request for options given by their long names, with `_` in place of `-`; raise the same errors as
-    `request_of`.
-    """
+    """Return the request for options given by their long names, with `_` in place of `-`."""
     return request_of(arguments_of(make_parser(), words_of(trace), options))
 
 
 def words_of(trace: str | Path | Sequence[str | Path] | None) -> list[str]:
-    """Return the `trace` argument of a Python call as words of a command line."""
     if isinstance(trace, str | Path):
         return [str(trace)]
     return list(map(str, trace or ()))
 
 
 def request_of(args: argparse.Namespace) -> RunRequest:
-    """Return the request that a parsed command line describes.
-
-    Raises `UserError` if options contradict each other.
-    """
+    """Return the request that a parsed command line describes; raise `UserError` if options contradict each other."""
     from opgrip.replay.cases.sources import source_of
 
     target = _target_of(args)
@@ -257,7 +240,6 @@ def request_of(args: argparse.Namespace) -> RunRequest:
 
 
 def _check_sequence(args: argparse.Namespace) -> None:
-    """Raise `UserError` for options that a step replay (`--sequence`) does not support."""
     in_graphs = args.exec_mode == GRAPH and launch_of() is None
     others = argparse.Namespace(**{**vars(args), "exec_mode": None}) if in_graphs else args
     refuse_options(others, option_classes(), ("single cases",), "leave it out with --sequence")
@@ -273,7 +255,6 @@ def _check_sequence(args: argparse.Namespace) -> None:
 
 
 def _target_of(args: argparse.Namespace) -> str:
-    """Return the text that names what to replay: a trace, samples, or operators."""
     request = from_arguments(OperatorRequest, args)
     if request.operator and args.trace:
         raise UserError("--operator replaces a trace", f"leave out {args.trace[0]}, or --operator")
@@ -289,10 +270,7 @@ def _target_of(args: argparse.Namespace) -> str:
 
 
 def options_of(args: argparse.Namespace) -> RunRequest:
-    """Return the request that a parsed command line describes, without its trace and shard.
-
-    Raises `UserError` if options contradict each other.
-    """
+    """Return the request of a parsed command line, without its trace and shard."""
     groups = {name: from_arguments(declared, args) for name, declared in OPTION_GROUPS.items()}
     requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]
     request = RunRequest(
@@ -316,9 +294,6 @@ def options_of(args: argparse.Namespace) -> RunRequest:
 
 
 def _with_untrusted(request: RunRequest) -> RunRequest:
-    """Return the request for candidates that run in separate processes (`--untrusted`), which times each run by the
-    host's clock.
-    """
     names = {*request.modes.all_names} - {EAGER, CANDIDATE}
     refused = {
         "--backward": request.timing.backward,
@@ -335,9 +310,6 @@ def _with_untrusted(request: RunRequest) -> RunRequest:
 
 
 def _with_candidates(request: RunRequest) -> RunRequest:
-    """Return the request changed so that it replays only calls of operators that have a candidate, in the reference
-    mode and with the candidate.
-    """
     operators, modules, selection = request.candidates.operators, request.candidates.modules, request.selection
     if selection.op:
         raise UserError("--candidate selects the calls of its operator", "leave --op out")
@@ -354,7 +326,6 @@ def _with_candidates(request: RunRequest) -> RunRequest:
 
 
 def _check_modules(request: RunRequest) -> None:
-    """Raise `UserError` for options that do not fit candidates of modules."""
     candidates, selection = request.candidates, request.selection
     named = f"--candidate {OF_MODULES}{candidates.modules[0]}"
     if selection.unit != MODULE:

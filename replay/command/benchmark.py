@@ -105,9 +105,6 @@ def benchmark(
 
 
 def _check(functions: Sequence[object], inputs: object) -> None:
-    """Raise `UserError` unless there is at least one function, and `inputs` is a list that has a list or dictionary of
-    arguments for each case.
-    """
     if not functions:
         raise UserError("no function to time", "pass a function or a list of functions")
     for function in functions:
@@ -127,7 +124,6 @@ def _check(functions: Sequence[object], inputs: object) -> None:
 class _Contender:
     """One function on one set of inputs.
 
-    case : the function and its inputs as a case
     reference : case number of the first function on the same inputs
     fault : why the results are wrong, if this is known before timing
     note : text for the column `note` of its rows
@@ -142,7 +138,6 @@ class _Contender:
 def _contenders(
     functions: Mapping[str, Callable[..., Any]], inputs: Inputs, args: Any, numbers: Iterator[int]
 ) -> Iterator[_Contender]:
-    """Yield each function on one set of inputs; the first function is the reference."""
     reference: Callable[..., Any] | None = None
     expected = FunctionTrial(writes=False)
     number_of_reference = -1
@@ -168,8 +163,9 @@ def _contenders(
 
 
 def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """Return a function that calls the reference with arguments under the candidate's names; dictionaries that it
-    returns have their keys in the same order as in `results`, the candidate's results.
+    """Return a function that calls the reference with arguments under the candidate's names.
+
+    Dictionaries that it returns have their keys in the same order as in the candidate's `results`.
     """
     theirs = {new: old for old, new in _other_names(candidate).items()}
     ours = _other_names(reference)
@@ -218,15 +214,11 @@ def _variant_key(row: Result) -> tuple[object, ...]:
 
 
 def _with_ratio(row: Result, base: Result | None) -> Result:
-    """Return a function's row with `ratio`, its median time divided by that of the reference's row `base`."""
     ratio = None if base is None else ratio_over(row, base)
     return replace(row, ratio=ratio, ratio_p10=None, ratio_p50=None, ratio_p90=None)
 
 
 def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments with which a function is called; the random values are the same for
-    all functions.
-    """
     generator = torch.Generator().manual_seed(args.seed)
 
     def argument_of(value: Any) -> Any:
@@ -245,16 +237,10 @@ def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple
 
 
 def _other_names(function: Callable[..., Any]) -> dict[str, str]:
-    """Return the names of those arguments of a built-in function of torch that have another name in the operator's
-    schema, by the name in the schema; empty for other functions.
-    """
     return {"self": "input"} if isinstance(function, BuiltinFunctionType) else {}
 
 
 def _random_like(meta: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a tensor with the shape, strides and dtype of a `meta` tensor, with normal random numbers, random
-    booleans, or (for integers) zeros, drawn from `generator`.
-    """
     tensor = torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
     if meta.is_floating_point():
         return tensor.copy_(torch.randn(meta.shape, generator=generator))
@@ -280,7 +266,6 @@ def _name(function: Callable[..., Any]) -> str:
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
-    """Return the names with numbers appended to repeated ones: `mine`, `mine (2)`."""
     distinct: list[str] = []
     for name in names:
         same = (name if number == 1 else f"{name} ({number})" for number in count(1))

@@ -1,6 +1,4 @@
-"""`judge()`: is an implementation of an operator or a module right and faster on the calls of a trace, and how much
-time does it save?
-"""
+"""`judge()`: is an implementation right and faster on the calls of a trace, and how much time does it save?"""
 
 from __future__ import annotations
 
@@ -44,29 +42,26 @@ class Judgement:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Return a data frame with one row for each signature and its candidate; `verdict` and `step_saving` are
-        columns.
-        """
+        """Data frame with one row for each signature and its candidate; `verdict` and `step_saving` are columns."""
         return Results([row for row in self.results if row.mode == CANDIDATE], self.results.header).frame
 
     @property
     def steps(self) -> list[JudgedStep]:
-        """Return, for each trace, the share of its step that the candidates save."""
+        """For each trace, the share of its step that the candidates save."""
         return judged_steps(self.results)
 
     @property
     def step_saving(self) -> float | None:
-        """Return the share of the captured time of a step that the candidates save, 0 to 1; the mean if there are
-        several traces.
+        """Share of the captured time of a step that the candidates save, 0 to 1; the mean if there are several traces.
 
-        Return None if the calls belong to no step, as for samples.
+        None if the calls belong to no step, as for samples.
         """
         mean = mean_saving(self.steps)
         return None if mean is None else mean.saving
 
     @property
     def is_right(self) -> bool:
-        """Return True if the candidates ran on all calls and all their results are correct."""
+        """True if the candidates ran on all calls and all their results are correct."""
         return all(not step.broken for step in self.steps)
 
     def __str__(self) -> str:
@@ -119,8 +114,6 @@ def judge(
 
 
 class _ThisProcess(LocalExecutor):
-    """Executor that runs cases in this process, for candidates that are functions of this process."""
-
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
         return {}
 

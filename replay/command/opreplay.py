@@ -96,7 +96,6 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
 
 
 def _report_problems(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    """Print how many traces could not be replayed, with at most `NAMED` of their names."""
     if outcome.problems:
         names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
         words = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
@@ -104,7 +103,6 @@ def _report_problems(outcome: ReplayOutcome, reporter: Reporter) -> None:
 
 
 def _check_scorers(workload: Workload) -> None:
-    """Raise `UserError` if the trace's header requests a score that cannot be computed."""
     from opgrip.replay.outcome import scorers
 
     for scorer in scorers.values():
@@ -129,11 +127,6 @@ def _print_cases(
 def _print_several(
     outcome: ReplayOutcome, printers: Sequence[PrintScore], reporter: Reporter, selection: Selection
 ) -> None:
-    """Print the results of several traces.
-
-    These are the rows if they are few or the user selected them, and otherwise the scores with the reasons of failed
-    cases.
-    """
     from opgrip.replay.reports.results_table import MOST_INPUTS, print_inputs, print_reasons
 
     rows = list(outcome.results)
@@ -150,14 +143,11 @@ def _print_several(
 
 
 def _print_scores(printers: Sequence[PrintScore], results: Results, reporter: Reporter) -> None:
-    """Print the scores of the results, or the reason why there is none.
-
-    Errors are caught here, so that the measured rows are not lost.
-    """
     try:
         for print_score in printers:
             print_score(results, sys.stdout)
     except UserError as error:
+        # the measured rows must not be lost
         reporter.say(f"no score: {error}")
 
 
@@ -185,7 +175,6 @@ def _print_list(outcome: ReplayOutcome, reporter: Reporter) -> int:
 
 
 def _report_details(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    """Print the full error texts that the rows of a single trace have with `--debug`."""
     for row in outcome.results if not outcome.traces and outcome.step is None else ():
         if row.detail is not None:
             reporter.say(f"{row.op} {row.mode}:\n{row.detail.rstrip()}")
@@ -202,7 +191,6 @@ def _hint(output: OutputOptions, again: str) -> str:
 
 
 def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:
-    """Print to which file the rows were written, store the results, and print the path of the stored file."""
     from opgrip.replay.command.trace_replay import keep
 
     rows, output = counted(len(results), "row"), from_arguments(OutputOptions, args)
@@ -213,7 +201,6 @@ def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> Non
 
 
 def _end(args: argparse.Namespace, outcome: ReplayOutcome, reporter: Reporter) -> int:
-    """Print which requests could not be fulfilled and how many cases have each status; return the exit status."""
     from opgrip.replay.reports.fulfilment import unfulfilled
 
     rows = list(outcome.results)

@@ -1,8 +1,7 @@
 """The Python function `replay()`, and the choice of the kind of replay that a command line requests.
 
 There are four kinds: the cases of one trace, several traces one after the other, all calls of a step in order, and a
-step on several ranks. `perform` makes this choice for the command `opreplay`, the Python API, the pytest plug-in and
-the score.
+step on several ranks.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
 
 
 def replay_arguments(args: argparse.Namespace, executor: Executor | None = None) -> Results:
-    """Run the replay that a parsed `opreplay` command line requests, and return its results; raise the same errors as
-    `replay`.
+    """Run the replay that a parsed `opreplay` command line requests; raise the same errors as `replay`.
 
     executor : runs the cases; None for the one that the command line names
     """
@@ -101,14 +99,14 @@ def perform(
     check: Callable[[Workload], object] = lambda workload: None,
     executor: Executor | None = None,
 ) -> ReplayOutcome | None:
-    """Run the replay that a command line requests, and return its results and how it ended. With several ranks, only
-    the first rank returns them; the other ranks return None.
+    """Run the replay that a command line requests, and return its results and how it ended.
+
+    Returns None on all ranks but the first. Raises the same errors as `replay`.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
     again : command that resumes an interrupted replay, for messages; empty for no such message
     check : function that raises `UserError` if the workload must not be replayed
     executor : runs the cases; None for the one that the command line names
-    Raises the same errors as `replay`.
     """
     settle_shard(args)
     output = from_arguments(OutputOptions, args)
@@ -137,7 +135,6 @@ def perform(
 def _replay_several(
     args: argparse.Namespace, targets: Sequence[TraceTarget], reporter: Reporter, executor: Executor
 ) -> ReplayOutcome:
-    """Replay several traces (`targets`) one after the other, and return their results. `executor` runs the cases."""
     check_output(from_arguments(OutputOptions, args), args)
 
     def make(one: argparse.Namespace, origin: Origin) -> TraceReplay:
@@ -149,7 +146,6 @@ def _replay_several(
 def _list_several(
     args: argparse.Namespace, targets: Sequence[TraceTarget], reporter: Reporter, executor: Executor
 ) -> ReplayOutcome:
-    """Return the cases of several traces (`targets`) without running them (`--list`)."""
     unmatched, listed = Unmatched(len(targets)), []
     for target in targets:
         try:
@@ -167,9 +163,6 @@ def _list_several(
 
 
 def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Reporter) -> ReplayOutcome | None:
-    """Replay this rank's part of a step together with the other ranks; the first rank returns the results, the others
-    None.
-    """
     from opgrip.replay.sequences.ranks.control import Control
 
     options = from_arguments(RankOptions, args)
@@ -182,9 +175,6 @@ def _replay_ranks(args: argparse.Namespace, launch: RankLaunch, reporter: Report
 
 
 def _args_of_rank(args: argparse.Namespace, launch: RankLaunch) -> argparse.Namespace:
-    """Return the command line of one rank: with the rank's device and, if several traces are given, only the rank's
-    trace.
-    """
     own = copy(args)
     if len(own.trace) > 1:
         from opgrip.replay.sequences.ranks.plan import own_file

@@ -51,10 +51,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 
 class Unmatched:
-    """Counts the traces in which the selection matches no case.
-
-    traces : number of traces that are replayed
-    """
+    """Counts the traces in which the selection matches no case."""
 
     def __init__(self, traces: int) -> None:
         self._traces = traces
@@ -62,22 +59,18 @@ class Unmatched:
         self._advice = ""
 
     def add(self, error: NothingSelectedError) -> None:
-        """Count a trace in which no case is selected; `error` says why."""
         self._counts[error.problem] += 1
         self._advice = self._advice or error.advice
 
     @property
     def are_all(self) -> bool:
-        """Return True if no case is selected in any of the traces."""
         return self._counts.total() == self._traces
 
     def line(self) -> str:
-        """Return a line that says in how many traces no case is selected, and why; empty if there are none."""
         reasons = "; ".join(f"{problem} in {count:,}" for problem, count in self._counts.most_common())
         return f"{reasons} of {counted(self._traces, 'trace')}" if reasons else ""
 
     def error(self) -> UserError:
-        """Return the error to raise if no case is selected in any of the traces."""
         return NothingSelectedError(self.line(), f"opgrip corpus --by op lists the traces' operators{self._advice}")
 
 
@@ -89,10 +82,8 @@ class SeveralReplays:
 
     If there is an output file, the rows of each trace are kept in a folder next to it, so that `--resume` can continue.
 
-    targets : traces to replay
     make : function that creates the replay of one trace
     runs_here : True if the cases run on this machine
-    Raises `UserError` if options contradict each other, or are valid for a single trace only.
     """
 
     def __init__(
@@ -169,16 +160,12 @@ class SeveralReplays:
         return outcome
 
     def _set_aside_absent(self) -> None:
-        """Record traces of the zoo that are not installed as problems, and report their number in one line."""
         absent = [target.origin.trace for target in self.targets if not target.is_installed]
         self._problems |= dict.fromkeys(absent, UserError("this trace of the zoo is not installed", INSTALL))
         if absent:
             self._reporter.say(f"{len(absent):,} of {counted(len(self.targets), 'trace')} are not installed: {INSTALL}")
 
     def _deal(self) -> bool:
-        """If this process runs one shard, determine which part of each trace belongs to it; return False if the user
-        interrupts this.
-        """
         part = self._args.shard
         if part is None:
             return True
@@ -191,24 +178,21 @@ class SeveralReplays:
         return True
 
     def _run_all(self) -> bool:
-        """Replay the traces of this shard, and return True if the user interrupts it; raise the same errors as
-        `_run_one`.
-        """
-        for place, target in self._finished_first():
+        for index, target in self._finished_first():
             if target.origin.trace in self._problems:
                 continue
             if self._args.shard is not None and self._shares[target.origin.trace].shard is None:
                 continue
-            if self._run_one(place, target):
+            if self._run_one(index, target):
                 return True
         return False
 
-    def _run_one(self, place: int, target: TraceTarget) -> bool:
+    def _run_one(self, index: int, target: TraceTarget) -> bool:
         """Replay one trace, and return True if the user interrupts it."""
         name = target.origin.trace
-        which = f"{place + 1} of {len(self.targets)}, {name}"
+        which = f"{index + 1} of {len(self.targets)}, {name}"
         try:
-            args = self._args_of(place, target)
+            args = self._args_of(index, target)
             part = from_arguments(OutputOptions, args).output
             replay = self._make(args, target.origin)
             self._check_new(name, replay)
@@ -243,9 +227,6 @@ class SeveralReplays:
         return outcome.interrupted
 
     def _check_kinds(self, part: Path, rows: Iterable[Result], replay: TraceReplay) -> None:
-        """Raise `OtherMachinesError` if stored rows of a trace were measured on another kind of machine than the replay
-        uses now.
-        """
         if self._runs_here:
             return
         try:
@@ -255,48 +236,39 @@ class SeveralReplays:
             raise ExecutorLostError(error.problem, error.hint) from error
         check_kinds(part, rows, header)
 
-    def _args_of(self, place: int, target: TraceTarget) -> argparse.Namespace:
-        """Return the command line that replays only the trace `target`, which has the index `place`."""
+    def _args_of(self, index: int, target: TraceTarget) -> argparse.Namespace:
         args = args_of_one(self._args, target)
         args.store, args.append, args.force, args.resume = None, False, False, False
         if args.shard is not None:
             args.shard = self._shares[target.origin.trace].shard
         if self.folder is not None:
-            args.output = self._part_of(self.folder, place, target)
+            args.output = self._part_of(self.folder, index, target)
             args.resume = args.output.exists() or journal_path(args.output).exists()
         return args
 
-    def _part_of(self, folder: Path, place: int, target: TraceTarget) -> Path:
-        """Return the path of the file in `folder` that keeps the rows of the trace with the index `place`."""
-        return folder / f"{place:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
+    def _part_of(self, folder: Path, index: int, target: TraceTarget) -> Path:
+        return folder / f"{index:03d}-{_UNFIT.sub('-', target.origin.trace)[:60]}.json"
 
     def _finished_first(self) -> list[tuple[int, TraceTarget]]:
-        """Return (index, trace) of all traces, finished ones first, because the machines that measured these determine
-        where the others may run.
-        """
         folder, targets = self.folder, list(enumerate(self.targets))
         if folder is None:
             return targets
+        # the machines that measured finished traces determine where the others may run
         return sorted(targets, key=lambda item: not self._part_of(folder, *item).exists())
 
     def _keeps_rows(self) -> bool:
-        """Return True if the folder has rows from which the replay can be resumed; remove the folder if it has none."""
         if self.folder is None:
             return False
         remove_if_empty(self.folder)
         return self.folder.exists()
 
     def _prepare_folder(self) -> None:
-        """Create the folder that keeps the rows of each trace, or check that it belongs to the same replay."""
         if self.folder is not None:
             about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
             self._hashes = about[HASHES]
             prepare_parts(self.folder, self.output, about)
 
     def _check_new(self, name: str, replay: TraceReplay) -> None:
-        """Raise `UserError` if new rows of a trace could be confused with rows that the output file already has
-        (`--append`).
-        """
         earlier, output = self._earlier, self.output.output
         own = [row for row in earlier if row.trace == name]
         if not own:
@@ -312,9 +284,6 @@ class SeveralReplays:
             )
 
     def _write(self, results: Results) -> UserError | None:
-        """Write all rows to the output file and remove the folder with the rows of each trace; return the error if
-        writing fails.
-        """
         output, header = self.output.output, results.header
         if output is None or self.folder is None:
             return None
@@ -328,7 +297,6 @@ class SeveralReplays:
         return None
 
     def _header(self) -> dict[str, Any]:
-        """Return the header of the results: facts that all traces share, and facts about each trace."""
         traces = {}
         for target in self.targets:
             name = target.origin.trace

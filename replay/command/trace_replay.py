@@ -1,7 +1,6 @@
-"""Replay of one trace, of samples or of operators: runs the cases, adds the columns of analyses, and writes the output.
+"""Replay of one trace, of samples or of operators: runs the cases, adds columns of analyses, and writes the output.
 
-`TraceReplay` loads the workload, `rows` yields the rows of each case as soon as they are measured, and `run` does all
-that a command line requests. A journal next to the output keeps the rows of finished cases for `--resume`.
+A journal next to the output keeps the rows of finished cases for `--resume`.
 """
 
 from __future__ import annotations
@@ -65,7 +64,6 @@ RunOnce = Callable[[Collection[int], str], RowsByCase]
 class ReplayOutcome:
     """The results of a replay, and how it ended.
 
-    results : rows of all cases that ran
     analyses : analyses that print something about the rows
     interrupted : True if the user ended the replay before the last case
     problem : why an analysis failed after the cases had run, or why the output was not written
@@ -98,7 +96,6 @@ class TraceReplay:
     origin : the trace's name and source, if it is one of several that are replayed together
     again : command that resumes this replay, for messages; empty for no such message
     stored_cases : number of cases whose rows are in the journal
-    Raises `UserError` if options contradict each other, or a file cannot be read or written.
     """
 
     def __init__(
@@ -162,7 +159,6 @@ class TraceReplay:
         return read_completed(self.output.output, expected, workload.devices, workload.timing.caches, self.header)
 
     def run(self) -> ReplayOutcome:
-        """Run the cases, add the columns of the analyses, and write the output."""
         output, path = self.output, self.output.output
         requested = self._requested_analyses()
         earlier = read_results(path) if output.append and path is not None and path.exists() else []
@@ -203,7 +199,6 @@ class TraceReplay:
         return outcome
 
     def _confirmed(self, rows: Sequence[Result]) -> dict[str, Any]:
-        """Replay the whole step with and without the candidates, print what they save, and return it for the header."""
         from opgrip.replay.sequences.step_replay import confirm
 
         judged = next((step for step in judged_steps(rows) if step.share is not None), None)
@@ -215,7 +210,6 @@ class TraceReplay:
         return {"confirmation": asdict(confirmation)}
 
     def run_sequence(self) -> ReplayOutcome:
-        """Run all calls of the step in order (`--sequence`), and write the rows and the times of the whole step."""
         from opgrip.replay.sequences.step_options import rows_of, totals_of
         from opgrip.replay.sequences.step_replay import replay_apart
 
@@ -226,7 +220,7 @@ class TraceReplay:
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Run this rank's calls with the others (see `control`); the first rank writes and returns the results."""
+        """Run this rank's calls with the other ranks; the first rank writes and returns the results."""
         from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
 
         workload = self.workload
@@ -245,7 +239,6 @@ class TraceReplay:
         return ReplayOutcome(results, step=step)
 
     def _requested_analyses(self) -> list[Analysis]:
-        """Return the requested analyses, created before any case runs so that missing requirements show first."""
         output = self.output
         context = AnalysisSession(
             self.workload, output.output, output.may_replace, output.resume, self._reporter, self._may_fork
@@ -258,7 +251,6 @@ class TraceReplay:
         return requested
 
     def _run_cases(self) -> tuple[list[Result], bool]:
-        """Return the rows of all cases in the order of the cases, and True if the user interrupted the replay."""
         output, workload = self.output, self.workload
         rows: RowsByCase = {}
         with ExitStack() as stack:
@@ -300,7 +292,6 @@ class TraceReplay:
 
         done : numbers of finished cases
         compiled : rows that `Executor.compile` returned
-        doing : text that describes the task, for the progress display
         """
         workload, not_ok = self.workload, 0
         # workers on other machines add the machine to each row
@@ -317,7 +308,6 @@ class TraceReplay:
                 advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(rows[0].op)}")
 
     def _report_decision(self, base: Results, rows: Sequence[Result]) -> None:
-        """Print the comparison of the new rows with the run that `--until-decided` names."""
         from opgrip.replay.comparison import compare
         from opgrip.replay.comparison.comparison_report import advice, summary
 
@@ -327,7 +317,6 @@ class TraceReplay:
             self._reporter.say(line)
 
     def _report_stored(self) -> None:
-        """After a failure, print where the rows of finished cases are kept and how to continue."""
         if self._again and self.output.output is not None and self.stored_cases:
             cases = f"{self.stored_cases} of {counted(len(self.workload.cases), 'case')}"
             self._reporter.say(f"{cases} are in {journal_path(self.output.output)}; continue with: {self._again}")
@@ -339,13 +328,11 @@ class TraceReplay:
 def repeat(
     first: Mapping[int, list[Result]], run_once: RunOnce, repeats: int, base: Results | None, reference: str = EAGER
 ) -> RowsByCase:
-    """Repeat cases in new processes, and return the rows of all cases by case number, each combined from all repeats.
+    """Repeat cases in new processes; return the rows of all cases by case number, each combined from all repeats.
 
     first, run_once : rows of the first replay, and function that replays some cases once more
     repeats : number of replays of each case, including the first
-    base : run with which the new one is compared, or None; a case is repeated until it is decided whether it differs
-        from this run
-    reference : mode with which other modes are compared
+    base : run with which the new one is compared; cases are repeated until it is decided whether they differ from it
     """
     joined = {number: list(rows) for number, rows in first.items()}
     for time in count(2):
@@ -364,7 +351,6 @@ def repeat(
 
 
 def _undecided(base: Results, rows: RowsByCase) -> set[int]:
-    """Return the numbers of the cases for which more repeats could decide whether they differ from the base."""
     from opgrip.replay.comparison import compare
 
     comparison = compare(base, Results([row for case_rows in rows.values() for row in case_rows], {}))
@@ -373,15 +359,15 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
 
 
 def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
-    """Return the run that `--until-decided` names, with only the rows of the trace `origin` if several are replayed."""
     assert output.until_decided is not None, "the caller checks it"
     base = read_run(Store(output.store).find(output.until_decided))
     return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:
-    """Add results to the results store, and return the path of their file; None if nothing is stored. Raise `UserError`
-    if the store that the user named cannot be written.
+    """Add results to the results store and return the path of their file; None if nothing is stored.
+
+    Raises `UserError` if the store that the user named cannot be written.
     """
     folder = output.store or usual_folder()
     if folder is None or not results.rows:

@@ -1,6 +1,4 @@
-"""The traces that a command line names, their division into shards, and the folder that keeps the rows of each trace
-until all are replayed.
-"""
+"""The traces that a command line names, their division into shards, and the folder with the rows of each trace."""
 
 from __future__ import annotations
 
@@ -39,7 +37,6 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # file name suffixes of traces
 class TraceTarget:
     """One of several traces to replay.
 
-    origin : name of the trace in results, and its model
     file : path of the trace; None for a trace of the zoo
     zoo : entry in the zoo's manifest, whose file may not be installed; None for other traces
     """
@@ -49,15 +46,11 @@ class TraceTarget:
     zoo: ZooTrace | None = None
 
     def path(self) -> str:
-        """Return the path of the trace.
-
-        Raises `MissingFileError` for a trace of the zoo that is not installed.
-        """
+        """Return the path of the trace; raise `MissingFileError` for a trace of the zoo that is not installed."""
         return str(zoo_file(self.zoo)) if self.zoo is not None else str(self.file)
 
     @property
     def is_installed(self) -> bool:
-        """Return False if this is a trace of the zoo whose file is not on this machine."""
         try:
             self.path()
         except MissingFileError:
@@ -81,19 +74,14 @@ def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
 
 
 def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Namespace:
-    """Return the command line that replays only this one of several traces.
-
-    Raises `UserError` for a trace of the zoo that is not installed.
-    """
+    """Return the command line that replays only this one of several traces."""
     one = copy(args)
     one.trace = [Path(target.path())]
     return one
 
 
 def is_folder_of_traces(name: str) -> bool:
-    """Return True if a path is a folder that contains traces and no Python files, unlike the folder of a gripped
-    sample.
-    """
+    """Return True for a folder with traces and without Python files, unlike the folder of a gripped sample."""
     folder = Path(name)
     return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
 
@@ -146,8 +134,6 @@ def deal(
 
     Every shard reads all traces, so that all shards compute the same costs.
 
-    targets : all traces
-    part : the shard
     advance : function called after each trace has been read
     """
     costs: list[tuple[str, int, str | None]] = []
@@ -164,15 +150,12 @@ def deal(
 
 
 def _cost(args: argparse.Namespace, target: TraceTarget) -> tuple[int, str | None]:
-    """Return the estimated cost of a trace in us, and the trace's hash.
-
-    A trace that cannot be read costs 1, so that exactly one shard replays it and reports the error.
-    """
     one = copy(args)
     one.shard = None
     try:
         workload = load_workload(request_of(args_of_one(one, target)))
     except UserError:
+        # exactly one shard replays a trace that cannot be read, and reports the error
         return 1, None
     trace_hash = source_of(workload.request.trace).fingerprint(workload.request.trace)
     return sum(cost_us(case, workload) for case in workload.cases), trace_hash
@@ -182,7 +165,7 @@ OF_TRACE = ("trace", "trace_hash", FIELD)  # header fields that differ between t
 
 
 def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the header fields that are not about a single trace, taken from the first header."""
+    """Return the header fields that are not about a single trace, from the first header."""
     return {name: value for name, value in next(iter(headers), {}).items() if name not in OF_TRACE}
 
 
@@ -190,7 +173,6 @@ def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]
     """Return the header of the results of several traces.
 
     words : the traces' names on the command line
-    common : header fields that all traces share
     traces : facts about each trace, by its name
     """
     hashes = json.dumps([hash_of(about) for about in traces.values()])
@@ -201,8 +183,6 @@ def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]
 def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed: Collection[str]) -> dict[str, Any]:
     """Return the new header of a file to which rows are appended.
 
-    header : header of the new rows
-    earlier : header of the file
     replayed : names of the traces with new rows; facts about other traces in the file do not change
     """
     facts = earlier.get("traces", {})
@@ -212,9 +192,7 @@ def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed
 
 
 def hash_of(about: Any) -> str | None:
-    """Return a trace's hash from `about`, its entry in the header of results, which may be untrusted; None if it has
-    none.
-    """
+    """Return a trace's hash from its entry in a header, which may be untrusted; None if it has none."""
     return about.get("trace_hash") if isinstance(about, Mapping) else None
 
 
@@ -223,18 +201,15 @@ HASHES = "trace_hashes"  # key of the trace hashes in the file `ABOUT`
 
 
 class OtherMachinesError(UserError):
-    """Raised if rows of an earlier run were measured on another kind of machine than the current one."""
+    """Raised if rows of an earlier run were measured on another kind of machine."""
 
 
 def about_parts(
     targets: Sequence[TraceTarget], options: Mapping[str, Any], shard: object | None, machine_kind: str
 ) -> dict[str, Any]:
-    """Return the facts that two replays of several traces must share if rows of both are to be in one table, as
-    JSON-compatible values.
+    """Return the facts that two replays of several traces must share if rows of both are to be in one table.
 
-    targets : all traces
     options : options that must be the same, by name
-    shard : shard that is replayed; None for all cases
     machine_kind : description of the machine on which cases run; empty if they run on other machines
     """
     names = [target.origin.trace for target in targets]
@@ -248,8 +223,6 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
     """Create the folder that keeps the rows of each trace, or check that it belongs to the same replay.
 
     about : facts that must be the same, from `about_parts`
-    Raises `UserError` if the folder has rows and `--resume` is not given; if its rows are from other traces, options or
-    versions; or if it cannot be written.
     """
     try:
         if folder.is_dir() and not output.resume:
@@ -280,10 +253,7 @@ def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -
 
 
 def _kind_in_journal(part: Path) -> str | None:
-    """Return the kind of machine that the first line of a journal states; None if the journal is missing or damaged.
-
-    The replay reports a damaged journal later.
-    """
+    # the replay reports a damaged journal later
     with suppress(OSError, ValueError, RecursionError, AttributeError), journal_path(part).open("rb") as file:
         kind = json.loads(file.readline()).get(MACHINE_KIND)
         return kind if isinstance(kind, str) else None
@@ -298,11 +268,11 @@ def remove_if_empty(folder: Path) -> None:
 
 
 def _trace_hash(target: TraceTarget) -> str | None:
-    """Return the hash of a trace's content, or None if the trace cannot be read; its replay reports the error later."""
     try:
         path = target.path()
         return source_of(path).fingerprint(path)
     except (UserError, OSError):
+        # its replay reports the error later
         return None
 
 
@@ -326,9 +296,6 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
-    """Return in which respect the stored rows belong to a different replay than the requested one, as text; None if
-    they belong to it.
-    """
     hashes = stored.get(HASHES) if isinstance(stored, dict) else None
     but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
     if but_hashes != about:

@@ -32,8 +32,8 @@ NEEDS_RAY = ("--engine ray",)
 
 
 class ExecutorLostError(UserError):
-    """Raised if no machine can run cases any more. A command that replays several traces then ends and keeps the rows
-    that it has.
+    """Raised if no machine can run cases any more; a command that replays several traces then keeps its rows and
+    ends.
     """
 
 
@@ -49,16 +49,16 @@ class Executor(Protocol):
         """Raise `UserError` if a device that the workload needs is missing."""
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return a text that names the kind of machine, such as its processor; an interrupted replay resumes only on
-        machines of the same kind.
+        """Return the kind of machine, such as its processor; an interrupted replay resumes only on machines of the same
+        kind.
         """
 
     def about(self, workload: Workload) -> dict[str, Any]:
         """Return facts about machines and devices for the header of results; call it after the cases have run."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the rows whose mode needs a compiler; return them with the time of the first call, by case and row
-        number.
+        """Compile the rows whose mode needs a compiler; return them by case and row number, with the time of the first
+        call.
 
         done : numbers of finished cases, which are left out
         may_fork : True if this process has not used torch yet, so that it can be forked
@@ -71,7 +71,6 @@ class Executor(Protocol):
 
         done : numbers of finished cases, which are left out
         cached_rows : rows that `compile` returned
-        may_fork : True if this process has not used torch yet, so that it can be forked
         """
 
 
@@ -84,10 +83,7 @@ executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors",
 
 @contextmanager
 def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
-    """Start the executor that the command line names, and end it with the block.
-
-    Raises `UserError` if it cannot be started, or if an option is not valid for it.
-    """
+    """Start the executor that the command line names, and end it with the block."""
     options = from_arguments(EngineOptions, args)
     options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
     start = executors.get(options.engine)
@@ -97,7 +93,6 @@ def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
 
 
 def engine_name(text: str) -> str:
-    """Return the text if it is the name of an executor; raise `argparse.ArgumentTypeError` if not."""
     if executors.get(text) is None:
         hint = did_you_mean(text, executors.names(), f"choose from {', '.join(executors.names())}")
         raise argparse.ArgumentTypeError(f"unknown engine {text!r}: {hint}")
@@ -107,8 +102,6 @@ def engine_name(text: str) -> str:
 @titled("workers and shards")
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Options for the machines and processes that run the cases."""
-
     engine: str = option(
         PROCESSES,
         "where workers run: processes on this machine, or ray for a Ray cluster (default: %(default)s)",
@@ -168,8 +161,7 @@ class EngineOptions:
     def check(self, devices: Sequence[str] = (), pin: Sequence[int] = ()) -> None:
         """Raise `UserError` if an option is only valid for another executor.
 
-        devices : names of the devices in `--device`
-        pin : numbers of the processors in `--pin`
+        devices, pin : values of `--device` and `--pin`
         """
         if self.engine != PROCESSES:
             if self.sandbox:
@@ -199,17 +191,13 @@ class LocalExecutor:
         check_equal(workload.devices)
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of this machine's processor; devices are left out, because asking for them would create a
-        context.
-        """
+        """Return the kind of this machine's processor; asking for devices would create a context."""
         from opgrip.replay.results.origins import this_machine
 
         return this_machine("cpu").kind
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return facts about the device and this machine for the header of results; this creates a context on the
-        device.
-        """
+        """Return facts about the device and this machine for the header; this creates a context on the device."""
         from opgrip.replay.operators.devices import facts_of, name_of
         from opgrip.replay.results.origins import describe_environment
 
