@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 class AnalysisSession:
     """The replay whose results an analysis extends.
 
-    workload : the loaded trace, its cases and the user's request
     output : path of the result file; None if results are only printed
     may_replace : True if existing files may be replaced
     resume : True to continue an interrupted replay
-    reporter : prints messages and progress
     may_fork : True if this process can still be forked, because it has not run torch yet
     """
 
@@ -52,9 +50,7 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """The path of the result file; if results are only printed, a path in the working directory that is named after
-        the trace.
-        """
+        """Path of the result file; if results are only printed, a path here that is named after the trace."""
         if self.output is not None:
             return self.output
         # imported late because it loads torch, and `--help` imports this file
@@ -64,20 +60,18 @@ class AnalysisSession:
         return Path(name_of_target(target) if target.startswith(PREFIX) else Path(target).name)
 
     def running(self, rows: Sequence[Result], profiler: str) -> AbstractContextManager[object]:
-        """Return a context that shows progress while the cases of `rows` run once more under a profiler."""
+        """Return a context that shows progress while cases run once more under a profiler."""
         return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
 
     def check_one_cache(self, profiler: str) -> None:
-        """Raise `UserError` if the replay uses several cache states, because a profiler's report does not show the
-        cache state.
-        """
+        """Raise `UserError` for several cache states, which a profiler's report does not show."""
         if len(self.workload.request.timing.caches) > 1:
             raise UserError(
                 f"{profiler} profiles one cache state at a time", "name one with --cache, such as --cache warm"
             )
 
     def check_one_device(self, profiler: str) -> None:
-        """Raise `UserError` if the replay uses several devices, because a profiler's report covers one process."""
+        """Raise `UserError` for several devices, because a profiler's report covers one process."""
         if self.workload.request.inputs.is_spread:
             raise UserError(f"{profiler} profiles one device", "name one with --device")
 
@@ -96,15 +90,14 @@ class NoOptions:
 class Analysis:
     """Base class of an analysis of a replay's results.
 
-    An analysis is created before any case runs, so that missing requirements are reported first. A subclass is in a
-    module of this package, or in a module that an entry point `opgrip.analyses` names, and registers itself by
-    `@analyses.register(NAME)`.
+    An analysis is created before any case runs, so that missing requirements are reported first. A subclass registers
+    itself by `@analyses.register(NAME)`.
 
     options : class of its options
     columns : class of the columns that it adds; None if it adds none
     counts_work : True if it needs the floating-point operations and moved bytes of each operator inside subgraph cases
         and samples
-    place : position in the order of analyses: low if it forks this process, high if it runs torch in this process
+    order : position among the analyses: low if it forks this process, high if it runs torch in this process
     prints_partial : True if it can print results of an interrupted replay
     saw_all : False if it could not analyse all rows; a later replay with `--resume` analyses the others
     header : fields to add to the header of result files
@@ -131,14 +124,14 @@ class Analysis:
         return list(rows)
 
     def finish(self) -> None:
-        """Delete files that this analysis kept for `--resume`. It is called after the result file is written."""
+        """Delete files that were kept for `--resume`; called after the result file is written."""
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         """Print results of this analysis that are not in columns."""
 
 
 class UnaskedAnalysis(Analysis):
-    """Base class of analyses that only print, and that run without an option."""
+    """An analysis that only prints, and that runs without an option."""
 
     options = NoOptions
     prints_partial = True

@@ -1,8 +1,4 @@
-"""The analysis that judges candidates: their wrong calls, a verdict for each signature, and the time they save in the
-step.
-
-A candidate is a user's implementation of an operator or a module, given by `--candidate`.
-"""
+"""The analysis that judges candidates: their wrong calls, a verdict for each signature, and the time they save."""
 
 from __future__ import annotations
 
@@ -75,10 +71,8 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 
 def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Workload) -> list[Result]:
-    """Return the rows; a candidate's row becomes wrong if its time is far below what this machine needs to move and
-    compute the data.
-
-    ceilings : peak rates and bandwidths measured on this machine
+    """Return the rows; a candidate's row becomes wrong if its time is far below what this machine
+    needs.
     """
     limited = with_limits(rows, ceilings, threads_of(workload), dtype_of(workload), launches=False)
     limits = [LimitColumns.of(row).limit_us or 0.0 for row in limited]
@@ -91,8 +85,8 @@ def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Worklo
 
 
 def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:
-    """Return, by case and label of `record_function`, the number of the case's calls within the label, and the share of
-    the label's captured time that they take.
+    """Return, by case and label of `record_function`, the number of the case's calls within the label and their share
+    of time.
 
     cases : all cases of the trace
     """
@@ -116,8 +110,7 @@ def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dic
 
 
 def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
-    """Print the rows of candidates, worst verdicts first, the errors of wrong and failed ones, and the saving in each
-    trace.
+    """Print the rows of candidates, worst verdicts first, the errors of wrong and failed ones, and the savings.
 
     rows : all results; the rows of the base mode come first
     """
@@ -164,7 +157,6 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
 
 
 def _print_without_gradients(rows: Sequence[Result], file: IO[str]) -> None:
-    """Print why gradients of candidates were not judged, if the operators have gradients."""
     timed = {_key(row) for row in rows if row.direction != FORWARD and row.status in RAN}
     reasons = Counter(
         row.error for row in rows if row.mode == CANDIDATE and row.status == SKIPPED and _key(row) in timed
@@ -174,9 +166,6 @@ def _print_without_gradients(rows: Sequence[Result], file: IO[str]) -> None:
 
 
 def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:
-    """Print a table of the savings by phase, label and trace, then the judgement: the mean over several models, or one
-    line for each step.
-    """
     lines = saving_lines(steps)
     if lines:
         columns = [

@@ -1,6 +1,4 @@
-"""The Nsight Systems analysis (`--nsys`): runs the cases under nsys, and adds kernels and copies in its report to the
-rows.
-"""
+"""The Nsight Systems analysis (`--nsys`): runs the cases under nsys, and adds kernels and copies to the rows."""
 
 from __future__ import annotations
 
@@ -75,9 +73,7 @@ Runs = dict[Key, list[NsysRun]]  # timed runs by the row's key
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
-    """Return the timed runs of each row in a report, and how many pieces of device work (kernels, copies and others)
-    were launched outside all ranges that opgrip marked.
-    """
+    """Return the timed runs of each row, and how many pieces of device work were launched outside all marked ranges."""
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
     for span in report.spans:
@@ -103,9 +99,7 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the timed runs of each row in several reports, and how many pieces of device work were launched outside
-    all ranges that opgrip marked. Each report is evaluated separately, because their clocks differ.
-    """
+    """Return the same as `joined` for several reports, each evaluated separately because their clocks differ."""
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
     for report in reports:
@@ -117,7 +111,7 @@ def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
 
 
 def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[NsysRun]]) -> Result:
-    """Return a row with the columns of nsys added; the row itself if nsys recorded no runs of the row.
+    """Return a row with the columns of nsys; the row itself if nsys recorded no runs of it.
 
     own : the row as opgrip timed it during the run under nsys
     """
@@ -202,7 +196,6 @@ class NsysOptions:
 class Nsys:
     """How to run nsys.
 
-    binary : path of nsys
     arguments : more arguments for nsys, from the user
     warmup, iterations : number of warm-up runs and of profiled runs of each row
     """
@@ -216,8 +209,6 @@ class Nsys:
 
 @analyses.register("nsys")
 class NsysAnalysis(Analysis):
-    """Analysis that runs the cases once more under Nsight Systems and adds their kernels and copies to the rows."""
-
     options = NsysOptions
     columns = NsysColumns
     place = 20
@@ -256,8 +247,6 @@ def profile_rows(
     """Run the cases of the rows once more under nsys, and return the rows with the columns of nsys.
 
     timeout_s : time limit of a case in seconds
-    say : function that prints a message
-    Raises `UserError` if nsys fails.
     """
     effort = replace(request.effort, warmup=nsys.warmup, iterations=nsys.iterations)
     request = replace(request, effort=effort, profiled=NSYS)
@@ -303,9 +292,6 @@ def _options_on_gpu(nsys: Nsys) -> tuple[str, ...]:
 
 
 def _reports_in(folder: Path) -> list[Path]:
-    """Return the report files of one nsys run in numeric order: `report`, or one per process of cases, `report.1`,
-    `report.2`...
-    """
     return sorted(folder.glob(f"report*{REPORT}"), key=lambda path: (len(path.name), path.name))
 
 
@@ -319,9 +305,6 @@ def _exported(nsys: Nsys, report: Path) -> NsysReport:
 
 
 def _keep_reports(folder: Path, output: Path, earlier_count: int, say: Callable[[str], None]) -> int:
-    """Move the report files of a run to the user's path, numbered from the second file on; return the number of files
-    moved.
-    """
     reports = _reports_in(folder)
     for place, report in enumerate(reports, earlier_count):
         path = output if not place else output.with_suffix(f".{place + 1}{output.suffix}")

@@ -78,11 +78,7 @@ class NsysReport:
 
 
 def read_report(path: Path) -> NsysReport:
-    """Return opgrip's ranges and the device work in a report.
-
-    path : the report as an SQLite database
-    Raises `UserError` if the file is not a report of nsys.
-    """
+    """Return opgrip's ranges and the device work in a report, which is an SQLite database."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row
@@ -150,15 +146,10 @@ def _strings(database: sqlite3.Connection, tables: set[str]) -> dict[Any, str]:
 
 
 def _process(number: int | None) -> int:
-    """Return the lower 24 bits of the process number, which nsys stores in bits 24 to 47 of its thread and process
-    identifiers; -1 if unknown.
-    """
     return -1 if number is None else (number >> 24) & 0xFFFFFF
 
 
 class _Row:
-    """A row of a table; columns that this version of nsys lacks have the value None."""
-
     def __init__(self, row: sqlite3.Row) -> None:
         self._row, self._names = row, set(row.keys())
 

@@ -47,9 +47,8 @@ LAST_LINES = 6  # number of last lines of a failed profiler to report: the first
 def find_program(name: str, product: str, places: Sequence[str], named: str | None = None) -> str:
     """Return the path of a profiler; raise `UserError` if it is not found.
 
-    name : file name of the profiler, such as `nsys`
     product : name of the product to install, for the error message
-    places : glob patterns of usual installation paths, searched after PATH
+    folders : glob patterns of usual installation paths, searched after PATH
     named : the path that the user set with `--NAME-bin`
     """
     if named is not None:
@@ -70,8 +69,7 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Command-line options of a profiler that opgrip sets itself, or that it must know to merge its options with the
-    user's.
+    """Command-line options of a profiler that opgrip sets itself, or must know to merge its options with the user's.
 
     output : option for the path of the report, such as `--output`; the user may not set it
     joined : option whose value is a list, such as `--trace`; the user's items are added to opgrip's
@@ -85,8 +83,9 @@ class Flags:
     repeatable: Collection[str] = ()
 
     def read(self, words: Sequence[str], valued: Collection[str]) -> Iterator[tuple[str, str | None, list[str]]]:
-        """Yield (long name, value, words) of each option on a command line. The value is None if it is missing; the
-        name is empty for a word that is not an option.
+        """Yield (long name, value, words) of each option on a command line.
+
+        The value is None if it is missing; the name is empty for a word that is not an option.
 
         valued : options whose value may be the next word
         """
@@ -108,7 +107,7 @@ class Flags:
 def arguments_in(path: Path, flags: Flags) -> list[str]:
     """Return the words of a file of profiler arguments, split as a shell does, without `#` comments.
 
-    Raises `UserError` if the file cannot be read, or sets the path of the report, the option `flags.output`.
+    Raises `UserError` if the file cannot be read, or sets the path of the report.
     """
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
@@ -124,10 +123,8 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return the arguments of a profiler, merged from opgrip's arguments (`own`) and the user's (`others`).
-
-    If both set an option, the user's value is used, unless `flags` says that the values are joined or that the option
-    is repeatable.
+    """Return the arguments of a profiler, merged from opgrip's and the user's; the user's win where `flags` does not
+    join.
     """
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []
@@ -151,7 +148,6 @@ def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) ->
 
 
 def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and return its output and exit status; raise `OSError` if it cannot be started."""
     return subprocess.run(
         words,
         stdin=subprocess.DEVNULL,
@@ -171,8 +167,7 @@ def last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def profiled_command(folder: Path, request: RunRequest, without: Collection[int], timeout_s: float) -> list[str]:
-    """Return the command that runs cases under a profiler: this module as a program, which reads its request from
-    `folder` and writes result rows there.
+    """Return the command that runs cases under a profiler: this module, which reads and writes files in `folder`.
 
     without : numbers of cases to leave out
     timeout_s : time limit of a case in seconds
@@ -183,16 +178,12 @@ def profiled_command(folder: Path, request: RunRequest, without: Collection[int]
 
 
 def profiled_rows(folder: Path) -> list[Result]:
-    """Return the result rows that the command of `profiled_command` wrote to `folder`; none if it wrote no file."""
     path = folder / "rows.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [Result.from_plain(json.loads(line)) for line in lines]
 
 
 def main(request_path: str, output: str) -> int:
-    """Run the cases that the file `request_path` describes, and write each result row as a line of JSON to the file
-    `output`.
-    """
     from opgrip.replay.run.request import RunRequest
     from opgrip.replay.run.workload import load_workload
     from opgrip.replay.workers.scheduling import run_cases

@@ -33,8 +33,7 @@ class SpeedUp:
     mean : geometric mean over the cases, each counted once
     low, high : 10th and 90th percentile over the cases; for a single case, over its pairs of runs
     weighted : geometric mean over the cases, weighted by their number of calls
-    faster, slower : number of cases that are faster, or slower, both by the median and in at least nine of ten pairs of
-        runs
+    faster, slower : number of cases that are faster, or slower, by the median and in at least nine of ten pairs of runs
     """
 
     cases: int
@@ -87,11 +86,7 @@ SPEED_UP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The speed-up at one value of an option over the option's first value, for example of two threads over one.
-
-    name : the value as text
-    speed_up : None if no case was ok at both values
-    """
+    """The speed-up at one value of an option over the option's first value; None if no case was ok at both values."""
 
     name: str
     speed_up: SpeedUp | None
@@ -109,10 +104,9 @@ class PointsAnalysis(UnaskedAnalysis):
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print one table of speed-ups for each column in `DIMENSIONS` that has several values, from the rows that have the
-    first value in all other columns.
+    """Print a table of speed-ups for each column in `DIMENSIONS` that has several values.
 
-    reference : mode of these rows; rows of other modes are left out
+    Rows of other modes than `reference` are left out, and those that do not have the first value in all other columns.
     """
     own = [row for row in rows if row.mode == reference and row.status == OK]
     for name in DIMENSIONS:
@@ -146,7 +140,7 @@ class ModeSummary:
     """A mode compared with the reference mode.
 
     statuses : number of rows of the mode with each status
-    speed_up : speed-up over the reference mode, over the cases that are ok in both; None if there are none
+    speed_up : over the cases that are ok in both modes; None if there are none
     first_s : total time in seconds of the first calls of all cases, which include compilation
     """
 
@@ -238,10 +232,9 @@ class SweepAnalysis(Analysis):
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """How an operator's throughput changes with one option, such as the number of threads. All cases that are ok at all
-    values count, weighted by calls.
+    """How an operator's throughput changes with one option, over all cases that are ok at all values, weighted by
+    calls.
 
-    operator, mode : operator and mode of the rows
     points : values of the option
     gains : throughput at each value, relative to the first value
     turning : largest value that is still worth using: its throughput is at least `WORTH` times the best before it
@@ -302,9 +295,6 @@ def _name(row: Result) -> str:
 
 
 def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> list[float] | None:
-    """Return the time in us for the same amount of work at each of the values `points` of an option; None if no case is
-    ok at all values.
-    """
     point_of = attrgetter(SWEPT[dimension])
     by_case: dict[tuple[int, str, str | None], dict[int, float]] = {}
     for row in rows:
@@ -322,7 +312,6 @@ def _costs(rows: Sequence[Result], dimension: str, points: Sequence[int]) -> lis
 
 
 def _turning(points: Sequence[int], gains: Sequence[float]) -> int:
-    """Return the last value of an option at which the gain is at least `WORTH` times the best gain before it."""
     turning, best = points[0], gains[0]
     for point, gain in zip(points[1:], gains[1:], strict=True):
         if gain >= best * WORTH:

@@ -37,8 +37,6 @@ class TimelineOptions:
 
 @analyses.register("timeline")
 class TimelineAnalysis(Analysis):
-    """Analysis that writes a timeline of the runs to a file next to the results; it adds no columns."""
-
     options = TimelineOptions
     place = 10
 
@@ -52,10 +50,6 @@ class TimelineAnalysis(Analysis):
         return options.profile
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
-        """Write a timeline of the cases, run once more under torch's profiler, and return the rows unchanged.
-
-        Raises `UserError` if the profiler recorded nothing.
-        """
         from opgrip.replay.workers.scheduling import run_cases
 
         session, say = self.session, self.session.reporter.say
@@ -82,11 +76,7 @@ class TimelineAnalysis(Analysis):
 
 
 def merged(timelines: Iterator[dict[str, Any]]) -> dict[str, Any]:
-    """Merge Chrome traces that were recorded on one machine, and return the result; all event times are relative to the
-    start of the first trace.
-
-    timelines : the traces as JSON objects; the first one is modified
-    """
+    """Merge Chrome traces of one machine; all event times are relative to the start of the first, which is modified."""
     whole: dict[str, Any] = {}
     for timeline in timelines:
         if not whole:

@@ -68,8 +68,6 @@ class NcuOptions:
 
 @analyses.register("ncu")
 class NcuAnalysis(Analysis):
-    """Analysis that runs the cases once more under Nsight Compute and adds metrics of their kernels to the rows."""
-
     options = NcuOptions
     columns = NcuColumns
     place = 30

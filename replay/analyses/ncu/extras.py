@@ -30,7 +30,6 @@ def main(folder: str, report: str, *metric_names: str) -> int:
 
 
 def _ranges(action: Any) -> str:
-    """Return the names of the NVTX ranges in which a kernel was launched, one per line."""
     state = action.nvtx_state()
     domains = [] if state is None else [state.domain_by_id(number) for number in state.domains()]
     return "\n".join(name for domain in domains for name in domain.start_end_ranges())

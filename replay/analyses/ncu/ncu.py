@@ -38,7 +38,7 @@ class Batch:
     """The metrics that one ncu process measured for its batch of cases.
 
     number : number of the batch, from 1
-    added : the columns of ncu for each row, by the row's key (case number, text that distinguishes the case's rows)
+    added : the columns of ncu for each row, by the row's key
     outside : number of kernels in ncu's report that were not launched by a run of any row
     """
 
@@ -48,19 +48,12 @@ class Batch:
 
 
 def batches_path(output: Path) -> Path:
-    """Return the path of the file that keeps finished batches for `--resume`: `results.csv.ncu-journal` for
-    `results.csv`.
-    """
+    """Return the path of the file that keeps finished batches for `--resume`."""
     return output.with_name(f"{output.name}.ncu-journal")
 
 
 def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool) -> Journal[Batch]:
-    """Open the file of finished batches.
-
-    path : path of the file; None to keep batches only in memory
-    run_options : options of this run; batches of an earlier run are used only if that run had the same options
-    resume : True to use the finished batches in the file
-    """
+    """Open the file of finished batches; those of an earlier run are used only if that run had the same options."""
     return Journal(path, run_options, Codec(_encoded, _decoded), resume, replace=True)
 
 
@@ -99,9 +92,7 @@ NO_KERNELS = "No kernels were profiled"
 class Ncu:
     """How to run ncu, and what it measures.
 
-    binary : path of ncu
     report : path of the reports without its end, `.batchN.ncu-rep`
-    metrics : names of the metrics to measure
     arguments : more arguments for ncu, from the user
     warmup, iterations : number of warm-up runs and of profiled runs of each row
     batch_size : number of cases per ncu process
@@ -121,7 +112,7 @@ class Ncu:
 
 
 class _Died(Exception):
-    """Raised if an ncu process ended without a usable report."""
+    pass
 
 
 class _NoMetric(Exception):
@@ -137,14 +128,12 @@ def profile_rows(
     resume: bool,
     say: Callable[[str], None],
 ) -> tuple[list[Result], bool]:
-    """Run the cases of the rows once more under ncu. Return the rows with ncu's columns, and True if all batches
-    succeeded.
+    """Run the cases once more under ncu; return the rows with ncu's columns, and True if all batches succeeded.
 
     timeout_s : time limit of a case without ncu, in seconds
     journal_path : file in which finished batches are kept; None to keep none
-    resume : True to use the finished batches in that file
-    say : function that prints a message
-    Raises `UserError` if ncu fails for a reason that would affect every batch.
+    resume : True to use the finished batches in that file Raises `UserError` if ncu fails for a reason that would
+        affect every batch.
     """
     from opgrip.replay.run.request import identity
 
@@ -181,7 +170,7 @@ def profile_rows(
 
 
 def json_of(ncu: Ncu) -> dict[str, object]:
-    """Return the settings of ncu that a resumed run must share with the interrupted one, as JSON."""
+    """Return the settings of ncu that a resumed run must share with the interrupted one."""
     options = asdict(ncu)
     for place in ("binary", "report", "command"):
         del options[place]
@@ -201,9 +190,6 @@ def _batch_with_existing_metrics(
     everything: Sequence[Result],
     say: Callable[[str], None],
 ) -> tuple[Batch, Ncu]:
-    """Run one batch, and run it again without each metric that the GPU lacks. Return the batch's metrics, and `ncu`
-    without these metrics.
-    """
     try:
         return _batch(request, rows, ncu, number, timeout_s, everything), ncu
     except _NoMetric as lack:
@@ -218,7 +204,6 @@ def _batch_with_existing_metrics(
 
 
 def _metric_named(text: str, metrics: Sequence[str]) -> str | None:
-    """Return the name in `metrics` that ncu reports as missing, or None if ncu reports another name."""
     plain = text.removeprefix("regex:^").replace("\\", "")
     matching = [name for name in metrics if re.match(rf"{re.escape(name)}(?!\w)", plain)]
     return max(matching, key=len, default=None)
@@ -282,9 +267,6 @@ def in_template(template: str, command: Sequence[str]) -> list[str]:
 
 
 def _reason(printed: str, status: int) -> str:
-    """Return why an ncu process wrote no report: the errors in its output, the last lines of other output, or its exit
-    status.
-    """
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
     if any(NO_KERNELS in line for line in lines):
         return "its cases launched no kernels"

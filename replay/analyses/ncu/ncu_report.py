@@ -54,10 +54,8 @@ NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
-    """Return the names of the metrics in a comma-separated list of metrics and sets, such as
-    `basic,sm__cycles_active.avg`.
-
-    The duration of kernels is always included. Raises `UserError` for an unknown name.
+    """Return the names of the metrics in a comma-separated list of metrics and sets; always with the duration of
+    kernels.
     """
     metric_names = [DURATION]
     for word in filter(None, (word.strip() for word in text.split(","))):
@@ -94,7 +92,6 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
     """Return the kernels of a report with their metrics; raise `UserError` if ncu cannot read the report.
 
     binary : path of ncu
-    requested_metrics : names of the metrics to read
     """
     folder = module_folder(binary)
     if folder is not None:
@@ -109,19 +106,14 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
 
 
 def module_folder(binary: str) -> Path | None:
-    """Return the folder of the Python module `ncu_report` that was installed with the ncu at the path `binary`, or None
-    if there is none.
-    """
+    """Return the folder of the Python module `ncu_report` that belongs to an ncu, or None if there is none."""
     beside = Path(binary).resolve().parent
     module_paths = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])
     return next((path.parent.resolve() for path in module_paths), None)
 
 
 def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuKernel]:
-    """Yield the kernels in the CSV text that `ncu --page=raw` printed; raise `UserError` for other text.
-
-    requested_metrics : names of the metrics to read
-    """
+    """Yield the kernels in the CSV text that `ncu --page=raw` printed; raise `UserError` for other text."""
     lines = text.splitlines(keepends=True)
     # ncu prints messages before the table
     start = next((place for place, line in enumerate(lines) if line.lstrip("\ufeff").startswith(f'"{FIRST}"')), None)
@@ -196,7 +188,6 @@ def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Seque
     """Return ncu's columns of a row, as means over its runs.
 
     kernels : kernels of all profiled runs of the row
-    requested_metrics : names of the metrics that `--ncu-metrics` requests
     """
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
@@ -220,7 +211,6 @@ def _sum(kernels: Sequence[NcuKernel], name: str) -> float | None:
 
 
 def _mean(kernels: Sequence[NcuKernel], name: str) -> float | None:
-    """Return the mean of a metric over the kernels, weighted by their durations; None if no kernel has the metric."""
     measured = [kernel for kernel in kernels if name in kernel.metrics]
     time = sum(map(_time, measured))
     return sum(kernel.metrics[name] * _time(kernel) for kernel in measured) / time if time else None

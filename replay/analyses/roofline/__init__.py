@@ -29,8 +29,6 @@ BOUNDS = (BANDWIDTH, ARITHMETIC, LAUNCH, INTERPRETER)
 
 @dataclass(frozen=True, slots=True)
 class LimitColumns(Columns):
-    """The columns that compare the time of a row with the least time that this machine needs."""
-
     limit_us: float | None = column("shortest time in which this machine could run one call", "us")
     of_limit: float | None = column("`limit_us` divided by the median", "1")
     bound: str | None = column("resource that sets `limit_us`: `bandwidth`, `arithmetic`, `launch`, `interpreter`")
@@ -40,7 +38,7 @@ class LimitColumns(Columns):
 class Limit:
     """The least time that a machine needs for a call.
 
-    us : least time in us: the largest of the times for moving its bytes, for its arithmetic, and for one launch
+    us : the largest of the times for moving its bytes, for its arithmetic, and for one launch
     bound : which of these times is the largest; `interpreter` if launching all operators of the call one by one takes
         longer than `us`
     level : name of the memory level from which its bytes are read
@@ -68,8 +66,6 @@ def limit_of(
     size : number of bytes to move
     dtype : name of the dtype of its arithmetic, such as `bfloat16`
     operators : number of operators that the call runs
-    ceilings : peak rates and bandwidths of the machine
-    threads : number of threads that run the call
     cold : True if the caches are empty before the call
     launches : True if the measured time includes a launch
     by_interpreter : True if operators are launched one by one and not fused
@@ -95,27 +91,24 @@ def with_limits(
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
     launches: bool = True,
 ) -> list[Result]:
-    """Return the rows with the columns of the roofline; rows without a time or without known bytes are returned as they
-    are.
+    """Return the rows with the columns of the roofline; rows without a time or without known bytes stay as they are.
 
-    ceilings : peak rates and bandwidths of the machine
-    threads_of, dtype_of : functions that return the number of threads, and the dtype of the arithmetic, of a row
     launches : False to leave the time of launches out, because another implementation may need fewer launches
     """
     return [_with_limit(row, ceilings, threads_of(row), dtype_of(row), launches) for row in rows]
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
-    """Return a function that returns the name of the dtype of a row's arithmetic, such as `float32`; `tf32` for float32
-    if the torch settings with which its case was recorded allow TF32.
+    """Return a function for the dtype of a row's arithmetic, `tf32` for float32 if the recorded torch settings allow
+    TF32.
     """
     context_of_case = {case.number: case.context for case in workload.cases}
     return lambda row: arithmetic_dtype(row, context_of_case.get(row.case, {}))
 
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
-    """Return a function that returns the number of threads of a row: the requested number, otherwise the recorded one,
-    otherwise torch's default.
+    """Return a function for the number of threads of a row: the requested, else the recorded number, else torch's
+    default.
     """
     import torch
 
@@ -229,9 +222,6 @@ def time_of(row: Result) -> float:
 
 
 def _name(row: Result) -> str:
-    """Return the operator's name, followed by those settings of the row that differ from the defaults, such as its
-    mode.
-    """
     return " ".join(
         [
             row.op,
@@ -258,8 +248,6 @@ class RooflineOptions:
 
 @analyses.register("roofline")
 class RooflineAnalysis(Analysis):
-    """Analysis that compares the time of each row with the least time that this machine needs for it."""
-
     options = RooflineOptions
     columns = LimitColumns
     place = 60

@@ -27,13 +27,12 @@ PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def line_of_level(place: int) -> dict[str, Any]:
-    """Return matplotlib's settings of the line of memory level number `place`; level 0 is nearest to the processor."""
+    """Return matplotlib's settings of the line of a memory level; level 0 is nearest to the processor."""
     return {**INK, "linestyle": DASHES[place % len(DASHES)]}
 
 
 def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) -> None:
-    """Add a legend to a figure: the heading, the colour of each bound, and the line style and bandwidth of each memory
-    level.
+    """Add a legend: the heading, the colour of each bound, and the line style and bandwidth of each memory level.
 
     bandwidths : bandwidth of each memory level in GB/s, by name
     """
@@ -52,8 +51,7 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """List the operators that take most time, numbered from 1, below the plots of a figure. Return the number of each
-    listed operator, by name.
+    """List the longest operators below the plots, numbered from 1; return the number of each, by name.
 
     total : time of all rows in us
     """
@@ -95,10 +93,7 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
-    """Write the number of each operator in `key` on the operator's largest dot.
-
-    dots : (x, y, row) of each dot
-    """
+    """Write the number of each operator in `key` on the operator's largest dot."""
     places: list[tuple[float, float]] = []
     numbered: set[str] = set()
     for x, y, row in _ordered(dots):
@@ -112,7 +107,6 @@ def _ordered(dots: Sequence[Dot]) -> list[Dot]:
 
 
 def _add_number(axes: Axes, x: float, y: float, number: int, places: list[tuple[float, float]]) -> None:
-    """Write a number at the point (x, y), or next to it if another number is too near; add its position to `places`."""
     point = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
     steps = [(0, 0), *((radius * a, radius * b) for radius in (1, 2, 3) for a, b in _AROUND)]
     for across, up in steps:
@@ -144,8 +138,7 @@ def draw(rows: Sequence[Result], ceilings: Peaks, threads: int, title: str) -> F
     refer to the list of operators below the plots.
 
     rows : result rows; those without a limit are left out
-    ceilings : peak rates and bandwidths of the machine
-    threads : number of threads for which the peaks are drawn
+    threads : number of threads for which the peak rates are drawn
     """
     shown = [row for row in rows if LimitColumns.of(row).bound is not None and row.median_us]
     computing = [row for row in shown if row.flops and row.bytes_moved]
@@ -196,9 +189,6 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Peaks, threads:
 
 
 def _rates(rows: Sequence[Result], ceilings: Peaks, threads: int) -> dict[str, float]:
-    """Return the machine's peak rates (from `ceilings`, for `threads` threads) in Gflop/s of the dtypes in which the
-    rows compute, highest first; only the rate of float32 if the machine's rates of these dtypes are unknown.
-    """
     dtypes = {row.math_dtype for row in rows} & ceilings.rates.keys() or {"float32"} & ceilings.rates.keys()
     if "float32" in dtypes:
         dtypes |= {TF32} & ceilings.rates.keys()
@@ -207,11 +197,6 @@ def _rates(rows: Sequence[Result], ceilings: Peaks, threads: int) -> dict[str, f
 
 
 def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Peaks, threads: int) -> None:
-    """Plot the time of calls over the bytes that they move, and lines for the shortest times that launches and memory
-    allow.
-
-    Calls that move no bytes are drawn in a separate strip on the left.
-    """
     sizes = [float(row.bytes_moved) for row in rows if row.bytes_moved]
     has_lane = any(not row.bytes_moved for row in rows)
     lane = _lane(rows)
@@ -237,7 +222,6 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Peaks, threads: in
 
 
 def _lane(rows: Sequence[Result]) -> float:
-    """Return the x position, in bytes, at which calls that move no bytes are drawn."""
     return LANE * min([FEWEST_BYTES, *(float(row.bytes_moved) for row in rows if row.bytes_moved)])
 
 

@@ -1,5 +1,5 @@
-"""Measurement of a machine's peak rates; the best of several runs counts, because disturbances only make
-runs slower.
+"""Measurement of a machine's peak rates; the best of several runs counts, because disturbances only make runs
+slower.
 """
 
 from __future__ import annotations
@@ -74,10 +74,8 @@ NOT_THERE = (RuntimeError, AttributeError, TypeError, AssertionError)
 def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Peaks:
     """Measure the peak rates and bandwidths of a device, which takes about 20 seconds.
 
-    On the CPU, they are measured for one thread and for one thread per processor.
-
-    on_progress : function that receives progress
-    Raises `UserError` if the device lacks a required feature, or if a rate is implausible.
+    On the CPU, they are measured for one thread and for one thread per processor. Raises `UserError` if the device
+    lacks a required feature, or if a rate is implausible.
     """
     try:
         ceilings = _measure(device, on_progress)
@@ -90,9 +88,7 @@ def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Pea
 
 
 def products_of(kind: str) -> dict[str, MatrixProduct]:
-    """Return the matrix products to measure on a device of the type `kind`, such as `cuda`, by the name of the dtype in
-    which they compute.
-    """
+    """Return the matrix products to measure on a type of device, such as `cuda`, by the dtype in which they compute."""
     if kind == "cpu":
         return PRODUCTS
     return PRODUCTS | (ROUNDED if kind in KINDS else {}) | ON_ACCELERATORS
@@ -127,7 +123,6 @@ def _measure(device: str, on_progress: ProgressCallback) -> Peaks:
 
 
 def _matrix_rate(product: MatrixProduct, device: str) -> float | None:
-    """Return the highest rate of a product over all matrix sizes, in Gflop/s; None if the device cannot compute it."""
     best = None
     wait = synchronizer(device)
     for size in SIZES:
@@ -162,9 +157,6 @@ def random_matrices(size: int, dtype: torch.dtype, device: str) -> tuple[Tensor,
 
 
 def _launch_us(function: Callable[..., Any], one: torch.Tensor, device: str) -> float:
-    """Return the mean time in us to launch an operator (`function` on the tensor `one`), over many launches in a row
-    without waiting for any of them.
-    """
     wait = synchronizer(device)
 
     def run() -> None:
