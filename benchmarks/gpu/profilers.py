@@ -12,7 +12,7 @@ from gpu.programs import SHIPPED, capture_calls, expect_ok, replay_rows, row_of
 from gpu.reports import NCU, NSYS, find_binary, keep_small
 from gpu.step import NotHereError, Place, Step, expect, expect_between
 from opgrip.errors import UserError
-from opgrip.replay.analyses.ncu.ncu_report import NcuColumns
+from opgrip.replay.analyses.ncu.ncu import NcuColumns
 from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.results.results import RAN, UNSUPPORTED, Result
 from opgrip.replay.timing.ranges import check_ranges

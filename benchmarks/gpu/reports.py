@@ -11,9 +11,9 @@ from contextlib import closing
 from pathlib import Path
 
 from opgrip.replay.analyses.ncu.ncu import PLACES as NCU_PLACES
-from opgrip.replay.analyses.ncu.ncu_report import TO_CSV
+from opgrip.replay.analyses.ncu.ncu import TO_CSV
+from opgrip.replay.analyses.nsys import CALLS, EVENTS, STRINGS, DeviceWorkKind
 from opgrip.replay.analyses.nsys import PLACES as NSYS_PLACES
-from opgrip.replay.analyses.nsys_report import CALLS, EVENTS, STRINGS, DeviceWorkKind
 from opgrip.replay.analyses.profiler_programs import find_program
 
 NSYS, NCU = "nsys", "ncu"

@@ -106,7 +106,7 @@ class Analysis:
     options: ClassVar[type]
     columns: ClassVar[type[Columns] | None] = None
     counts_work: ClassVar[bool] = False
-    place: ClassVar[int] = 100
+    order: ClassVar[int] = 100
     prints_partial: ClassVar[bool] = False
 
     def __init__(self, options: Any, session: AnalysisSession) -> None:
@@ -145,4 +145,4 @@ analyses: Registry[type[Analysis]] = Registry("opgrip.replay.analyses", "opgrip.
 
 
 def in_order() -> list[type[Analysis]]:
-    return sorted(analyses.values(), key=lambda analysis: analysis.place)
+    return sorted(analyses.values(), key=lambda analysis: analysis.order)

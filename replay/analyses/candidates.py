@@ -46,7 +46,7 @@ STYLES = {"wrong": "bold red", "failed": "red", "slower": "yellow", "faster": "g
 
 @analyses.register("candidates")
 class CandidatesAnalysis(UnaskedAnalysis):
-    place = 60
+    order = 60
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         workload = self.session.workload
@@ -119,14 +119,14 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
         return
     judged.sort(
         key=lambda row: (
-            VERDICTS.index(_candidate_columns(row).verdict or ""),
-            -(_candidate_columns(row).step_share or 0.0),
+            VERDICTS.index(CandidateColumns.of(row).verdict or ""),
+            -(CandidateColumns.of(row).step_share or 0.0),
         )
     )
     bases = {_key(row): row.median_us for row in rows if row.mode == rows[0].mode}
     what = "module" if is_of_module(judged[0]) else "operator"
     columns = [
-        TableColumn("verdict", lambda row: _candidate_columns(row).verdict),
+        TableColumn("verdict", lambda row: CandidateColumns.of(row).verdict),
         TableColumn("trace", "trace", least=12, when=lambda row: row.trace),
         TableColumn(what, _operator, least=20),
         TableColumn("case", "case", "d", rank=3),
@@ -134,23 +134,23 @@ def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
         TableColumn("count", "count", ",d", rank=3),
         TableColumn(
             "of step",
-            lambda row: _candidate_columns(row).step_share,
+            lambda row: CandidateColumns.of(row).step_share,
             ".2%",
             rank=2,
-            when=lambda row: _candidate_columns(row).step_share,
+            when=lambda row: CandidateColumns.of(row).step_share,
         ),
         TableColumn(f"{what} us", lambda row: bases.get(_key(row)), ",.2f", rank=1),
         TableColumn("candidate us", "median_us", ",.2f", rank=1),
         TableColumn("ratio", "ratio_p50", ".3f"),
         TableColumn("95% interval", _interval, ">", rank=1),
     ]
-    print_table(columns, judged[:MOST_ROWS], file, style=lambda row: STYLES.get(_candidate_columns(row).verdict or ""))
+    print_table(columns, judged[:MOST_ROWS], file, style=lambda row: STYLES.get(CandidateColumns.of(row).verdict or ""))
     if len(judged) > MOST_ROWS:
-        print_line(f"and {len(judged) - MOST_ROWS:,} more signatures: -o FILE writes all", file)
+        print_line(f"and {len(judged) - MOST_ROWS:,} more signatures: -o FILE writes all of them", file)
     for row in judged:
         if row.error is not None:
             print_line(f"{_operator(row)} {row.shapes}, case {row.case}: {row.status}: {row.error}", file)
-        if (command := _candidate_columns(row).export) is not None and row.status == WRONG:
+        if (command := CandidateColumns.of(row).export) is not None and row.status == WRONG:
             print_line(f"  {command}", file)
     _print_without_gradients(rows, file)
     _print_steps(judged_steps(rows), file)
@@ -183,16 +183,12 @@ def _print_steps(steps: Sequence[JudgedStep], file: IO[str]) -> None:
         print_line(line, file)
 
 
-def _candidate_columns(row: Result) -> CandidateColumns:
-    return CandidateColumns.of(row)
-
-
 def _operator(row: Result) -> str:
     return row.op if row.direction == FORWARD else f"{row.op} {row.direction}"
 
 
 def _interval(row: Result) -> str | None:
-    low, high = _candidate_columns(row).ratio_low, _candidate_columns(row).ratio_high
+    low, high = CandidateColumns.of(row).ratio_low, CandidateColumns.of(row).ratio_high
     return None if low is None or high is None else f"{low:.3f} to {high:.3f}"
 
 

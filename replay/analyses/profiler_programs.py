@@ -44,7 +44,7 @@ def why_unseen(own: Result | None) -> str:
 LAST_LINES = 6  # number of last lines of a failed profiler to report: the first states the reason, the others the usage
 
 
-def find_program(name: str, product: str, places: Sequence[str], named: str | None = None) -> str:
+def find_program(name: str, product: str, folders: Sequence[str], named: str | None = None) -> str:
     """Return the path of a profiler; raise `UserError` if it is not found.
 
     product : name of the product to install, for the error message
@@ -58,10 +58,10 @@ def find_program(name: str, product: str, places: Sequence[str], named: str | No
                 f"{named} is not a program that can be run", f"set the path of the program {name} with --{name}-bin"
             )
         return binary
-    binary = shutil.which(name) or next((path for place in places for path in sorted(glob.glob(place))[::-1]), None)
+    binary = shutil.which(name) or next((path for folder in folders for path in sorted(glob.glob(folder))[::-1]), None)
     if binary is None:
         raise UserError(
-            f"{name} is neither on PATH nor at {' or '.join(places)}",
+            f"{name} is neither on PATH nor at {' or '.join(folders)}",
             f"install {product}, or set its path with --{name}-bin",
         )
     return binary

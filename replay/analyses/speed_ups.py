@@ -97,7 +97,7 @@ DIMENSIONS = ("values", "threads", "cache")  # columns that can have several val
 
 @analyses.register("points")
 class PointsAnalysis(UnaskedAnalysis):
-    place = 45
+    order = 45
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         print_points(rows, self.session.workload.request.modes.reference, file)
@@ -129,7 +129,7 @@ STATUSES = (OK, WRONG, UNSUPPORTED, FAILED, TIMEOUT, CONTENDED)
 
 @analyses.register("modes")
 class ModesAnalysis(UnaskedAnalysis):
-    place = 40
+    order = 40
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
         print_modes(rows, self.session.workload.request.modes.reference, file)
@@ -211,7 +211,7 @@ class SweepOptions:
 @analyses.register("sweep")
 class SweepAnalysis(Analysis):
     options = SweepOptions
-    place = 50
+    order = 50
     prints_partial = True
 
     def __init__(self, options: SweepOptions, session: AnalysisSession) -> None:
@@ -245,9 +245,6 @@ class Scaling:
     points: tuple[int, ...]
     gains: tuple[float, ...]
     turning: int
-
-    def gain(self, place: int) -> float:
-        return self.gains[place]
 
 
 SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}  # columns by name of the dimension
@@ -283,8 +280,8 @@ def print_sweep(results: Sequence[Result], file: IO[str]) -> None:
         has_modes = len({item.mode for item in curves}) > 1
         columns = [TableColumn("operator", "operator", least=20), *([TableColumn("mode", "mode")] if has_modes else [])]
         columns += [
-            TableColumn(str(point), partial(Scaling.gain, place=place), ".2f")
-            for place, point in enumerate(curves[0].points)
+            TableColumn(str(point), partial(lambda index, curve: curve.gains[index], index), ".2f")
+            for index, point in enumerate(curves[0].points)
         ]
         columns.append(TableColumn("up to", "turning", "d", rank=1))
         print_table(columns, curves, file, title)

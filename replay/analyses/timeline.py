@@ -38,7 +38,7 @@ class TimelineOptions:
 @analyses.register("timeline")
 class TimelineAnalysis(Analysis):
     options = TimelineOptions
-    place = 10
+    order = 10
 
     def __init__(self, options: TimelineOptions, session: AnalysisSession) -> None:
         super().__init__(options, session)

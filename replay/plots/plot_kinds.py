@@ -356,11 +356,11 @@ def draw_roofline(request: PlotRequest) -> Figure:
 
     (run,) = request.runs.values()
     if "ceilings" not in run.header:
-        raise UserError("the results do not contain the machine's peaks", "replay with --roofline")
+        raise UserError("the results do not contain the machine's peak rates", "replay with --roofline")
     try:
         ceilings, threads = from_json(run.header["ceilings"]), int(run.header.get("threads", 1))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError("the machine's peaks in the results are damaged", "replay with --roofline") from error
+        raise UserError("the machine's peak rates in the results are damaged", "replay with --roofline") from error
     return drawing.draw(run.rows, ceilings, threads, request.title)
 
 
@@ -370,7 +370,7 @@ _KINDS = {
     "history": Plot("times of the same cases in several runs", draw_history, least=2),
     "scaling": Plot("time for several values of threads, batch_scale or streams", draw_scaling, over=tuple(VARIED)),
     "shapes": Plot("time over bytes or flops, with a panel per operator", draw_shapes, over=tuple(WORK)),
-    "roofline": Plot("rates of calls and the machine's peaks", draw_roofline, most=1),
+    "roofline": Plot("rates of calls and the machine's peak rates", draw_roofline, most=1),
 }
 for _name, _plot in _KINDS.items():
     plots.register(_name)(_plot)

@@ -12,8 +12,7 @@ from opgrip.cli.options import EFFORT, OUTPUT, option, titled
 from opgrip.cli.output_files import check_writable
 from opgrip.errors import UserError
 from opgrip.replay.analyses import Analysis, AnalysisSession, analyses
-from opgrip.replay.analyses.ncu.ncu import COMMAND, FLAGS, PLACES
-from opgrip.replay.analyses.ncu.ncu_report import SETS, NcuColumns, metrics_of
+from opgrip.replay.analyses.ncu.ncu import COMMAND, FLAGS, PLACES, SETS, NcuColumns, metrics_of
 from opgrip.replay.analyses.profiler_programs import arguments_in, find_program
 from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import check_ranges
@@ -70,7 +69,7 @@ class NcuOptions:
 class NcuAnalysis(Analysis):
     options = NcuOptions
     columns = NcuColumns
-    place = 30
+    order = 30
 
     def __init__(self, options: NcuOptions, session: AnalysisSession) -> None:
         import torch

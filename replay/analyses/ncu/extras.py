@@ -19,8 +19,8 @@ def main(folder: str, report: str, *metric_names: str) -> int:
     """
     sys.path.insert(0, folder)
     context = importlib.import_module("ncu_report").load_report(report)
-    for place in range(context.num_ranges()):
-        profiled_range = context.range_by_idx(place)
+    for number in range(context.num_ranges()):
+        profiled_range = context.range_by_idx(number)
         for index in range(profiled_range.num_actions()):
             action = profiled_range.action_by_idx(index)
             values = {name: _value(action.metric_by_name(name)) for name in metric_names}

@@ -250,7 +250,7 @@ class RooflineOptions:
 class RooflineAnalysis(Analysis):
     options = RooflineOptions
     columns = LimitColumns
-    place = 60
+    order = 60
     counts_work = True
 
     @classmethod
@@ -265,7 +265,6 @@ class RooflineAnalysis(Analysis):
         return with_limits(rows, ceilings, threads, dtype_of(self.session.workload))
 
     def print(self, rows: Sequence[Result], file: IO[str]) -> None:
-
         print_roofline(rows, file)
 
 
@@ -276,8 +275,10 @@ def ceilings_of(session: AnalysisSession) -> Peaks:
 
     ceilings = read_cached_peaks(session.device)
     if ceilings is None:
-        with session.reporter.following("measuring the peaks of this machine") as on_progress:
+        with session.reporter.following(
+            "measuring the peak bandwidth and arithmetic rates of this machine"
+        ) as on_progress:
             ceilings = measure(session.device, on_progress)
         path = keep(ceilings, session.device)
-        session.reporter.say(f"the measured peaks of {session.device} are stored in {path}; opgrip machine shows them")
+        session.reporter.say(f"the peak rates of {session.device} are stored in {path}; opgrip machine shows them")
     return ceilings

@@ -26,9 +26,9 @@ DASHES = ("-", "--", "-.", ":")  # line styles of memory levels, from the level 
 PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
-def line_of_level(place: int) -> dict[str, Any]:
+def line_of_level(index: int) -> dict[str, Any]:
     """Return matplotlib's settings of the line of a memory level; level 0 is nearest to the processor."""
-    return {**INK, "linestyle": DASHES[place % len(DASHES)]}
+    return {**INK, "linestyle": DASHES[index % len(DASHES)]}
 
 
 def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) -> None:
@@ -40,8 +40,8 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
     nothing = (line([], [], linestyle=""), "")
     bounds = [(line([], [], linestyle="", marker="o", color=color, alpha=0.6), name) for name, color in COLORS.items()]
     levels = [
-        (line([], [], **line_of_level(place)), f"{name} {short(rate * 1e9, 'B/s')}")
-        for place, (name, rate) in enumerate(bandwidths.items())
+        (line([], [], **line_of_level(index)), f"{name} {short(rate * 1e9, 'B/s')}")
+        for index, (name, rate) in enumerate(bandwidths.items())
     ]
     # matplotlib fills a legend column by column
     entries = [entry for column in zip_longest(bounds, levels, fillvalue=nothing) for entry in column]
@@ -86,34 +86,34 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
     dots : (x, y, row) of each dot
     total : time in us for which a dot has the largest area
     """
-    for place, (x, y, row) in enumerate(_ordered(dots)):
+    for index, (x, y, row) in enumerate(_ordered(dots)):
         area = SMALLEST + time_of(row) / total * (LARGEST - SMALLEST)
         color = COLORS.get(LimitColumns.of(row).bound or "", "#888888")
-        axes.scatter([x], [y], area, color=color, gid=f"dot {place}", **STYLE)
+        axes.scatter([x], [y], area, color=color, gid=f"dot {index}", **STYLE)
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
     """Write the number of each operator in `key` on the operator's largest dot."""
-    places: list[tuple[float, float]] = []
+    positions: list[tuple[float, float]] = []
     numbered: set[str] = set()
     for x, y, row in _ordered(dots):
         if row.op in key and row.op not in numbered:
             numbered.add(row.op)
-            _add_number(axes, x, y, key[row.op], places)
+            _add_number(axes, x, y, key[row.op], positions)
 
 
 def _ordered(dots: Sequence[Dot]) -> list[Dot]:
     return sorted(dots, key=lambda dot: -time_of(dot[2]))
 
 
-def _add_number(axes: Axes, x: float, y: float, number: int, places: list[tuple[float, float]]) -> None:
+def _add_number(axes: Axes, x: float, y: float, number: int, positions: list[tuple[float, float]]) -> None:
     point = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
     steps = [(0, 0), *((radius * a, radius * b) for radius in (1, 2, 3) for a, b in _AROUND)]
     for across, up in steps:
-        place = point[0] + across * APART, point[1] + up * APART
-        if all(hypot(place[0] - other[0], place[1] - other[1]) >= APART for other in places):
+        position = point[0] + across * APART, point[1] + up * APART
+        if all(hypot(position[0] - other[0], position[1] - other[1]) >= APART for other in positions):
             break
-    places.append(place)
+    positions.append(position)
     offset = across * APART, up * APART
     line = {"arrowstyle": "-", "linewidth": 0.5} if (across, up) != (0, 0) else None
     axes.annotate(str(number), (x, y), offset, textcoords="offset points", ha="center", va="center", fontsize=7,
@@ -174,9 +174,9 @@ def _draw_roofline(axes: Axes, rows: Sequence[Result], ceilings: Peaks, threads:
     axes.xaxis.set_major_formatter("{x:g}")
     label_axis(axes.yaxis, "operations a second", "flop/s", 1e9)
     (x_low, x_high), (y_low, y_high) = axes.get_xlim(), axes.get_ylim()
-    for place, (name, rate) in enumerate(bandwidths.items()):
+    for index, (name, rate) in enumerate(bandwidths.items()):
         first = max(x_low, y_low / rate)
-        axes.plot([first, top / rate], [first * rate, top], gid=f"bandwidth {name}", **line_of_level(place))
+        axes.plot([first, top / rate], [first * rate, top], gid=f"bandwidth {name}", **line_of_level(index))
     height = 1.0
     for dtype, rate in rates.items():
         knee = max(rate / max(bandwidths.values()), x_low)
@@ -214,11 +214,11 @@ def _draw_times(axes: Axes, rows: Sequence[Result], ceilings: Peaks, threads: in
     axes.plot([edge, x_high], [ceilings.launch_us] * 2, gid="launch", **INK)
     label: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "fontsize": 7}
     axes.text(1.01, ceilings.launch_us, "one\nlaunch", **label)
-    for place, level in enumerate(ceilings.levels):
+    for index, level in enumerate(ceilings.levels):
         rate = ceilings.bandwidth(level, threads) * 1e3
         first, last = max(edge, y_low * rate), min(x_high, y_high * rate)
         if first < last:
-            axes.plot([first, last], [first / rate, last / rate], gid=f"time {level.name}", **line_of_level(place))
+            axes.plot([first, last], [first / rate, last / rate], gid=f"time {level.name}", **line_of_level(index))
 
 
 def _lane(rows: Sequence[Result]) -> float:

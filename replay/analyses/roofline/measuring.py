@@ -80,10 +80,10 @@ def measure(device: str, on_progress: ProgressCallback = ignore_progress) -> Pea
     try:
         ceilings = _measure(device, on_progress)
     except NOT_THERE as error:
-        problem = f"the peaks of {device} cannot be measured: {cause_of(error)}"
+        problem = f"the peak rates of {device} cannot be measured: {cause_of(error)}"
         raise UserError(problem, "leave --roofline out, or measure another device") from error
     if implausible := find_implausible_rate(ceilings):
-        raise UserError(f"the peaks of {device} were measured wrongly: {implausible}", "measure again")
+        raise UserError(f"the peak rates of {device} were measured wrongly: {implausible}", "measure again")
     return ceilings
 
 
@@ -100,9 +100,9 @@ def _measure(device: str, on_progress: ProgressCallback) -> Peaks:
     rates: dict[str, dict[int, float]] = {}
     products = products_of(kind)
     parts = len(threads) * len(products) + 1
-    for place, count in enumerate(threads):
+    for index, count in enumerate(threads):
         with _threads(count):
-            for number, (name, product) in enumerate(products.items(), place * len(products)):
+            for number, (name, product) in enumerate(products.items(), index * len(products)):
                 on_progress(f"products of {name}", number, parts)
                 rate = _matrix_rate(product, device)
                 if rate is not None:

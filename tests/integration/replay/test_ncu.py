@@ -24,17 +24,17 @@ from programs import refusal, run_command, succeed
 from opgrip.errors import UserError
 from opgrip.replay import load_results
 from opgrip.replay.analyses import profiler_programs as target
-from opgrip.replay.analyses.ncu.ncu import in_template
-from opgrip.replay.analyses.ncu.ncu_report import (
+from opgrip.replay.analyses.ncu.ncu import (
     BASIC,
     DURATION,
     NcuKernel,
+    in_template,
     joined,
     kernels_of_csv,
     metrics_of,
     read_report,
 )
-from opgrip.replay.analyses.nsys_report import read_report as read_nsys
+from opgrip.replay.analyses.nsys import read_report as read_nsys
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import Result
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, NCU, PREPARE, READY

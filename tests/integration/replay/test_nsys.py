@@ -18,8 +18,16 @@ from programs import ROOT, refusal, succeed
 from opgrip.errors import UserError
 from opgrip.replay.analyses import nsys
 from opgrip.replay.analyses.ncu.ncu import FLAGS as NCU_FLAGS
-from opgrip.replay.analyses.nsys import PLACES, NsysColumns, Runs, joined, joined_alone, with_seen
-from opgrip.replay.analyses.nsys_report import NsysReport, read_report
+from opgrip.replay.analyses.nsys import (
+    PLACES,
+    NsysColumns,
+    NsysReport,
+    Runs,
+    joined,
+    joined_alone,
+    read_report,
+    with_seen,
+)
 from opgrip.replay.analyses.profiler_programs import arguments_in, find_program, merged_arguments
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import load_results

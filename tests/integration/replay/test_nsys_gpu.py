@@ -18,16 +18,18 @@ from settings import rows_of, settings_of
 from opgrip.cli.progress import Reporter
 from opgrip.replay.analyses import AnalysisSession
 from opgrip.replay.analyses.nsys import (
+    GRAPH_NAME,
     Nsys,
     NsysAnalysis,
     NsysColumns,
     NsysOptions,
+    NsysReport,
     joined,
     joined_alone,
     profile_rows,
+    read_report,
     with_seen,
 )
-from opgrip.replay.analyses.nsys_report import GRAPH_NAME, NsysReport, read_report
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.workload import load_workload

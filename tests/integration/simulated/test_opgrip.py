@@ -270,7 +270,7 @@ def test_device_peaks_are_measured_and_limit_its_rows(tmp_path: Path) -> None:
 def test_device_that_cannot_be_measured_is_reported_in_one_line(tmp_path: Path) -> None:
     os.environ["OPGRIP_CACHE"] = str(tmp_path)
     make_measuring_quick()
-    with pytest.raises(UserError, match=r"the peaks of sim:1 cannot be measured: .*planted failure: leave "):
+    with pytest.raises(UserError, match=r"the peak rates of sim:1 cannot be measured: .*planted failure: leave "):
         measuring.measure("sim:1")
 
 

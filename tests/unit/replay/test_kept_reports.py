@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from programs import ROOT
 
-from opgrip.replay.analyses.ncu.ncu_report import BASIC, DURATION, kernels_of_csv
-from opgrip.replay.analyses.ncu.ncu_report import joined as joined_ncu
+from opgrip.replay.analyses.ncu.ncu import BASIC, DURATION, kernels_of_csv
+from opgrip.replay.analyses.ncu.ncu import joined as joined_ncu
 from opgrip.replay.analyses.nsys import joined as joined_nsys
-from opgrip.replay.analyses.nsys_report import read_report
+from opgrip.replay.analyses.nsys import read_report
 from opgrip.replay.reports.cells import read_results
 
 KEPT = ROOT / "tests/data/gpu"

@@ -319,7 +319,7 @@ def test_plot_command_writes_images(saved: Path) -> None:
         ),
         (
             "plain.json --kind roofline -o x.svg",
-            "the results do not contain the machine's peaks: replay with --roofline",
+            "the results do not contain the machine's peak rates: replay with --roofline",
         ),
         (
             "one.json plain.json --kind history -o x.svg",
