@@ -5,9 +5,12 @@ Text from traces and results is not parsed as mathematics, and can be searched i
 
 from __future__ import annotations
 
+import base64
+import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from html import escape
 from math import inf, log10
 from pathlib import Path
@@ -32,6 +35,8 @@ METADATA: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationD
 # pairs of a length in decades and multiples of powers of ten; axes shorter than the length are labelled at these
 # multiples
 LABELS = ((1.2, (1.0, 2.0, 5.0)), (2.5, (1.0, 3.0)))
+# resolution of an image, and of the page that shows it; a higher resolution looks sharp on screens
+DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
 
 
 def check_plottable(path: Path) -> None:
@@ -55,13 +60,36 @@ def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> t
     """
     size = options.pop("size", (6.6, 3.6))
     needed("matplotlib", "plot")
-    from opgrip.display.styled_figure import StyledFigure
-
-    figure = StyledFigure(figsize=size, layout="constrained")
+    figure = _styled_figure()(figsize=size, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     if title:
         figure.suptitle(literal(title, 110), fontsize=9)
     return figure, list(grid.flat)
+
+
+@cache
+def _styled_figure() -> type[Figure]:
+    from matplotlib.figure import Figure
+
+    class StyledFigure(Figure):
+        # drawn in opgrip's plot style wherever a program shows or saves it; Jupyter shows it as an image
+
+        def savefig(self, *args: Any, **options: Any) -> None:
+            with in_style():
+                super().savefig(*args, **options)
+
+        def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, dict[str, int]]]:
+            png, width = _png_of(self)
+            return {"image/png": png, "text/plain": repr(self)}, {"image/png": {"width": width}}
+
+    return StyledFigure
+
+
+def _png_of(figure: Figure) -> tuple[str, int]:
+    # in base64, with the width in page pixels at which a notebook shows the image
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=DOTS_PER_INCH, pil_kwargs={"optimize": True})
+    return base64.b64encode(file.getvalue()).decode(), round(figure.get_size_inches()[0] * PIXELS_PER_INCH)
 
 
 def literal(text: object, most: int = 60) -> str:
@@ -168,10 +196,7 @@ def _number(value: float) -> str:
 def _image(draw: Callable[[], Figure], description: str) -> str:
     try:
         with in_style():
-            figure = draw()
-            from opgrip.display.styled_figure import png_of
-
-            png, width = png_of(figure)
+            png, width = _png_of(draw())
     except UserError:
         return ""
     alternative = escape(printable(description))

@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from opgrip.cli.options import OUTPUT, option, titled
-from opgrip.platform.heartbeat import IDLE
 from opgrip.platform.machine import Gpu, open_gpu
+from opgrip.platform.sandbox import IDLE
 from opgrip.replay.results.columns import Columns, column
 
 if TYPE_CHECKING:

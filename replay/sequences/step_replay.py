@@ -26,8 +26,7 @@ import torch
 from opgrip.cli.command import counted
 from opgrip.cli.progress import ProgressCallback, ignore_progress
 from opgrip.errors import UserError, one_line
-from opgrip.platform.heartbeat import IDLE, Heartbeat
-from opgrip.platform.sandbox import Ended, answer, receive_request
+from opgrip.platform.sandbox import IDLE, Ended, Heartbeat, answer, receive_request
 from opgrip.replay.cases.flow import FlowingCall, NewMemory, make_flow, new_memory
 from opgrip.replay.cases.selection import no_calls
 from opgrip.replay.inputs.input_options import trace_with_defaults

@@ -18,7 +18,7 @@ import torch
 
 from opgrip.platform.activity_records import recorded_work
 from opgrip.platform.contention import Contention, Waits
-from opgrip.platform.heartbeat import IDLE
+from opgrip.platform.sandbox import IDLE
 from opgrip.replay.cases.preceding_calls import BEFORE, CallPosition
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import check_use, is_accelerator

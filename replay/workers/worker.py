@@ -20,8 +20,7 @@ from typing import Any, NoReturn
 from opgrip.cli.command import printable
 from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
-from opgrip.platform.heartbeat import IDLE, Heartbeat
-from opgrip.platform.sandbox import DEVICE_LOST, POLL_S, Child, Ended, receive_request, write_message
+from opgrip.platform.sandbox import DEVICE_LOST, IDLE, POLL_S, Child, Ended, Heartbeat, receive_request, write_message
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.operators.memory import limit_memory

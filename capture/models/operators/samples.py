@@ -28,8 +28,7 @@ from opgrip.capture.torch_compat.torch_private import without_functions, without
 from opgrip.cli.command import counted
 from opgrip.cli.output_files import whole_file
 from opgrip.errors import one_line
-from opgrip.platform.heartbeat import Heartbeat
-from opgrip.platform.sandbox import TIMEOUT, Child, Ended, write_message
+from opgrip.platform.sandbox import TIMEOUT, Child, Ended, Heartbeat, write_message
 from opgrip.traces.schema.arguments import leaves, map_leaves
 from opgrip.traces.schema.tensor_specs import DTYPES, plain_name
 

@@ -17,8 +17,7 @@ import pytest
 from programs import succeed
 
 from opgrip.errors import UserError
-from opgrip.platform.heartbeat import IDLE, Beat, Heartbeat
-from opgrip.platform.sandbox import Child, Ended, answer, check_bubblewrap, run_program
+from opgrip.platform.sandbox import IDLE, Beat, Child, Ended, Heartbeat, answer, check_bubblewrap, run_program
 from opgrip.replay import load_results
 from opgrip.replay.command.opreplay import main
 
