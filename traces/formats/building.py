@@ -1,7 +1,7 @@
 """Builder of trace records from calls in order, for readers of other tools' files.
 
-While calls are added, `TensorSpec.storage` numbers a storage within the whole graph. `split` converts these numbers to
-the ones in signatures and calls.
+While calls are added, `TensorSpec.storage` is the number of a storage within the whole file. `split` converts these
+numbers to those of signatures and calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from opgrip.traces.values import ValueModel, fit
 
 @dataclass(slots=True)
 class GraphStorages:
-    """Assigns a storage number to each named value of a graph."""
+    """Storage numbers of the named values of a graph."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     count: int = 0
@@ -59,9 +59,8 @@ class GraphStorages:
 
 
 def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
-    """Return, for each result of an operator, the storage number of the argument that it shares memory with, or None.
-
-    args, kwargs : nested arguments with `TensorSpec`, whose `storage` is numbered within the whole graph
+    """Return, for each result of an operator, the storage number of the argument that it shares memory with, or
+    None.
     """
     schemas = schemas_of(op)
     if not schemas:
@@ -86,7 +85,6 @@ def _memory_of(result: Any, memory: dict[str, int]) -> int | None:
 
 
 def _sets(argument: Any) -> Iterator[str]:
-    """Yield the alias sets in the schema of an argument or result, for example `a` for `Tensor(a!)`."""
     if argument.alias_info is not None:
         yield from argument.alias_info.before_set
 
@@ -94,10 +92,10 @@ def _sets(argument: Any) -> Iterator[str]:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Return the arguments and results of a call as a signature has them, and the storages of their tensors.
+    """Return the arguments and results of a call as a signature has them, and the storage number of each of their
+    tensors.
 
-    In the signature, tensors that share memory have the same small number as `storage`, and others None. The storages
-    are numbered within the whole graph, arguments first.
+    In the signature, tensors that share memory have the same small number as `storage`, and others None.
     """
     argument_storages = [_number(spec) for spec in tensors([args, kwargs])]
     result_storages = [_number(spec) for spec in tensors(outputs)]
@@ -134,8 +132,7 @@ def tensor_of(
     """Return the `TensorSpec` for values from a file; raise `ValueError` if they are not valid.
 
     dtype : dtype, or its name with or without `torch.`
-    stride : strides in elements, None for a contiguous tensor
-    offset : storage offset in elements
+    stride : None for a contiguous tensor
     """
     sizes = tuple(shape) if isinstance(shape, list | tuple) else None
     kind = DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
@@ -174,17 +171,13 @@ NOT_RECORDED = Opaque("not recorded")
 class RecordBuilder:
     """Builds the records of a trace from calls; it numbers signatures, scopes and value models.
 
-    A reader of a format adds calls and yields the records that are `ready`:
-
         builder = RecordBuilder("tritonbench", file.losses)
         for op, args, kwargs in calls_of(file):
             builder.add_call(op, args, kwargs)
             yield from builder.ready()
         yield from builder.end()
 
-    name : name of the format
-    losses : parts of the file that the reader skipped; written to the last record
-    facts : versions, devices, command and time in the file, for the header
+    facts : fields for the trace's header, such as versions
     is_timed : True if the file has durations
     """
 
@@ -209,7 +202,7 @@ class RecordBuilder:
         return self._number("values", repr(model), lambda number: Values(number, model))
 
     def add_scope(self, scope: Scope) -> int:
-        """Add a scope if it is new, and return its number, for use in `Scope.forward`; `scope.number` is ignored."""
+        """Add a scope if it is new, and return its number; `scope.number` is ignored."""
         unnumbered = replace(scope, number=0)
         return self._number("scope", repr(unnumbered), lambda number: replace(unnumbered, number=number))
 
@@ -232,9 +225,8 @@ class RecordBuilder:
         """Add one call, or `count` calls of one signature, and return the number of the signature.
 
         op : operator with its overload, such as `aten.add.Tensor`
-        args, kwargs, outputs : nested values and `TensorSpec`
         scope : origin of the call; its number is ignored
-        start_ns : time since the first call, or None if unknown: the call then starts after the previous one
+        start_ns : time since the first call; None: the call starts after the previous one
         storages : storage numbers of its tensors, arguments first; empty if unknown
         device_ns : time that the call kept an accelerator busy; -1 if unknown
         """
@@ -282,7 +274,6 @@ class RecordBuilder:
         return self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
 
     def _number(self, what: str, key: str, make: Any) -> int:
-        """Return the number of the record with this key; if the key is new, create the record."""
         numbers = self._numbers.setdefault(what, {})
         number = numbers.get(key)
         if number is None:
@@ -302,11 +293,7 @@ def says_gradients(header: Mapping[str, Any]) -> bool:
 
 
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:
-    """Return a value model of a tensor that a file stores, or None for an empty tensor.
-
-    The model is fitted in this thread only, because a replay forks, and forks of a process hang if operators ran in
-    several of its threads.
-    """
+    """Return a value model of a tensor that a file stores, or None for an empty tensor."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,10 @@
 """Reader of torch.profiler's traces with shapes (the JSON of `export_chrome_trace`), and writer of timelines.
 
-Events hold shapes and types of tensors. Every other argument is text, which is parsed by the type in the operator's
-schema. Only operators that a capture would record are kept, without composite operators, which only call others, and
-without operators inside recorded ones.
+Events hold shapes and types of tensors. Every other argument is text, which is parsed by its type in the operator's
+schema. The calls are those that a capture would record: no composite operators, and no operators inside others.
+
+A launch of a CUDA or HIP graph runs kernels that were captured before. A profile of the launch shows the kernels
+without operators; a profile of the graph's capture shows the operators and their kernel launches, in the same order.
 """
 
 from __future__ import annotations
@@ -95,7 +97,6 @@ def _placed(value: Any, device: str) -> Any:
 
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
-    """Return a call with its argument `device` set, if it takes no tensors and creates one; else the call unchanged."""
     makes = (
         any(item.name == "device" for item in parameters) and next(tensors([bound.args, bound.kwargs]), None) is None
     )
@@ -105,7 +106,6 @@ def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
 
 
 def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
-    """Return argument `place` of a profiler event, as the schema's parameter requires; tensors are on the CPU."""
     kind, text, shape, stride = inputs.types[place], inputs.texts[place], inputs.shapes[place], inputs.strides[place]
     expected, optional = parameter.real_type, False
     if expected.kind() == "OptionalType":
@@ -213,7 +213,7 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of each thread with their times, and with the times of their kernels if the file has kernels.
+    """Yield the calls of each thread, with the times of their kernels if the file has kernels.
 
     Raise `Damage` after the last call of a cut file.
     """
@@ -251,11 +251,6 @@ def _calls_of_host(table: EventTable, losses: Losses) -> Iterator[tuple[str, Pro
 
 
 def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str, ProfiledCall]]:
-    """Return the calls in launches of CUDA graphs, from the profile of the capture.
-
-    Without such a profile, return none, and note in the file's losses which share of the device's time the launches
-    take.
-    """
     share = graph_share(table)
     if file.capture is None:
         file.losses.doubts += doubts_of(share)
@@ -276,7 +271,6 @@ def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str
 
 
 def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str, Any]]:
-    """Return the events of a file, except events that are not valid JSON, and fields for the trace's header."""
     table = EventTable()
     facts: dict[str, Any] = {}
     repair = Repair("ph", lambda reason, count: file.losses.skip("?", f"an event is not JSON: {reason}", count))
@@ -304,18 +298,12 @@ def _events_of(file: ForeignFile, cuts: list[str]) -> tuple[EventTable, dict[str
 
 
 class _Adder:
-    """Adds the calls of profiler events to a trace; events that differ only in their times are parsed once.
-
-    device : device that the program ran on
-    """
-
     def __init__(self, builder: RecordBuilder, device: str, losses: Losses) -> None:
         self._builder, self._device, self._losses = builder, device, losses
         self._bound: dict[Slice, Bound | str] = {}
         self._forward_scopes: dict[int, int] = {}
 
     def add(self, call: ProfiledCall, thread: str) -> int | None:
-        """Add a call and return the number of its signature, or None if the file lacks its arguments."""
         event, scope, work = call.event, call.scope, call.work
         bound = self._bound.get(event.slice)
         if bound is None:
@@ -339,7 +327,6 @@ class _Adder:
         )
 
     def _bind(self, item: Slice) -> Bound | str:
-        """Return the call with the overload that accepts an event's arguments, or the reason why none does."""
         if item.inputs is None:
             return "the file does not have its shapes"
         try:
@@ -349,10 +336,7 @@ class _Adder:
 
 
 def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any, ...]:
-    """Return the arguments of a copy between CPU and device, in which the CPU's tensor has the device `cpu`.
-
-    The names of the copying kernels (`work`) show the direction.
-    """
+    """Return the arguments of a copy between host and device, in which the host's tensor has the device `cpu`."""
     places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)
     if "HtoD" in names and places:
@@ -375,14 +359,13 @@ MOSTLY = 0.5  # share of device time in graph launches from which on the other c
 
 
 def graph_share(table: EventTable) -> float:
-    """Return the share of the device time in a profile that is spent in launches of CUDA or HIP graphs, 0 to 1."""
+    """Return the share of the device time in a profile that is spent in launches of graphs, 0 to 1."""
     durations = table.kernels["duration"]
     in_graphs = np.isin(table.kernels["correlation"], list(table.graph_launches))
     return float(durations[in_graphs].sum() / max(durations.sum(), 1))
 
 
 def doubts_of(share: float) -> list[str]:
-    """Return a list with a warning if graph launches take a large share of the device time, else an empty list."""
     if share < MOSTLY:
         return []
     return [
@@ -403,17 +386,13 @@ class CapturedGraph:
     calls: list[tuple[ProfiledCall, list[int]]] = field(default_factory=list)
 
     def launches_these(self, kernels: Sequence[str]) -> bool:
-        """Return True if kernels with these names, run by one launch, can be the kernels of this graph."""
         if not kernels or len(kernels) != len(self.launches):
             return False
         return not all(self.launches) or Counter(self.launches) == Counter(kernels)
 
 
 def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list[CapturedGraph]:
-    """Return the CUDA or HIP graphs whose capture a profile shows, in order.
-
-    skip : called with each operator that is left out, and the reason
-    """
+    """Return the graphs whose capture a profile shows, in order; `skip` gets each operator left out, and the reason."""
     ends = [*sorted(table.capture_ends), 1 << 62]
     spans = [(begin, ends[bisect_right(ends, begin)]) for begin in sorted(table.capture_begins)]
     graphs = [CapturedGraph() for _ in spans]
@@ -444,19 +423,12 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
 
 
 def _meets(event: ProfilerEvent, spans: Sequence[tuple[int, int]], first_ns: int) -> bool:
-    """Return True if an event overlaps one of the time spans."""
     place = bisect_right(spans, (event.end_ns + first_ns, 0)) - 1
     return place >= 0 and spans[place][1] > event.start_ns + first_ns
 
 
 @dataclass(frozen=True, slots=True)
 class _Launch:
-    """A launch of a captured CUDA or HIP graph.
-
-    start_ns, thread : start of the launch, and thread that launched it
-    kernels : name and duration in ns of each kernel, in the order of the capture
-    """
-
     start_ns: int
     thread: str
     graph: CapturedGraph
@@ -464,11 +436,8 @@ class _Launch:
 
 
 class GraphLaunchCalls:
-    """The calls that the launches of CUDA or HIP graphs in a profile represent, found in a profile of the graphs'
-    capture.
+    """The calls in the launches of graphs in a profile (`table`), found in a profile of the graphs' capture.
 
-    table : events of the profile with the launches
-    graphs : captured graphs
     skip : called with each launch that is left out, and the reason
     """
 
@@ -502,7 +471,9 @@ class GraphLaunchCalls:
         """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        """Yield each call of each launch, after the name of its thread, with the times of its kernels in the launch."""
+        """Yield the thread's name and the call, for each call of each launch, with the times of its kernels in the
+        launch.
+        """
         for launch in self._launches:
             for place, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())
@@ -514,7 +485,6 @@ class GraphLaunchCalls:
 
 
 def _kernels_by_launch(table: EventTable) -> dict[int, list[tuple[str, int]]]:
-    """Return name and duration in ns of the kernels of each graph launch, in start order, by correlation number."""
     kernels: dict[int, list[tuple[str, int]]] = defaultdict(list)
     names = table.kernel_names
     order = np.argsort(table.kernels["start"], kind="stable")
@@ -526,10 +496,7 @@ def _kernels_by_launch(table: EventTable) -> dict[int, list[tuple[str, int]]]:
 
 
 def _paired(captured: Sequence[str], launched: Sequence[str]) -> list[int]:
-    """Return, for each kernel of a graph's capture, the index of the same kernel in a launch of the graph.
-
-    Kernels of equal name keep their order.
-    """
+    """Return, for each kernel of a captured graph, the index of the same kernel in a launch of the graph."""
     if not all(captured):
         return list(range(len(captured)))
     order = [0] * len(captured)

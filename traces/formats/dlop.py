@@ -1,5 +1,5 @@
-"""Reader of DLOP-Bench's operator configurations: one file per operator, JSON with a list of values per argument, or
-CSV with one configuration per line.
+"""Reader of DLOP-Bench's operator configurations: JSON with a list of values per argument, or CSV with one
+configuration per line.
 
     adaptive_avg_pool2d.json: {"input": [[4, 96, 56, 56], [2, 64, 128, 128]], "output_size": [[1], [6]]}
     where.csv: #0,yolact_r50_8x8_coco,12,"{'condition': [[19248]], 'x': [[19248]], 'y': [[]]}"
@@ -68,7 +68,6 @@ class TableRow:
 
 
 def rows_of_json(file: ForeignFile) -> Iterator[TableRow]:
-    """Yield the rows of a table that has a list of values per column."""
     form = file.parse(file.content(MOST_BYTES))
     if not isinstance(form, dict) or not all(isinstance(cells, list) for cells in form.values()):
         raise file.damage("it is not a JSON object of lists")
@@ -79,10 +78,6 @@ def rows_of_json(file: ForeignFile) -> Iterator[TableRow]:
 
 
 def rows_of_csv(file: ForeignFile, name: str) -> Iterator[TableRow]:
-    """Yield the rows of a CSV file with `CSV_COLUMNS`; `parameters` is a table with one row, as Python prints it.
-
-    name : operator of the file, for which damaged lines are counted
-    """
     calls = 0
     for line in file.content(MOST_BYTES).decode(errors="replace").splitlines()[1:]:
         if not line.strip():
@@ -112,9 +107,9 @@ def _csv_row(line: str) -> TableRow:
 
 @dataclass(frozen=True, slots=True)
 class CellTensor:
-    """Tensor that a cell describes.
+    """The tensor that one cell of an operator table describes.
 
-    data : values of the tensor in row-major order, or None if the cell only has the shape
+    data : values in row-major order, or None if the cell only has the shape
     """
 
     shape: tuple[int, ...]
@@ -128,10 +123,6 @@ class CellTensor:
         return fit_values(torch.tensor(self.data, dtype=self.dtype).reshape(self.shape))
 
     def spec(self, values: int | None = None) -> TensorSpec:
-        """Return the metadata of the tensor as a contiguous tensor on the CPU.
-
-        values : number of its value model, or None
-        """
         return TensorSpec(self.shape, contiguous(self.shape), self.dtype, "cpu", values=values)
 
 
@@ -157,14 +148,13 @@ class Reading:
 
 
 def single(cell: Any) -> Any:
-    """Return the only item of a list of length 1; return any other cell unchanged."""
     return cell[0] if isinstance(cell, list) and len(cell) == 1 else cell
 
 
 def is_missing(cell: Any, kind: Any = None) -> bool:
-    """Return True if a cell represents a missing argument: null, "", "None", [], false, or a list of one of these.
+    """Return True if a cell represents a missing argument: null, "", "None", "null", [], or a list of one of these.
 
-    kind : type of the argument; for a boolean argument, false is a value
+    kind : type of the argument: false is a missing value unless the type is boolean; None: false is a value
     """
     inner = single(cell)
     if inner is None or inner == [] or (isinstance(inner, str) and inner in ("", "None", "null")):
@@ -179,7 +169,6 @@ def innermost(kind: Any) -> Any:
 def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...] = ()) -> Any:
     """Return the argument in a cell: a plain value, a `CellTensor`, or a list of these.
 
-    parameter : parameter of the schema
     first : shape of the call's first tensor, from which missing sizes in a list of sizes are taken
 
     Raise `Unfit` if the cell cannot be converted to the parameter's type.
@@ -208,7 +197,6 @@ def _is_size(size: int | None) -> bool:
 
 
 def _integer(item: Any) -> int | None:
-    """Return the integer that a cell contains, also as text or as a float such as 2.0; None if it has no integer."""
     if isinstance(item, str):
         return int(item) if re.fullmatch(r" ?-?[0-9]{1,18}", item) else None
     if isinstance(item, float) and math.isfinite(item) and item == int(item) and abs(item) < 1 << 53:
@@ -288,7 +276,6 @@ def _is_number(item: Any) -> bool:
 
 
 def dtype_named(item: Any) -> torch.dtype | None:
-    """Return the dtype that a cell names in torch's or Python's notation, or None for other cells."""
     return DTYPES.get(SYNONYMS.get(item, item)) if isinstance(item, str) else None
 
 
@@ -299,7 +286,6 @@ SUFFIX = "_size"  # suffix that the names of columns with shapes may have
 class TableFunction:
     """A function of torch that a table of configurations calls.
 
-    name : path of the function, such as `torch.nn.functional.relu`
     tensors : names of tensor arguments, whose cells have shapes
     plain : names of arguments that are numbers or booleans
     """
@@ -324,10 +310,7 @@ FUNCTIONS = {
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that a function runs with the arguments in a row, recorded on meta tensors.
-
-    Raise `Unfit` if a column is not an argument, a cell cannot be converted, or the function rejects its arguments.
-    """
+    """Yield the operators that a function runs with the arguments in a row; raise `Unfit` if it rejects them."""
     arguments: dict[str, Any] = {}
     for column, cell in row.items():
         name = column if column in (*function.tensors, *function.plain) else column.removesuffix(SUFFIX)
@@ -415,7 +398,6 @@ UPSAMPLE = {
 
 
 def _cat(row: Row) -> tuple[str, Row]:
-    """Return a `cat` call along the first dimension in which the tensors differ, unless the file names a dimension."""
     if not is_missing(row.get("dim")) and row["dim"] not in ([False], False):
         return "cat", row
     shapes = [shape_of(cell) for column, cell in row.items() if column != "dim" and not is_missing(cell)]
@@ -425,7 +407,6 @@ def _cat(row: Row) -> tuple[str, Row]:
 
 
 def _einsum(row: Row) -> tuple[str, Row]:
-    """Return an `einsum` call with its operands in one list; the file has slashes instead of commas in the equation."""
     equation, *operands = (cell for cell in row.values() if not is_missing(cell))
     if not isinstance(equation, str):
         raise Unfit(f"the equation of einsum is not a string: {str(equation)[:40]}")
@@ -455,8 +436,6 @@ def _instance_norm(row: Row) -> tuple[str, Row]:
 
 
 def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
-    """Return a converter of rows of `max` or `min` to calls; a second column is a tensor and not a dimension."""
-
     def rewrite(row: Row) -> tuple[str, Row]:
         first, *others = row.values()
         second = next((cell for cell in others if not is_missing(cell)), None)
@@ -466,7 +445,6 @@ def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
 
 
 def _max_unpool2d(row: Row) -> tuple[str, Row]:
-    """Return a `max_unpool2d` call whose output has the size that the input of the pooling had."""
     lists = {name: shape_of(row.get(name)) for name in ("input", "kernel_size", "stride", "padding")}
     sizes = {name: shape for name, shape in lists.items() if shape}
     if len(sizes) < len(lists) or not is_missing(row.get("output_size")):
@@ -480,7 +458,6 @@ def _max_unpool2d(row: Row) -> tuple[str, Row]:
 
 
 def _interpolate(row: Row) -> tuple[str, Row]:
-    """Return an upsampling call for a row of `interpolate`; the operator depends on the mode and the dimensions."""
     shape = shape_of(row.get("input_size"))
     mode = _text(row.get("mode")) or "nearest"
     dimensions = len(shape or ()) - 2
@@ -523,9 +500,6 @@ Call = tuple[str, list[Any], dict[str, Any]]
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if a file begins like a JSON object whose first value is a list without objects, or names the
-    columns of the CSV files.
-    """
     if is_csv(head):
         return True
     return START.match(head.start) is not None and head.start.count(b"{") == 1
@@ -573,15 +547,12 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def operator_name(path: Path) -> str:
-    """Return the operator that a configuration file is named after, such as `conv2d` for `conv2d.json.gz`."""
     stem = path.stem if path.suffix in PACKED else path.name
     return stem.removesuffix(".json").removesuffix(".csv")
 
 
 def call_of(name: str, row: Row) -> Call:
-    """Return the call that a row of a configuration describes: the overload, positional and named arguments.
-
-    name : operator that the file is named after
+    """Return the call that a row describes: the overload, positional and named arguments.
 
     Raise `Unfit` with the reason if no overload accepts the row.
     """
@@ -653,14 +624,10 @@ def _call(schema: Any, row: Row, reading: Reading) -> Call:
 
 
 class _Cells(list[Any]):
-    """Cells of several columns that together form one argument, which is a list of tensors."""
+    pass
 
 
 def _is_missing(cell: Any, parameter: Any, reading: Reading) -> bool:
-    """Return True if a cell represents a missing argument.
-
-    `[0]` counts as missing for an optional tensor, because no program passes an empty one.
-    """
     if reading.empty_is_scalar and cell == [] and parameter.type.kind() == "TensorType":
         return False
     is_none = cell == [0] and parameter.type.kind() == "OptionalType" and _is_tensor(parameter)
@@ -672,10 +639,6 @@ def _is_tensor(parameter: Any) -> bool:
 
 
 def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:
-    """Return the cell for each parameter of a schema; columns belong to parameters by name, else by position.
-
-    Raise `Unfit` if a column with a value matches no parameter.
-    """
     parameters = {item.name: item for item in schema.arguments}
     names = {column: SIDES.sub("", column) for column in row}
     by_name = {column: name if name in parameters else column for column, name in names.items()}

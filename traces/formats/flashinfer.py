@@ -6,6 +6,9 @@ each workload, and names the safetensors files with its values. SOL-ExecBench ha
 `definition.json` and `workload.jsonl`.
 
 A workload becomes the call of the operator that computes the same as the kernel. References are parsed and never run.
+
+When written, signatures that differ only in sizes share a definition: sizes that differ are variable axes, sizes that
+never differ are constants, and sizes that are always equal to each other are one axis.
 """
 
 from __future__ import annotations
@@ -61,11 +64,9 @@ class NoCall(ValueError):
 class DataSet:
     """A folder with definitions and workloads of kernels, and what was read from it so far.
 
-    file : file or folder to read
     root : the data set's folder, or None for a file outside of one
     definitions : definitions by name; None for one that does not exist
     models : number of the value model of each stored tensor, by file, key in the file, and metadata
-    stored_bytes : bytes of tensor values read so far
     """
 
     file: ForeignFile
@@ -75,7 +76,6 @@ class DataSet:
     stored_bytes: int = 0
 
     def definition(self, name: str) -> dict[str, Any]:
-        """Return the definition of the kernel `name`; raise `NoCall` if it does not exist."""
         if name not in self.definitions:
             self.definitions[name] = self._load(name)
         definition = self.definitions[name]
@@ -114,13 +114,11 @@ def _is_bare(line: bytes) -> bool:
 
 
 def _problems(path: Path) -> list[Path]:
-    """Return the folders of kernels of SOL-ExecBench: `path` itself, or its subfolders."""
     folders = (path, *sorted(islice(path.glob("*/"), MOST_FILES)))
     return [folder for folder in folders if (folder / PROBLEM).is_file() and (folder / WORKLOADS).is_file()]
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the records of a trace with one call for each workload that can be converted to an operator."""
     data_set = DataSet(file, _root_of(file.path))
     builder = RecordBuilder("flashinfer", file.losses)
     keys: set[tuple[str, str]] = set()
@@ -150,7 +148,6 @@ def _root_of(path: Path) -> Path | None:
 
 
 def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
-    """Yield each workload as a JSON value, with the name of its definition."""
     file = data_set.file
     if file.path.is_dir() and data_set.root != file.path:
         for folder in _problems(file.path):
@@ -180,7 +177,6 @@ def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
 
 
 def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the workloads of one kernel's folder of SOL-ExecBench, with the name of its definition."""
     losses, unbounded = data_set.file.losses, data_set.file.unbounded
     if not (folder / PROBLEM).is_file():
         raise UserError(f"{workloads} does not name its definition", f"put its {PROBLEM} into the same folder")
@@ -191,7 +187,6 @@ def _problem(data_set: DataSet, folder: Path, workloads: Path | None = None) -> 
 
 
 def _lines(file: ForeignFile, name: str | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield each workload in a file with the name of its definition; `name` is used for workloads that name none."""
     for line in file.lines():
         if line.strip():
             form = file.parse(line)
@@ -257,8 +252,6 @@ _OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
-    """Return the value of the size of an axis that is a text such as `batch * 3`."""
-
     def value(node: ast.expr) -> int:
         match node:
             case ast.Constant(value=int() as number):
@@ -280,9 +273,6 @@ def _size_of(expression: Any, sizes: Mapping[str, Any]) -> int:
 def _argument(
     data_set: DataSet, builder: RecordBuilder, spec: Any, sizes: Mapping[str, int], source: Any
 ) -> TensorSpec | bool | int | float:
-    """Return one input of a kernel as an argument: a number, or a tensor, with a value model if its values are
-    stored.
-    """
     if not isinstance(spec, dict) or not isinstance(source, dict):
         raise NoCall("an input of the definition or workload is not a JSON object")
     names = spec.get("shape")
@@ -310,7 +300,6 @@ def _argument(
 def _with_values(
     data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, source: Mapping[str, Any]
 ) -> TensorSpec:
-    """Return a tensor with a value model of its stored values, or without one if they cannot be read."""
     name, key, losses = str(source.get("path"))[:1000], str(source.get("tensor_key")), data_set.file.losses
     try:
         if (name, key, tensor) not in data_set.models:
@@ -324,10 +313,6 @@ def _with_values(
 
 
 def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: str, key: str) -> int | None:
-    """Return the number of a value model of stored values, or None if no model fits.
-
-    Raise `FormatError` if the values cannot be read or do not match `tensor`.
-    """
     root = data_set.root
     path = None if root is None else root / name
     if path is None or root is None or not path.resolve().is_relative_to(root.resolve()):
@@ -361,7 +346,6 @@ def _call_of_kernel(definition: Mapping[str, Any], arguments: Arguments) -> Call
 
 
 def _gemm(arguments: Arguments, reference: str) -> Call | None:
-    """Return a call for the product of A (M, K) and the transpose of B (N, K), or None for other `arguments`."""
     match list(arguments.values()):
         case [TensorSpec() as left, TensorSpec() as right] if len(left.shape) == len(right.shape) == 2:
             return ("aten.linear.default", [left, right], {}) if left.shape[1] == right.shape[1] else None
@@ -369,10 +353,6 @@ def _gemm(arguments: Arguments, reference: str) -> Call | None:
 
 
 def _rmsnorm(arguments: Arguments, reference: str) -> Call | None:
-    """Return a call of RMS normalization: rows divided by their root mean square, times a weight.
-
-    Return None for a kernel that adds another tensor before it normalizes.
-    """
     tensors = [value for value in arguments.values() if isinstance(value, TensorSpec)]
     numbers = [value for value in arguments.values() if isinstance(value, float)]
     if len(tensors) != 2 or len(numbers) + 2 != len(arguments) or len(numbers) > 1:
@@ -393,9 +373,6 @@ KERNELS: dict[str, Callable[[Arguments, str], Call | None]] = {"gemm": _gemm, "r
 
 
 def _call_of_reference(text: str, arguments: Arguments) -> Call | None:
-    """Return the call in a reference that only calls one operator, such as `def run(x): return
-    torch.ops.aten.relu.default(x)`, or None for any other text.
-    """
     if len(text) > MOST_TEXT or "torch.ops." not in text:
         return None
     try:
@@ -492,10 +469,6 @@ def _lost(signature: Signature, count: int) -> Iterator[str]:
 
 
 def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses: Losses) -> Iterator[KernelDefinition]:
-    """Yield kernel definitions, each for a group of signatures that differ only in sizes.
-
-    A signature with an output size that is not an axis forms a separate group.
-    """
     kernels: dict[str, KernelDefinition] = {}
     for signature in signatures:
         try:
@@ -584,9 +557,8 @@ Sizes = tuple[int, ...]  # sizes of one dimension in all members
 
 
 def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:
-    """Return the name of each axis of a kernel definition, by the axis's sizes in all signatures of the definition.
-
-    The result is None if an output size is neither an input size nor constant.
+    """Return the name of each axis by its sizes in all signatures; None if an output size is no input size or
+    constant.
     """
     axes: dict[Sizes, str] = {}
     variables = 0
@@ -655,10 +627,7 @@ def _write_kernel(kernel: KernelDefinition, trace: Trace, folder: Path) -> None:
 
 
 def _sources(kernel: KernelDefinition, signature: Signature, trace: Trace, folder: Path, file: str) -> dict[str, Any]:
-    """Return, for each input of a signature, how a workload gets its values, as a JSON object.
-
-    Values of integer and boolean tensors are drawn from the value model and stored in `file`, a path in `folder`.
-    """
+    """Return how a workload gets each input; values of integers and booleans are drawn and stored in `file`."""
     specs = [leaf for leaf in leaves((signature.args, signature.kwargs)) if isinstance(leaf, TensorSpec)]
     stored: dict[str, torch.Tensor] = {}
     for (name, _), spec in zip(kernel.inputs, specs, strict=True):

@@ -4,17 +4,15 @@ A ring file is mapped into memory and written by `opgrip.capture.writing.flight_
 come chunks, each of four little-endian 64-bit integers and a payload that is padded to 8 bytes. The first integer is
 the kind; it is written last, so that a chunk that a process died in looks like the end of the file.
 
-======= ========================================== ==========================================================
-kind    further integers                           payload
-======= ========================================== ==========================================================
-START   calls to keep, start of the capture in ns, none
-        calls that came before those in the file
-LINES   bytes                                      records of a trace, the header first, as JSON lines
-PAIRS   number of pairs                            of each: its number, signature, scope, number of tensors
-CALLS   thread, calls, storages                    of each call: pair, start, end, sequence number of autograd;
-                                                   the number of tensors of each call; their storages
-RUNNING bytes                                      the calls that had not ended, as JSON lines
-======= ========================================== ==========================================================
+======= ========================================== ========================================================== kind
+further integers                           payload ======= ==========================================
+========================================================== START   calls to keep, start of the capture in ns, none calls
+that came before those in the file LINES   bytes                                      records of a trace, the header
+first, as JSON lines PAIRS   number of pairs                            of each: its number, signature, scope, number of
+tensors CALLS   thread, calls, storages                    of each call: pair, start, end, sequence number of autograd;
+the number of tensors of each call; their storages RUNNING bytes                                      the calls that had
+not ended, as JSON lines ======= ==========================================
+==========================================================
 
 The file lacks data that are only known when a trace is written: device times, page faults and perturbed calls.
 """
@@ -50,8 +48,7 @@ Integers = NDArray[np.int64]
 class _Block:
     """Calls of one thread in the order of their ends, as in a CALLS chunk.
 
-    calls : (N, 4), for each call: number of its pair (signature, scope, number of tensors), start, end, and sequence
-        number of autograd
+    calls : (N, 4), for each call: number of its pair, start, end, and sequence number of autograd
     tensors : (N,), number of tensors of each call
     storages : (sum of `tensors`,), storage numbers
     """
@@ -146,8 +143,6 @@ def _record(line: bytes) -> Record | None:
 
 
 class _ForwardScopes:
-    """Makes records of calls, and assigns to each backward call the scope of the forward call that caused it."""
-
     def __init__(self, ring: _Ring, records: list[Record]) -> None:
         self._ring = ring
         self._scopes = {record.number: record for record in records if isinstance(record, Scope)}
@@ -170,7 +165,6 @@ class _ForwardScopes:
                 last = sequence
 
     def calls(self, block: _Block, first: int, newest: int) -> tuple[Calls, list[Scope]]:
-        """Return a record of the calls of a block, and the new scopes that it refers to."""
         rows, self._new = block.calls[first:], []
         pairs = [self._ring.pairs[pair] for pair in rows[:, 0].tolist()]
         scopes = [self._scope(pair[1], sequence) for pair, sequence in zip(pairs, rows[:, 3].tolist(), strict=True)]

@@ -64,12 +64,10 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the records of a trace with the calls in a text file; each call occurs as often as its count states."""
     return _records("tritonbench", file, _counted_lines(file))
 
 
 def _counted_lines(file: ForeignFile) -> Iterator[tuple[str, str, int]]:
-    """Yield the operator, the text of the arguments and the count for each call in a text file."""
     op = ""
     for number, line in enumerate(file.lines(), 1):
         if named := OPERATOR_LINE.fullmatch(line.strip()):
@@ -173,7 +171,6 @@ def _of_torch(name: str) -> Any:
 
 
 def device_named(name: str) -> torch.device:
-    """Return the device with this name, or raise `ValueError`."""
     try:
         return torch.device(name)
     except RuntimeError as error:
@@ -267,7 +264,6 @@ def recognizes_rows(head: Head) -> bool:
 
 
 def read_rows(file: ForeignFile) -> Iterator[Record]:
-    """Yield the records of a trace with the calls in a Parquet file; each call occurs as often as its count states."""
     size = file.path.stat().st_size
     most_bytes = DECOMPRESSED.of(size)
     try:
@@ -311,7 +307,6 @@ def _bytes_of(cell: Any) -> bytes:
 
 
 def _unquoted(value: Any) -> Any:
-    """Return the dtype or device that a string names, as in some rows; return any other value unchanged."""
     if not isinstance(value, str):
         return value
     device = DEVICE.fullmatch(value)
@@ -319,7 +314,7 @@ def _unquoted(value: Any) -> Any:
 
 
 def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write a Parquet file: one row per call with different arguments, sorted by operator and by decreasing count."""
+    """Write one row per call with different arguments, sorted by operator and by decreasing count."""
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
     schema = _schema(arrow)
@@ -329,7 +324,6 @@ def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _schema(arrow: Any) -> Any:
-    """Return the Arrow schema of the columns that BackendBench's converter writes."""
     return arrow.schema(
         [
             *(arrow.field(name, arrow.string()) for name in ("uuid", "op_name", "args")),
@@ -343,7 +337,6 @@ def _schema(arrow: Any) -> Any:
 
 
 def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
-    """Yield one row for each combination of an operator and a text of arguments, with its count and times."""
     signatures = {item.number: item for item in trace.signatures}
     groups = trace.own_calls.groupby("signature")["time_ns"]
     counts: Counter[tuple[str, str]] = Counter()
@@ -375,8 +368,6 @@ def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
 
 
 def _with_plain_devices(signature: Signature) -> Signature:
-    """Return a signature with devices as strings, because BackendBench only reads devices in this form."""
-
     def plain(value: Any) -> Any:
         return str(value) if isinstance(value, torch.device) else value
 

@@ -25,7 +25,6 @@ NAME = re.compile(r"([A-Za-z_]\w*)::([A-Za-z_]\w*)(?:\.([A-Za-z_]\w*))?")
 class Parameter:
     """Parameter of an operator, as its schema declares it.
 
-    name : name of the parameter
     type : type without alias and length, such as `Tensor?`, `ScalarType`, `SymInt[]`
     declared_type : type as in the text, such as `Tensor(a!)`, `int[2]`
     is_named : True if the parameter is keyword-only
@@ -53,7 +52,7 @@ class SchemaText:
 
     @property
     def op(self) -> str:
-        """Return the name that the operator has in a trace, such as `aten.add.Tensor`."""
+        """Name that the operator has in a trace, such as `aten.add.Tensor`."""
         namespace, _, rest = self.name.partition("::")
         packet, _, overload = rest.partition(".")
         return f"{namespace}.{packet}.{overload or 'default'}"
@@ -120,7 +119,6 @@ def pieces(text: str) -> Iterator[str]:
 
 
 def _closing(text: str) -> int | None:
-    """Return the position in a text of the bracket `)` that matches a `(` directly before the text, or None."""
     depth, quote = 0, ""
     for place, character in enumerate(text):
         if quote:
@@ -154,7 +152,6 @@ class Bound:
     """A call of an operator's overload, with arguments that fit the overload's schema.
 
     op : name in a trace, such as `aten.add.Tensor`
-    args : positional arguments
     kwargs : keyword-only arguments
     """
 
@@ -164,12 +161,10 @@ class Bound:
 
 
 def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Bound:
-    """Return the call of the overload that accepts these arguments.
+    """Return the call of the overload that accepts these arguments; raise `NoOverload` if there is none.
 
     name : operator with or without overload; a name without a namespace is one of aten
     args, kwargs : arguments, in which tensors are `TensorSpec`; keyword-only arguments may be among `args`
-
-    Raise `NoOverload` if no operator of that name is registered, or no overload accepts the arguments.
     """
     schemas = schemas_of(name)
     if not schemas:
@@ -206,7 +201,6 @@ def registered(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], losses
 
 
 def _with_device(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with `device` as a `torch.device`, so that a replay can move the call to another device."""
     device = kwargs.get("device")
     if isinstance(device, str):
         try:
@@ -222,10 +216,7 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads; overloads that only TorchScript has come last.
-
-    name : operator with or without overload
-    """
+    """Return torch's schemas of an operator's overloads; overloads that only TorchScript has come last."""
     match = OPERATOR_NAME.fullmatch(name if re.search(r"::|\.", name) else f"aten::{name}")
     if match is None:
         return []
@@ -237,7 +228,6 @@ def schemas_of(name: str) -> list[Any]:
 
 
 def op_of(schema: Any) -> str:
-    """Return the name that an overload has in a trace, such as `aten.add.Tensor`."""
     return f"{schema.name.replace('::', '.')}.{schema.overload_name or 'default'}"
 
 
@@ -263,7 +253,6 @@ def has_composite_kernel(schema: Any) -> bool | None:
 
 
 def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bool) -> Bound | str:
-    """Return the call of an overload with these arguments, or the reason why the overload does not accept them."""
     parameters = schema.arguments
     if len(args) > len(parameters):
         return f"{op_of(schema)} takes {len(parameters)} arguments, not {len(args)}"
@@ -294,10 +283,7 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
 
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return a call without arguments that equal the defaults of their parameters, as the dispatcher passes it on.
-
-    schema : schema of the overload, None to look it up
-    """
+    """Return a call without arguments that equal the defaults of their parameters, as the dispatcher passes it on."""
     schema = schema or schemas_of(bound.op)[0]
     parameters = {item.name: item for item in schema.arguments}
     kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters[name], value)}
@@ -322,7 +308,6 @@ def _with_type(value: Any) -> Any:
 
 
 def _fits(value: Any, kind: Any, length: int | None = None) -> bool:
-    """Return True if a parameter of type `kind` accepts a value."""
     name = kind.kind()
     if name == "OptionalType":
         return value is None or _fits(value, kind.getElementType(), length)

@@ -42,7 +42,7 @@ MOST_TIME_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class EventInputs:
-    """Arguments of an operator call in a profiler event, with one item per parameter of the operator in each list.
+    """Arguments of an operator call in a profiler event: lists with one item per parameter of the operator.
 
     types, shapes, strides : as the profiler writes them
     texts : text of arguments other than tensors; empty for tensors, None, and values that the profiler does not write
@@ -63,7 +63,6 @@ class EventInputs:
 class Slice:
     """Contents of a profiler event without its times; events with the same contents share one slice.
 
-    kind, name : category and name of the event in the file
     inputs : arguments of the operator; None if the event has no shapes
     """
 
@@ -76,7 +75,6 @@ class Slice:
 class ProfilerEvent:
     """An event of torch's profiler that lasts for a time, such as a call of an operator.
 
-    slice : category, name and arguments
     start_ns, end_ns : start and end in ns after the start of the first event
     external : number by which kernels refer to the event, -1 for none
     sequence : number by which a backward pass refers to a forward call, -1 for none
@@ -151,7 +149,7 @@ class EventTable:
 
     @property
     def first_ns(self) -> int:
-        """Start of the first event in ns, from which the times in `threads` are counted."""
+        """Start of the first event, from which the times in `threads` are counted."""
         return int(self._columns["start"].min()) if len(self._columns) else 0
 
     @property
@@ -255,9 +253,6 @@ class EventTable:
 
 
 def _inputs(fields: list[Any], old_shapes: Any) -> EventInputs:
-    """Return the arguments in an operator event, whose `fields` are types, shapes, strides and texts; older profilers
-    write the shapes under another name (`old_shapes`).
-    """
     types, shapes, strides, texts = fields
     shapes = old_shapes if shapes is None else shapes
     count = len(types) if isinstance(types, list) else 0
@@ -278,7 +273,6 @@ def _ns(microseconds: Any) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return a number by which events refer to each other, or -1 if `value` is no such number."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < 19:
         value = int(value)
     return value if type(value) is int and 0 <= value < MOST_TIME_NS else -1
@@ -308,10 +302,9 @@ class ProfiledCall:
 
 @dataclass(slots=True)
 class _Open:
-    """An event that has not ended yet, while the events of a thread are read.
+    """An event that has not ended yet.
 
-    call : the recorded call that the event represents or lies inside; None if there is no such call
-    is_call : True if the event itself is the call
+    call : the recorded call that the event represents or lies inside; None if there is none
     """
 
     end_ns: int
@@ -388,7 +381,6 @@ def _with_frame(scope: Scope, name: str) -> Scope:
 
 @lru_cache(maxsize=4096)
 def _is_composite(name: str, count: int | None) -> bool:
-    """Return True if an operator is composite, so that a capture records only the operators that it calls."""
     kernels = [has_composite_kernel(item) for item in schemas_of(name) if count in (None, len(item.arguments))]
     answers = [is_composite for is_composite in kernels if is_composite is not None]
     return bool(answers) and (all(answers) if count is not None else answers[0])

@@ -25,11 +25,8 @@ Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, Any]:
     """Return protobuf classes of messages, by name.
 
-    package : name of the protobuf package
     extra : name of the extra that installs protobuf, as in `pip install opgrip[EXTRA]`
     schema : number and type of each field, by message and name
-
-    Raise `MissingPackageError` if protobuf is not installed.
     """
     needed("google.protobuf", extra)
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -53,7 +50,6 @@ def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, 
 
 
 def parse_message(message_class: Any, data: bytes) -> Any:
-    """Return the message that bytes encode, or raise `FormatError`."""
     try:
         return message_class.FromString(data)
     except Exception as error:
@@ -62,10 +58,7 @@ def parse_message(message_class: Any, data: bytes) -> Any:
 
 
 def message_from_json(message_class: Any, form: Any) -> Any:
-    """Convert a JSON object to a protobuf message; fields that the class lacks are ignored.
-
-    Raise `FormatError` if it cannot be converted.
-    """
+    """Convert a JSON object to a protobuf message; fields that the class lacks are ignored."""
     from google.protobuf import json_format
 
     if not isinstance(form, dict):
@@ -124,10 +117,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def has_more_fields(data: bytes, descriptor: Any, limit: int) -> bool:
-    """Return True if an encoded message and the messages inside it have more than `limit` fields.
-
-    descriptor : protobuf descriptor of the message, which states which fields are messages
-    """
+    """Return True if an encoded message and the messages inside it have more than `limit` fields."""
     remaining = [(0, len(data), descriptor)]
     count = 0
     while remaining:

@@ -45,7 +45,7 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
 class KernelSource:
     """A compiled Triton kernel.
 
-    name, module : name of the kernel, and name of the module that defines it
+    module : name of the module that defines it
     constants : names of its constant parameters
     """
 
@@ -60,7 +60,6 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the records of a trace with one call for each kernel launch."""
     builder = RecordBuilder("tritonparse", file.losses)
     sources: dict[str, KernelSource] = {}
     launches = 0
@@ -93,9 +92,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
-    """Return the kernel that a compilation event (`payload`) describes, by its hash; empty if the event lacks a hash or
-    a source file.
-    """
     match payload:
         case {"metadata": {"hash": str() as key}, "python_source": {"file_path": str() as path, **rest}}:
             code = rest.get("code")
@@ -108,7 +104,6 @@ def _source(payload: Mapping[str, Any]) -> dict[str, KernelSource]:
 def _add_launch(
     builder: RecordBuilder, name: str, event: Mapping[str, Any], sources: Mapping[str, KernelSource]
 ) -> None:
-    """Add a launch as a call; raise `ValueError` if a replay cannot repeat it."""
     frames = _frames(event.get("stack"))
     if event.get("autotune_launch_type") == "benchmark" or any(
         function == "_bench" and LAUNCHING.fullmatch(file) for file, _, function in frames
@@ -136,7 +131,6 @@ def _add_launch(
 
 
 def _value(name: str, form: Any) -> Any:
-    """Return the argument that a JSON object describes; raise `ValueError` if the file lacks its value."""
     match form:
         case {"type": "tensor", "shape": shape, "dtype": dtype, "device": device, **rest}:
             tensor = tensor_of(shape, dtype, rest.get("stride"), device, rest.get("storage_offset", 0))
@@ -155,14 +149,12 @@ def _value(name: str, form: Any) -> Any:
 
 
 def _memory_of(tensor: TensorSpec, address: Any) -> int | None:
-    """Return the address of a tensor's storage, or None if `address`, that of its first element, is not valid."""
     if not isinstance(address, str) or not re.fullmatch(r"0x[0-9a-f]{2,16}", address):
         return None
     return int(address, 16) - tensor.offset * tensor.dtype.itemsize
 
 
 def _frames(stack: Any) -> list[tuple[str, int, str]]:
-    """Return file, line and function of each stack frame, outermost first."""
     frames = []
     for form in stack[-MOST_CALLERS:] if isinstance(stack, list) else ():
         match form:
@@ -172,7 +164,6 @@ def _frames(stack: Any) -> list[tuple[str, int, str]]:
 
 
 def _program_frames(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    """Return the stack frames of the program, without Triton's code that launches kernels."""
     places = (place for place, (file, _, _) in enumerate(frames) if LAUNCHING.fullmatch(file))
     return frames[: next(places, len(frames))]
 

@@ -1,6 +1,13 @@
-"""Lists of recorded matrix products, convolutions and attentions in the forms that tuners of kernels read.
+"""Lists of recorded matrix products, convolutions and attentions in the forms that tuners of kernels read, and reader
+of aiter's CSV files of matrix products as traces.
 
 A tuner runs the kernels of a library on each problem of a list, and writes the fastest ones to a file of tuned entries.
+
+    M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle
+    64,256,5120,False,torch.bfloat16,torch.float32,False,False
+
+A row of aiter's files is the product of a (M, K) input and the transpose of a (N, K) weight, in batches of B if the
+file has that column. Tuned files also have the time of the fastest kernel in the column `us`.
 """
 
 from __future__ import annotations
@@ -142,7 +149,6 @@ def _matrix(rows: int, columns: int, stride: Sequence[int]) -> Matrix:
 
 
 def _product(problem: Problem) -> Product:
-    """Return the sizes and layouts of a matrix product; raise `Untunable` if the problem is another operator."""
     if problem.name not in PRODUCTS:
         raise Untunable("not a matrix product, the only kind of call that the tuner takes")
     args = problem.signature.args
@@ -319,8 +325,7 @@ def _triton_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
 class Tuner(NamedTuple):
     """A tuner of kernels.
 
-    entry : function that returns a problem's entry, or raises `Untunable`
-    counted : function that returns the lines of an entry with the number of its calls
+    counted : function that returns the lines of an entry with the number of its calls and their share of the time
     headers : first line of each list, by name of the list
     mark : text at the start of a file of tuned entries; empty if the tuner writes none
     rows : function that yields the entries of such a file
@@ -423,7 +428,6 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the records of a file of tuned matrix products, with one call per row."""
     lines = file.lines()
     columns, separator = _columns(next(lines, ""))
     if not recognizes(Head(file.path, "", ",".join(columns).encode())):
@@ -451,7 +455,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _columns(line: str) -> tuple[list[str], str]:
-    """Return the names in the first line, and the separator between them."""
     separator = max(SEPARATORS, key=line.count)
     return _cells(line, separator), separator
 
@@ -464,7 +467,6 @@ def _cells(line: str, separator: str) -> list[str]:
 
 
 def _call(row: Row, file: ForeignFile) -> Call:
-    """Return the operator and arguments of a row; raise `ValueError` if torch has no such operator."""
     if "token" in row:
         raise ValueError("a fused mixture of experts, which is not one operator of torch")
     if row.get("q_dtype_w") or QUANTIZED_NAME.match(file.path.name) or row.get("scaleAB") == "True":
@@ -487,7 +489,6 @@ def _call(row: Row, file: ForeignFile) -> Call:
 
 
 def _widening(left: TensorSpec, weight: TensorSpec, bias: list[TensorSpec], result: torch.dtype) -> Call:
-    """Return the call of a matrix product whose result has another dtype than its operands."""
     right = tensor_of(weight.shape[::-1], weight.dtype, weight.stride[::-1] if weight.stride else None)
     return f"aten.{'addmm' if bias else 'mm'}.dtype", [*bias, left, right, result], {}
 

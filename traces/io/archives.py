@@ -54,11 +54,7 @@ def is_archive(path: Path) -> bool:
 
 
 def unpacked(path: Path, unbounded: bool = False) -> Path:
-    """Return the file to read for a path, unpacking an archive if necessary.
-
-    It is the file itself, the only readable file in an archive, or the file NAME of `archive.zip/NAME`.
-
-    unbounded : True if the archive may exceed the limits for untrusted files
+    """Return the file to read for a path: itself, the only readable file in an archive, or NAME of `archive.zip/NAME`.
 
     Raise `UserError` if an archive is damaged, exceeds a limit, lacks such a file, or has several readable files.
     """
@@ -108,7 +104,6 @@ def _listed(names: list[Path]) -> str:
 
 
 def _folder_of(archive: Path, unbounded: bool) -> Path:
-    """Return the temporary folder with an archive's content; an archive is unpacked once per process."""
     facts = archive.stat()
     key = (archive.resolve(), facts.st_size, facts.st_mtime_ns)
     if key not in _folders:
@@ -134,18 +129,12 @@ def _remove_folders() -> None:
 
 @dataclass(slots=True)
 class _Unpacking:
-    """Unpacks an archive and the archives inside it; the limits apply to all of them together.
-
-    entries, written : number of files and of bytes so far
-    """
-
     archive: Path
     unbounded: bool
     entries: int = 0
     written: int = 0
 
     def unpack(self, path: Path, folder: Path, nested: int) -> None:
-        """Unpack an archive into an empty folder."""
         try:
             files = self._files_in_zip(path) if path.suffix.lower() == ".zip" else self._files_in_tar(path)
             for name, content in files:
@@ -166,7 +155,6 @@ class _Unpacking:
             raise UserError(f"{self.archive} cannot be read ({reason})", "create it again") from error
 
     def _target(self, folder: Path, name: str) -> Path | None:
-        """Return the path for a file of an archive; None if its name leads out of the folder or is not usable."""
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or name.startswith("/") or "\\" in name or "\0" in name:
             return None
@@ -202,7 +190,6 @@ class _Unpacking:
                     yield entry.filename, content
 
     def _check_directory(self, path: Path) -> None:
-        """Raise `UserError` if the list of files in a zip archive is too large to be parsed."""
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _END_BYTES - (1 << 16), 0))
             tail = file.read()
@@ -222,7 +209,6 @@ class _Unpacking:
                     yield entry.name, content
 
     def _chunks(self, path: Path) -> Iterator[bytes]:
-        """Yield the decompressed bytes of a tar archive, including headers and gaps."""
         most, size = min(MOST_BYTES, DECOMPRESSED.of(path.stat().st_size)), 0
         for chunk in read_chunks(path):
             size += len(chunk)
@@ -237,8 +223,6 @@ class _Unpacking:
 
 
 class _Decompressed(io.RawIOBase):
-    """A binary file whose content comes from an iterator of bytes."""
-
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
         self._rest = b""

@@ -50,8 +50,7 @@ class Losses:
     defaults : descriptions of defaults for content that the source format lacks
     doubts : reasons why the calls may not represent the program
     skipped : number of calls that were not converted, by operator and reason
-    calls : content that the written file lacks, as (index of the call, operator, description); the first `LOST_CALLS`
-        only
+    calls : content that the written file lacks: index of the call, operator, description; the first `LOST_CALLS` only
     counts : number of calls that lack some content, by description of the content
     """
 
@@ -71,11 +70,9 @@ class Losses:
             self.calls.append((call, op, what))
 
     def dropped(self) -> list[Dropped]:
-        """Return the skipped calls as the closing record of a trace lists them."""
         return listed(self.skipped)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the losses as JSON for the file of the option `--report`."""
         return {
             "defaults": self.defaults,
             "skipped": [{"op": op, "reason": reason, "count": n} for (op, reason), n in sorted(self.skipped.items())],
@@ -115,13 +112,10 @@ class ForeignFile:
         return self.cut.places(count)
 
     def chunks(self, damages: list[str] | None = None) -> Iterator[bytes]:
-        """Yield the decompressed bytes of the file.
+        """Yield the decompressed bytes of the file; raise `UserError` if it cannot be read or exceeds the limit.
 
         damages : list to which the reason is added if the rest of the file cannot be decompressed; None to raise an
-            error instead
-
-        Raise `UserError` if the file cannot be opened, is damaged, or decompresses to more than the limit for untrusted
-        files.
+            error
         """
         most = MOST_BYTES
         if self.path.name.endswith(PACKED):
@@ -150,7 +144,6 @@ class ForeignFile:
             yield rest.decode(errors="replace")
 
     def json(self) -> Any:
-        """Return the file's content, parsed as JSON; see `parse`."""
         return self.parse(self.content())
 
     def content(self, most_bytes: int = MOST_BYTES) -> bytes:
@@ -201,11 +194,10 @@ class Format:
     """A file format of another tool.
 
     summary : origin and content of such files, for the help text
-    recognizes : function that returns True for the beginning of a file of this format; at most one format recognizes a
-        file
-    read : function that yields the records of a trace; None for write-only formats
-    write : function that writes a trace; None for read-only formats and for formats of folders
-    write_folder : function that writes a trace into an empty folder, for a format of several files
+    recognizes : returns True for the beginning of a file of this format; at most one format recognizes a file
+    read : yields the records of a trace; None for write-only formats
+    write : writes a trace; None for read-only formats and for formats of folders
+    write_folder : writes a trace into an empty folder, for a format of several files
     suffixes : file name suffixes that select this format for writing if no format is named
     defaults : descriptions of defaults for content that the format lacks, listed in headers of converted traces
     has_cases : True if files define cases, of which a `Cut` can select some
@@ -226,7 +218,6 @@ class Format:
 
     @property
     def is_written(self) -> bool:
-        """True if traces can be written in this format."""
         return any((self.write, self.write_folder))
 
 

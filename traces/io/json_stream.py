@@ -1,6 +1,4 @@
-"""Incremental parser of untrusted JSON: yields the members of an object, and the items of one list in it, one by
-one.
-"""
+"""Incremental parser of untrusted JSON, which yields the members of an object, and the items of one list in it."""
 
 from __future__ import annotations
 
@@ -56,17 +54,15 @@ def members(
     strict: bool = True,
     repair: Repair | None = None,
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the name and value of each member of a JSON object; each item of the list `list_name` is yielded
-    separately.
+    """Yield the name and value of each member of a JSON object, and each item of its list `list_name` separately.
 
     unbounded : accept values of any length
     strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
         duplicate name counts, and such a list yields its items
     repair : skip items that are not JSON and accept control characters in strings; None to refuse them
 
-    Raise `FormatError` for text that is not such an object.
-    Raise `CutText` if the text ends too early.
-    Raise `TooLong` for a value of more than `MOST_VALUE` characters.
+    Raise `FormatError` for text that is not such an object, `CutText` if the text ends too early, and `TooLong` for a
+    value of more than `MOST_VALUE` characters.
     """
     text = _Text(iter(chunks), unbounded, strict, lenient=repair is not None)
     names: set[str] = set()
@@ -154,7 +150,6 @@ class _Text:
         """True after `skip_items` found the end of the list"""
 
     def peek(self) -> str:
-        """Return the next character that is not a space, without skipping it; raise `CutText` at the end."""
         while True:
             while self._place < len(self._text):
                 if not self._text[self._place].isspace():
@@ -164,7 +159,6 @@ class _Text:
                 raise CutText
 
     def expect(self, characters: str) -> str:
-        """Skip and return the next character; raise `FormatError` if it is not one of `characters`."""
         character = self.peek()
         if character not in characters:
             raise FormatError(f"expected {' or '.join(characters)}, got {character!r}")
@@ -194,10 +188,6 @@ class _Text:
             return value
 
     def skip_items(self, mark: str, error: FormatError) -> int:
-        """Skip broken items of a list up to the next object or the end of the list; return the number of skipped items.
-
-        Raise `error` if neither is found.
-        """
         checked, end = 0, None
         while True:
             cut = None
@@ -224,9 +214,8 @@ class _Text:
         return max(skipped.count(f'"{mark}":'), 1)
 
     def _has_mark(self, place: int, mark: str) -> bool | None:
-        """Return True if an object with a member `mark` begins at `place`.
-
-        The result is None if the text in memory ends within the object.
+        """Return True if an object with a member `mark` begins at `place`; None if the text in memory ends within
+        it.
         """
         try:
             value, _ = self._parse(self._text, place)
@@ -240,14 +229,9 @@ class _Text:
         return mark in value
 
     def _is_cut(self, error: json.JSONDecodeError) -> bool:
-        """Return True if a parse error may only be due to the end of the text in memory."""
         return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _TOKEN
 
     def _more(self) -> bool:
-        """Read at least as much text as is in memory, so that a long value is not parsed again for every chunk.
-
-        Return False at the end of the text.
-        """
         pieces = [self._text[self._place :]]
         length = len(pieces[0])
         if length > MOST_VALUE and not self._unbounded:

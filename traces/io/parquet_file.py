@@ -32,7 +32,7 @@ BASE_S = 60  # limit of processor time in seconds for a small file; each MB adds
 
 
 class TooLargeError(FormatError):
-    """Raised if a Parquet file exceeds its limits."""
+    pass
 
 
 def footer_of(path: Path) -> bytes:

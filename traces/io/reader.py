@@ -96,7 +96,6 @@ class TraceReader:
             yield from (item for item in self._records(lines) if isinstance(item, CallBlock))
 
     def _items(self) -> Iterator[Record | CallBlock]:
-        """Yield the records; a block of calls is a `CallBlock` or a `Calls` record, depending on the file's format."""
         self.missing, self.records = None, 0
         self._counts.clear()
         self._numbers.clear()
@@ -181,8 +180,8 @@ class TraceReader:
     def lines(self) -> Iterator[bytes]:
         """Yield the lines of an opgrip trace unchanged, and check them against the limits.
 
-        Raise `UserError` if the file cannot be opened or exceeds a limit. Raise `Damage` after the last intact line of
-        a damaged file.
+        Raise `UserError` if the file cannot be opened or exceeds a limit, and `Damage` after the last intact line of a
+        damaged file.
         """
         pieces: list[bytes] = []
         length = 0
@@ -207,7 +206,6 @@ class TraceReader:
             yield last
 
     def _records(self, lines: Iterator[bytes]) -> Iterator[Record | CallBlock | None]:
-        """Yield the record of each line, or None for a record of an unknown type."""
         for line in lines:
             # the first record is the header
             block = parse_block(line) if self.records else None
@@ -266,9 +264,7 @@ def readable_formats() -> list[str]:
 
 
 def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
-    """Yield the records of a trace.
-
-    If the file is cut, stop there without an error; `TraceReader` reports what is missing.
+    """Yield the records of a trace; if the file is cut, stop there without an error.
 
     unbounded : read records of any size and number; otherwise limits protect against hostile files
 
@@ -278,7 +274,6 @@ def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
 
 
 def read_header(path: str | Path, unbounded: bool = False) -> Header:
-    """Return the header of a trace, which is its first record."""
     for record in TraceReader(path, unbounded):
         assert isinstance(record, Header)
         return record
@@ -291,7 +286,6 @@ def refuse_constant(name: str) -> None:
 
 
 def _parse(line: bytes) -> Any:
-    """Parse a line of JSON; half of a surrogate pair is replaced by U+FFFD, because tables cannot hold it."""
     if _SURROGATE.search(line) is None:
         return msgspec.json.decode(line)
     form = json.loads(line, parse_constant=refuse_constant)

@@ -27,7 +27,6 @@ _NAMES, _NAME_LENGTH = 5, 40
 class FileKind:
     """A kind of file that cannot be read as a trace.
 
-    what : description of the kind
     hint : advice on what to do with such a file
     """
 
@@ -106,7 +105,6 @@ def _kind_of_json(start: bytes) -> FileKind | None:
 
 
 def _members(text: bytes) -> Iterator[str]:
-    """Yield the member names of a JSON object, or of the first object of a list, up to the end of the text."""
     with suppress(FormatError, CutText, TooLong):
         for name, value in members([text], "", strict=False):
             if not text.startswith(b"["):
@@ -117,7 +115,6 @@ def _members(text: bytes) -> Iterator[str]:
 
 
 def _kind_of_table(start: bytes) -> FileKind | None:
-    """Return the kind of a text whose first line consists of column names, or None for any other text."""
     lines = start.decode(errors="replace").splitlines()[:2]
     for separator in (",", "\t", ";"):
         with suppress(csv.Error):
@@ -137,7 +134,6 @@ def _is_column(name: str) -> bool:
 
 
 def _named(noun: str, names: Sequence[str]) -> str:
-    """Return a text such as `the columns M, N, K and 4 more`; only the first few names are listed."""
     shown = ", ".join(printable(shortened(name.strip(), _NAME_LENGTH)) for name in names[:_NAMES])
     more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
     return f"the {noun}{'s' if len(names) > 1 else ''} {shown}{more}"

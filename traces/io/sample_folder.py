@@ -21,7 +21,6 @@ MOST_BYTES = 1 << 20  # maximum number of bytes of `sample.json`, which has only
 class OpenSample:
     """A sample whose code is loaded.
 
-    folder, name : folder and name of the sample
     function : callable that takes the recorded arguments; for a method, the first argument is the object or class
     classes : classes of objects in the recorded calls, by `module:qualname`, and what the sample's code defines
     origin : name of the original function, `module:qualname`, by which traces name its calls
@@ -40,12 +39,10 @@ class OpenSample:
 class SampleFolder:
     """The content of a sample's `sample.json`, without the sample's code.
 
-    folder, name : folder and name of the sample
     file : name of the file with the code
     entry : qualified name of the function in `file`, such as `Coder.decode`
     classes : names in `file` of the classes of objects in the recorded calls, by `module:qualname` in these calls
-    origin : name of the original function, `module:qualname`, by which traces name its calls
-    tags : properties of the function, such as `ForLoop` (see `opgrip.samples.tags.Tag`)
+    origin, tags : as in `OpenSample`
     """
 
     folder: Path
@@ -58,10 +55,7 @@ class SampleFolder:
 
 
 def open_sample(folder: Path) -> OpenSample:
-    """Load the code of a sample. This executes the code, so the folder must be trusted.
-
-    Raise `UserError` if the folder does not contain a sample, or its code cannot be loaded.
-    """
+    """Load the code of a sample. This executes the code, so the folder must be trusted."""
     about = read_sample(folder)
     # the sample's own name could be that of an installed package
     spec = spec_from_file_location(f"opgrip_sample_{about.name}", folder / about.file)

@@ -1,7 +1,6 @@
 """Full values of tensors, in a safetensors file next to a trace.
 
-The file holds flat arrays, whose keys are in the trace's records of values. The trace holds shapes, strides, and dtypes
-that safetensors lacks.
+The file holds flat arrays, whose keys are in the trace's records of values. The trace holds their shapes and strides.
 """
 
 from __future__ import annotations
@@ -77,10 +76,7 @@ def _is_plain(name: str) -> bool:
 
 
 def to_stored(flat: torch.Tensor) -> torch.Tensor:
-    """Return values in the form in which the file stores them: unchanged, or as bytes if safetensors lacks their dtype.
-
-    flat : (N,), contiguous
-    """
+    """Return values (N,) in the form in which the file stores them: as bytes if safetensors lacks their dtype."""
     return flat if flat.dtype in STORED_AS_THEY_ARE else flat.view(torch.uint8)
 
 
@@ -107,11 +103,10 @@ class TensorFile:
         return TensorFile, (self.path,)
 
     def keys(self) -> frozenset[str]:
-        """Return the keys of all tensors in the file; raise `UserError` if it is not a safetensors file."""
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
-        """Return the stored array, (N,), with this key, on the CPU; it is mapped from the file and copied on a write.
+        """Return the stored array (N,) on the CPU; it is mapped from the file and copied on a write.
 
         Raise `UserError` if the file does not hold the tensor or cannot be read.
         """
@@ -169,7 +164,6 @@ def write_foreign_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> No
 
 
 def load_safetensors() -> ModuleType:
-    """Return the package safetensors, which is imported when it is first needed, because the import is slow."""
     import safetensors.torch
 
     return safetensors

@@ -29,7 +29,7 @@ def encode_line(record: Record | CallBlock) -> bytes:
 
 
 class TraceWriter:
-    """A trace file that is being written. `flush` writes the records added so far to the file.
+    """A trace file that is being written.
 
     While it is open, the file has a temporary name with `.part` and the process id, and can be read as a cut trace.
     `close` renames it to `path`.
@@ -80,7 +80,6 @@ class TraceWriter:
         self._sink.flush()
 
     def close(self) -> None:
-        """Finish the file and rename it to its final name."""
         if self.path is None:
             self._sink.flush()
             return

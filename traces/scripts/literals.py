@@ -35,7 +35,7 @@ class Literals:
     """Converts arguments to Python source for a script.
 
     tensor : function that returns the source of a tensor
-    main_device : device on which the call ran, in place of which the script uses the device that its user selects
+    main_device : device on which the call ran; the script's user may select another
     """
 
     def __init__(self, tensor: Callable[[TensorSpec], str], main_device: str) -> None:
@@ -98,7 +98,6 @@ def sizes(numbers: Iterable[int]) -> str:
 
 
 def plain_tuple(items: list[str]) -> str:
-    """Return the source of a tuple, from the sources of its items."""
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
@@ -123,7 +122,6 @@ class ValueSource:
     """Converts value models to Python source, and collects the helper functions that the source needs.
 
     dtypes : dtypes of the tensors whose values decide the sizes of the operator's results
-
     helpers : names of the helper functions that the source needs
     is_exact : True if all values that decide sizes of results are the same as in a replay of the trace
     """
@@ -134,8 +132,7 @@ class ValueSource:
         self.is_exact = True
 
     def of(self, model: Drawable | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return a Python expression for a tensor with this shape and dtype and with the kind of values that
-        a value model describes.
+        """Return the source of a tensor with the kind of values that a value model describes.
 
         Raise `UserError` if neither torch functions nor a literal can provide such values.
         """
@@ -160,7 +157,6 @@ class ValueSource:
         return writer(self, model, shape, dtype)
 
     def _unknown(self, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source of a tensor without recorded values: normal floats, or zeros, which are valid indices."""
         if dtype.is_complex or dtype.is_floating_point:
             wide = torch.complex64 if dtype.is_complex else torch.float32
             return f"torch.randn({sizes(shape)}, dtype={wide}).to({dtype})"
@@ -187,7 +183,6 @@ class ValueSource:
         return f"{function}(\n{lines},\n{INDENT}{dtype}, {of_sample}{sizes(shape)},\n    )"
 
     def _sampled(self, model: Drawable, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source of a large tensor that consists of random copies of a small literal's rows or matrices."""
         from opgrip.traces.values import value_models
 
         name = next((key for key, kind in value_models.items() if kind is type(model)), "")
@@ -221,7 +216,6 @@ def _floats(source: ValueSource, model: Floats, shape: tuple[int, ...], dtype: t
 
 
 def _with_shares(source: ValueSource, model: Floats, text: str, count: int, work: torch.dtype) -> str:
-    """Return the source of `count` values of which some are replaced by zeros, nan, infinities and denormals."""
     small = f"torch.finfo({work}).tiny / 2"
     shares = (
         *(("0.0", model.zeros), ("math.nan", model.nan), ("math.inf", model.inf), ("-math.inf", model.minus_inf)),
@@ -309,14 +303,12 @@ _WRITERS: dict[type, Callable[[ValueSource, Any, tuple[int, ...], torch.dtype], 
 
 
 def _short(value: Any, dtype: torch.dtype) -> str:
-    """Return the source of a number with the fewest digits that keep its value in a dtype."""
     if dtype.is_floating_point and dtype.itemsize <= 4 and isfinite(value):
         value = float(f"{value:.{DIGITS}g}")
     return plain(value)
 
 
 def _list(items: list[str]) -> str:
-    """Return the source of a list from the sources of its items; a long list takes several lines."""
     text = f"[{', '.join(items)}]"
     if len(text) <= LINE - len(INDENT):
         return text

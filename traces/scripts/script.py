@@ -29,8 +29,6 @@ def tensor_lines(
 ) -> Iterator[str]:
     """Yield the statements that create the tensors `x0`, `x1`, ..., one for each spec, in order.
 
-    values : value models by number
-
     Raise `UserError` for a tensor that a script cannot create.
     """
     for spec in specs:
@@ -85,7 +83,6 @@ _WHOLE = (
 
 
 def _is_plain(spec: TensorSpec) -> bool:
-    """Return True if a tensor is contiguous, also in dimensions of size 0 or 1, where torch ignores the stride."""
     step = 1
     for size, stride in zip(reversed(spec.shape), reversed(spec.stride or ()), strict=True):
         # torch does not look at the stride of a single element, and neither does it keep it
@@ -113,7 +110,6 @@ def _fill(place: int, memory: str, spec: TensorSpec, model: Drawable | None, sou
 
 
 def _has_windows(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Return True if elements of a tensor with these strides may overlap in memory, such as sliding windows."""
     reach = 0
     for step, size in sorted(zip(stride, shape, strict=True)):
         if size > 1:
@@ -213,10 +209,6 @@ def script_of(
 
 
 def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
-    """Return the dtypes of tensors whose values may decide the shape of a result.
-
-    These are the dtypes of indices and masks, or all dtypes if there are neither.
-    """
     dtypes = {spec.dtype for spec in specs}
     return {item for item in dtypes if not (item.is_floating_point or item.is_complex)} or dtypes
 
@@ -232,7 +224,6 @@ def _function_of(signature: Signature) -> ScriptFunction:
 
 
 def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
-    """Return the script's docstring and comments."""
     lines = [
         function.preamble or f'"""{function.title} This script only needs torch."""\n',
         *(f"# {comment(fact)}" for fact in facts),
@@ -262,7 +253,6 @@ def registered_operator(signature: Signature) -> Any:
 
 
 def operator_source(op: str) -> str:
-    """Return a Python expression for a registered operator, such as `torch.ops.aten.add.Tensor`."""
     source = "torch.ops"
     for part in op.split("."):
         source = f"getattr({source}, {part!r})" if keyword.iskeyword(part) else f"{source}.{part}"
@@ -274,7 +264,6 @@ def _named(kwargs: Mapping[str, Any], literals: Literals) -> str:
 
 
 def _results(signature: Signature) -> str | None:
-    """Return Python source for a list of (shape, dtype) of the results, or None if they are unknown."""
     outputs = list(leaves(signature.outputs))
     specs = [leaf for leaf in outputs if isinstance(leaf, TensorSpec)]
     are_known = all(leaf is None or isinstance(leaf, TensorSpec | bool | int | float | complex) for leaf in outputs)
@@ -290,7 +279,6 @@ def _threads(settings: Mapping[str, Any]) -> int:
 
 
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yield statements that set the torch settings under which a call was recorded and which can change its result."""
     dtype = DTYPES.get(str(settings.get("default_dtype")))
     if dtype is not None and dtype.is_floating_point and dtype != torch.float32:
         yield f"torch.set_default_dtype({plain(dtype)})"

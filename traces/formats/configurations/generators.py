@@ -1,6 +1,4 @@
-"""Generators of arguments for the entries of a configuration file, including the default generator for PyTorch
-types.
-"""
+"""Generators of arguments for the entries of a configuration file."""
 
 from __future__ import annotations
 
@@ -27,15 +25,13 @@ from opgrip.traces.values.integers import Integers
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """Arguments of a call, as nested values and `TensorSpec`."""
-
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentDraw:
-    """Random numbers, device and value models for generating the arguments of one case.
+    """What a generator needs to make the arguments of one case.
 
     chance : random number generator of the case, whose numbers do not depend on the other cases
     number_of : function that registers a value model and returns its number for `TensorSpec`
@@ -84,10 +80,7 @@ def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
 
 
 def argument(form: Any, draw: ArgumentDraw) -> Any:
-    """Return the argument that a configuration's JSON object describes by its `type`, or raise `ValueError`.
-
-    draw : random numbers, device and value models of the case
-    """
+    """Return the argument that a configuration's JSON object describes by its `type`, or raise `ValueError`."""
     if not isinstance(form, dict):
         raise ValueError(f"an argument is not a JSON object: {reprlib.repr(form)}")
     kind = form.get("type")
@@ -124,7 +117,7 @@ def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
 def value_model(dtype: torch.dtype, count: int, is_array: bool) -> ValueModel | None:
     """Return the value model for a tensor of `count` elements, or None for an empty tensor or an unsupported dtype.
 
-    is_array : True if the tensor has dimensions; floats are from 0 to 1 then, and otherwise from -10 to 10
+    is_array : True if the tensor has dimensions: its floats are from 0 to 1, otherwise from -10 to 10
     """
     if not count:
         return None
@@ -151,7 +144,6 @@ def _dtype_of(name: Any) -> torch.dtype:
 
 
 def _number(form: dict[str, Any], draw: ArgumentDraw) -> Any:
-    """Return the number in the JSON object's `value`, or a random number from its `value_range`."""
     if "value" in form:
         return _plain_number(form["value"])
     bounds = form.get("value_range")

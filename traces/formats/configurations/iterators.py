@@ -19,7 +19,6 @@ class ValueChoices:
     """A sequence whose values are computed when they are needed.
 
     count : number of values, which may exceed the largest length of a list
-    at : function that returns the value at an index
     """
 
     count: int
@@ -27,8 +26,6 @@ class ValueChoices:
 
 
 class Listed(ValueChoices):
-    """Values that are given as a list, rather than computed."""
-
     def __init__(self, values: Sequence[Any]) -> None:
         super().__init__(len(values), values.__getitem__)
 
@@ -61,7 +58,6 @@ def _table(parts: Mapping[str, ValueChoices]) -> ValueChoices:
 
 
 def chain(parts: Sequence[ValueChoices]) -> ValueChoices:
-    """Return the values of several sequences, one sequence after another."""
     ends = list(accumulate((part.count for part in parts), initial=0))
 
     def at(index: int) -> Any:
@@ -95,7 +91,7 @@ NESTED = ("genericlist", "tuple")
 
 @iterators.register("RangeConfigIterator")
 def expand(entry: dict[str, Any]) -> ValueChoices:
-    """Return the cases that an entry describes: all combinations of its arguments' values.
+    """Return all combinations of the values of an entry's arguments.
 
     The last positional argument varies fastest, and named arguments vary faster than positional ones.
     """
@@ -106,10 +102,6 @@ def expand(entry: dict[str, Any]) -> ValueChoices:
     named = _table({name: _choices(arg) for name, arg in kwargs.items()})
 
     def linked(index: int) -> dict[str, Any]:
-        """Return the case at an index, with values copied between arguments and macros removed.
-
-        Raise `ValueError` if it copies a value that does not exist.
-        """
         # positional arguments vary slower than the named ones
         digits = divmod(index, named.count)
         args, kwargs = positional.at(digits[0]), named.at(digits[1])
@@ -154,7 +146,6 @@ def _ranged(kind: Any, name: str, value: Any) -> ValueChoices:
 
 
 def _span(bounds: list[Any]) -> ValueChoices:
-    """Return the integers of a range `[first, last]` or `[first, last, step]`, with `last` if a step reaches it."""
     if len(bounds) not in (2, 3) or any(type(bound) is not int for bound in bounds):
         raise ValueError(f"{reprlib.repr(bounds)} is not a range of integers")
     first, last, step = (*bounds, 1)[:3]
@@ -180,11 +171,6 @@ def _list(value: Any, name: str) -> list[Any]:
 
 
 def _copy_into(args: list[dict[str, Any]], place: int) -> dict[str, Any]:
-    """Return argument `place` of `args` with the sizes that its macro takes from other arguments.
-
-    The result also replaces the argument in `args`. The argument itself is not changed, because other combinations
-    share it.
-    """
     if args[place].get("type") != "tensor":
         return args[place]
     try:

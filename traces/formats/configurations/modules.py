@@ -1,7 +1,7 @@
 """Determines the operators that a module, function or named model calls, by running it on meta tensors.
 
-Only some callables may run: classes of `torch.nn`, torch's overridable tensor functions, and `MODELS`. A file names one
-of these and gives its arguments; nothing else is called.
+A file names what runs and gives its arguments. Only classes of `torch.nn`, torch's overridable tensor functions, and
+`MODELS` may run.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Bottleneck(nn.Module):
         self.activation = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map a tensor (N, inner, H, W) to (N, 4 * width, H / stride, W / stride)."""
+        """Map (N, inner, H, W) to (N, 4 * width, H / stride, W / stride)."""
         y: Tensor = self.body(x)
         y += self.shortcut(x)
         result: Tensor = self.activation(y)
@@ -109,7 +109,6 @@ class Recorded:
     """A recorded call of an operator.
 
     op : operator with its overload, such as `aten.add.Tensor`
-    args, kwargs : arguments, in which each tensor is a `TensorSpec`
     module, module_type : path and class of the module that made the call; empty outside of modules
     """
 
@@ -137,11 +136,7 @@ class MetaRecording:
         self._calls = 0
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
-        """Build a module and yield the operators of one forward pass; raise `ValueError` if the module does not exist.
-
-        build : arguments of the module's class
-        arguments : arguments of the forward pass
-        """
+        """Build a module and yield the operators of one forward pass; raise `ValueError` if that is not possible."""
         with self._running() as watch:
             args, kwargs = on_meta((build.args, build.kwargs))
             module = module_names()[name](*args, **kwargs)
@@ -152,7 +147,9 @@ class MetaRecording:
         yield from watch.calls
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the operators that a function calls; raise `ValueError` if it does not exist or may not run."""
+        """Yield the operators that a function calls; raise `ValueError` if it does not exist or rejects its
+        arguments.
+        """
         with self._running() as watch:
             args, kwargs = on_meta((arguments.args, arguments.kwargs))
             check_pieces(name, (args, kwargs))
@@ -162,7 +159,6 @@ class MetaRecording:
 
     @contextmanager
     def _running(self) -> Iterator[_Watch]:
-        """Record calls on meta tensors; torch's errors about unsuitable arguments become `ValueError`."""
         if self._calls > OF_FILE and not self._unbounded:
             raise TooManyCalls(f"the modules of the file make more than {OF_FILE:,} calls")
         watch = _Watch(self._device, None if self._unbounded else OF_CASE)
@@ -178,8 +174,6 @@ class MetaRecording:
 
 
 class _Watch(TorchDispatchMode):
-    """Dispatch mode that records the called operators while its attribute `record` is True."""
-
     def __init__(self, device: str, most: int | None) -> None:
         super().__init__()
         self.calls: list[Recorded] = []
@@ -204,7 +198,6 @@ class _Watch(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
     def keep(self, op: str, tree: Any) -> None:
-        """Record a call; `tree` is the pair of its positional and named arguments."""
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
         counts = Counter(tensor.untyped_storage()._cdata for tensor in tensors)
         shared = [storage for storage, count in counts.items() if count > 1]
@@ -212,7 +205,6 @@ class _Watch(TorchDispatchMode):
         self.calls.append(Recorded(op, tuple(args), kwargs, *self._stack[-1]))
 
     def paths(self, name: str, module: nn.Module) -> ExitStack:
-        """Register hooks that keep the path of the running module; closing the result removes them."""
         stack = ExitStack()
         for path, inner in module.named_modules():
             place = (f"{name}.{path}" if path else name, type(inner).__name__)
@@ -252,24 +244,17 @@ class _Watch(TorchDispatchMode):
 
 
 def check_pieces(name: str, arguments: Any) -> None:
-    """Raise `ValueError` if the arguments ask a function for more pieces of a tensor than fit in memory.
-
-    name : name of the function, such as `torch.split`
-    """
+    """Raise `ValueError` if the arguments ask a function for more pieces of a tensor than fit in memory."""
     if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves(arguments)):
         raise ValueError(f"the function splits a tensor into more than {PIECES:,} pieces")
 
 
 def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
-    """Raise `ValueError` if an operator could split one of the tensors into more pieces than fit in memory."""
     if any(size > PIECES for tensor in tensors for size in tensor.shape):
         raise ValueError(f"the function splits a tensor along a dimension larger than {PIECES:,}")
 
 
 def _has_memory(function: Any, tree: Any, tensors: Iterable[torch.Tensor]) -> bool:
-    """Return True if the results of a call have memory, because a tensor or device among its arguments is not
-    `meta`.
-    """
     if any(not tensor.is_meta for tensor in tensors):
         return True
     devices = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.device)]
@@ -278,8 +263,6 @@ def _has_memory(function: Any, tree: Any, tensors: Iterable[torch.Tensor]) -> bo
 
 
 def _check_made(function: Any, args: Any, kwargs: Any) -> None:
-    """Raise `ValueError` if results of a call would be larger than `MADE_BYTES`, judged by a run on meta tensors."""
-
     def without_memory(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return leaf.to("meta")
@@ -294,9 +277,8 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
 
 
 def on_meta(tree: Any) -> Any:
-    """Return nested arguments on the meta device.
-
-    A `TensorSpec` becomes a meta tensor, and a device, even one that is given as a string, becomes `meta`.
+    """Return nested arguments with meta tensors for `TensorSpec`, and `meta` for devices, also for those that are
+    strings.
     """
 
     def made(leaf: Any) -> Any:
@@ -331,7 +313,6 @@ def module_names() -> Mapping[str, Callable[..., nn.Module]]:
 
 
 def is_function(name: str) -> bool:
-    """Return True if a name is in `function_names`."""
     return name.startswith("torch.") and name in function_names()
 
 

@@ -1,12 +1,11 @@
-"""Reader of PARAM's operator configurations: JSON in which an entry describes many cases by types, shapes and ranges.
+"""Reader and writer of PARAM's operator configurations: JSON in which an entry describes many cases by ranges.
 
     {"torch.mm": {"input_iterator": "RangeConfigIterator", "input_data_generator": "PyTorch:DefaultDataGenerator",
       "config": [{"input": [{"args": [
         {"type": "tensor", "dtype": "float", "shape": [[128, 2048, 16], 256], "__range__": ["shape"]},
         {"type": "tensor", "dtype": "float", "shape": [256, 256]}]}]}]}}
 
-Iterators, which expand one entry to many, and generators, which make arguments, are plug-ins in `configurations/`. A
-case is computed from its index when it is needed.
+Iterators, which expand one entry to many, and generators, which make arguments, are plug-ins.
 """
 
 from __future__ import annotations
@@ -82,8 +81,6 @@ class ConfigurationCase:
     """A case of an operator whose arguments are not generated yet.
 
     op : name of the operator, function or module
-    build, input : entries that describe the arguments to build a module with, and to call it with
-    build_generator, input_generator : functions that generate these arguments
     """
 
     op: str
@@ -95,7 +92,7 @@ class ConfigurationCase:
 
 @contextmanager
 def reasons() -> Iterator[None]:
-    """Convert errors that iterators and generators raise for unsuitable entries in the `with` block to `ValueError`."""
+    """Convert errors that iterators and generators raise for unsuitable entries to `ValueError`."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -109,7 +106,6 @@ class UnreadableCase(ValueError):
 
 
 def _entries(form: Any, expand: Expand) -> ValueChoices:
-    """Return the entries into which an iterator (`expand`) expands one entry of a file."""
     if not isinstance(form, dict):
         raise ValueError(f"an entry of a section is not a JSON object: {str(form)[:40]}")
     with reasons():
@@ -124,18 +120,13 @@ def _entries(form: Any, expand: Expand) -> ValueChoices:
 
 
 def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
-    """Return the cases of all operators in file order; each entry of `build` is combined with all entries of `input`.
-
-    Sections that cannot be expanded are counted in `losses`, with the reason.
+    """Return the cases of all operators in file order; each entry of `build` is combined with all entries of
+    `input`.
     """
     return chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
 
 
 def _made(op: str, losses: Losses, make: Callable[..., ValueChoices], *args: Any) -> list[ValueChoices]:
-    """Return a list with the result of `make(*args)`.
-
-    If it raises `ValueError`, count the reason as a loss of operator `op` and return an empty list.
-    """
     try:
         return [make(*args)]
     except ValueError as error:
@@ -227,7 +218,6 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the records of a trace with the calls of the file's cases, or of the cases that the user selected."""
     operators, device = _operators_of(file)
     cases = plan_of(operators, file.losses)
     places = file.places(cases.count, MOST_CASES)
@@ -255,10 +245,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
 def _calls_of(
     case: ConfigurationCase, draw: ArgumentDraw, recording: MetaRecording, file: ForeignFile
 ) -> list[Recorded]:
-    """Return the operators that a case calls.
-
-    If the operator does not exist or rejects its arguments, count the reason and return an empty list.
-    """
     try:
         build = None if case.build.form is None else _arguments(case.build, case.build_generator, draw)
         arguments = _arguments(case.input, case.input_generator, draw)
@@ -275,7 +261,6 @@ def _arguments(entry: SectionEntry, generate: Generate, draw: ArgumentDraw) -> A
 
 
 def _operators_of(file: ForeignFile) -> tuple[dict[str, Any], str]:
-    """Return the configurations of a file by operator, and the device that the file names."""
     form = file.parse(file.content(MOST_BYTES), MOST_ITEMS)
     if not isinstance(form, dict):
         raise file.damage("it is not a JSON object of operators")
@@ -298,14 +283,11 @@ CODES: dict[str, dict[int, Any]] = {
 
 
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that one case of a configuration calls.
+    """Yield the operators that one case of a configuration calls; raise `ValueError` if there are none for its
+    arguments.
 
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
-    build : content of the `build` section: the arguments of a module's class, or an operator's schema as text; None
-        without the section
-    recording : runs functions on meta tensors to find the operators that they call
-
-    Raise `ValueError` if the operator does not exist or does not accept these arguments.
+    build : arguments of a module's class, or an operator's schema as text; None without the section
     """
     if name in module_names():
         yield from recording.module(name, build or Arguments(), arguments)
@@ -344,7 +326,6 @@ def _bind(name: str, arguments: Arguments) -> Bound:
 
 
 def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
-    """Return the call of the overload that a schema's text names; the arguments have the names in this text."""
     if len(arguments.args) > len(schema.names):
         raise NoOverload(f"{schema.name} takes {len(schema.names)} arguments, not {len(arguments.args)}")
     named = dict(zip(schema.names, arguments.args, strict=False))
@@ -366,7 +347,6 @@ def _with_overload(name: str) -> str:
 
 
 def _with_types(bound: Bound) -> Bound:
-    """Return a call with integer codes replaced by the dtypes, layouts and memory formats that they represent."""
     (schema,) = schemas_of(bound.op)[:1]
     names = [parameter.name for parameter in schema.arguments]
     args = tuple(_typed(name, value) for name, value in zip(names, bound.args, strict=False))
@@ -431,7 +411,6 @@ def _entry(args: list[Any], count: int) -> dict[str, Any]:
 
 
 def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
-    """Return the schema's text and the arguments of a call; raise `ValueError` if the format cannot hold them."""
     if signature.kind != OPERATOR:
         raise ValueError("not an operator of torch's dispatcher")
     schema = next(iter(schemas_of(signature.op)), None)
@@ -444,12 +423,10 @@ def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _plain_type(text: str) -> str:
-    """Return the type that TorchScript's schemas have for a type of the dispatcher."""
     return ALIAS.sub("", text).replace(SYMBOLIC, "int")
 
 
 def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:
-    """Yield each parameter of the schema with its argument in the signature, or its default."""
     if len(signature.args) > len(schema.arguments):
         raise ValueError(f"{signature.op} takes {len(schema.arguments)} arguments, not {len(signature.args)}")
     for place, parameter in enumerate(schema.arguments):
@@ -492,7 +469,6 @@ def _form(name: str, value: Any) -> dict[str, Any]:
 
 
 def _code(name: str, value: Any) -> dict[str, Any]:
-    """Return the JSON object of an argument that TorchScript stores as an integer: a dtype, layout or memory format."""
     for code, item in CODES.get(name.removeprefix("out_"), {}).items():
         if item == value:
             return {"type": "int", "value": code, "name": name}
@@ -500,7 +476,6 @@ def _code(name: str, value: Any) -> dict[str, Any]:
 
 
 def _lost(signature: Signature) -> Iterator[str]:
-    """Yield the properties of a signature that the configuration's entry for it lacks."""
     yield "time and place in the program"
     specs = list(tensors([signature.args, signature.kwargs]))
     if any(spec.stride != contiguous(spec.shape) or spec.offset for spec in specs):

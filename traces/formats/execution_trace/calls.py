@@ -45,28 +45,26 @@ MOST_LABEL = 1 << 16  # maximum number of characters of a label
 
 @dataclass(slots=True)
 class NodeStorages:
-    """Assigns a unique number to each storage of an execution trace, which reuses the numbers of freed storages."""
+    """Assigns a unique number to each storage of an execution trace, which reuses the numbers of freed storages.
+
+    Its methods take the numbers of a storage and a tensor in the file, and return the unique number of the storage.
+    """
 
     _numbers: dict[int, int] = field(default_factory=dict)
     _tensors: dict[int, set[int]] = field(default_factory=dict)
     _next: int = 0
 
     def taken(self, storage: int, tensor: int, is_number: bool) -> int:
-        """Return the unique number of an argument's storage.
+        """Number an argument's storage.
 
-        storage, tensor : numbers of the storage and the tensor in the file
-        is_number : True if the tensor seems to represent a number, which no call returned; unless the tensor is known,
-            it gets a new storage, even if the file's storage number occurred before
+        is_number : True if the tensor may represent a number, which no call returned: an unknown one gets a new storage
         """
         if storage and is_number and tensor not in self._tensors.get(storage, ()):
             return self.fresh(storage, tensor)
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """Return the unique number of a storage, which is a new one if the storage was not mentioned before.
-
-        storage, tensor : numbers of the storage and the tensor in the file
-        """
+        """Number a storage, with a new number if the storage was not mentioned before."""
         if not storage:
             return NO_STORAGE
         if storage not in self._numbers:
@@ -75,10 +73,7 @@ class NodeStorages:
         return self._numbers[storage]
 
     def fresh(self, storage: int, tensor: int) -> int:
-        """Return a new unique number for a storage that was just allocated; its number in the file may be a reused one.
-
-        storage, tensor : numbers of the storage and the tensor in the file
-        """
+        """Number a storage that was just allocated; its number in the file may be a reused one."""
         if not storage:
             return NO_STORAGE
         self._numbers[storage] = number = self._next
@@ -115,14 +110,13 @@ class NodesRead:
         return node
 
     def skip(self, reason: str, count: int = 1) -> None:
-        """Count `count` nodes that are left out for a reason."""
         assert self._losses is not None, "reading has begun"
         self.nodes += count
         self._reasons += [reason] * count
         self._losses.skip("?", reason, count)
 
     def check(self, error: FormatError | None = None) -> None:
-        """Raise `UserError` if no node of the file can be read.
+        """Raise `UserError` if no node of the file could be read.
 
         error : error that ended the reading of the file, or None
         """
@@ -135,7 +129,6 @@ def calls_of(
 ) -> Iterator[Record]:
     """Yield the records of a trace with the calls of a file's nodes.
 
-    name : name of the format
     facts : facts for the trace's header; `nodes` may add to them
     nodes : returns the nodes; called several times
     """
@@ -160,7 +153,6 @@ class _Reader:
         self.builder = RecordBuilder(name, losses, dict(facts), tree.is_timed)
 
     def take(self, node: Node) -> None:
-        """Add the calls of a node: at most one for an operator, and two for a label, at its begin and end."""
         surroundings = self._tree.surroundings(node.number)
         if node.schema:
             self._take_operator(node, surroundings)
@@ -226,7 +218,6 @@ class _Reader:
         )
 
     def _value_numbers(self, node: Node, inputs: PortValues) -> list[int | None]:
-        """Return the numbers of the arguments' value models; None for a tensor whose range of values is unknown."""
         ranges = parse_ranges(node.ranges)
         numbers: list[int | None] = []
         for place, spec in zip(inputs.places, tensors(inputs.items), strict=True):
@@ -235,7 +226,6 @@ class _Reader:
         return numbers
 
     def _result_storages(self, schema: SchemaText, inputs: PortValues, results: PortValues) -> Iterator[int]:
-        """Yield the unique storage number of each result; newly allocated memory gets a new number."""
         fresh: dict[int, int] = {}
         for storage, tensor in zip(results.storages, results.identities, strict=True):
             if storage in inputs.storages or any(schema.are_aliases):
@@ -246,7 +236,6 @@ class _Reader:
                 yield fresh[storage]
 
     def _add_label(self, node: Node, surroundings: NodeScope) -> None:
-        """Add the two calls that a capture records for the `record_function` block of a node."""
         scope, thread = _scope(surroundings), self._tree.thread_name(node.thread)
         start_ns = self._tree.span(node.number).start_ns
         self.builder.add_call(MARK_ENTER, (node.name[:MOST_LABEL],), scope=scope, thread=thread, start_ns=start_ns)
@@ -296,19 +285,16 @@ def _defaults(op: str) -> dict[str, Any]:
 
 
 def _enumerated(value: Any, kind: str) -> Any:
-    """Return the dtype, layout or memory format for its integer code; return any other value unchanged."""
     return VALUE_OF_CODE.get(kind.rstrip("?"), {}).get(value, value) if type(value) is int else value
 
 
 def _returned(schema: SchemaText, items: list[Any]) -> Any:
-    """Return the results of a call in the form of a signature: one value, a tuple of several, or None."""
     if len(schema.are_aliases) == 1 and len(items) == 1:
         return items[0]
     return tuple(items) if items else None
 
 
 def _is_number(spec: TensorSpec) -> bool:
-    """Return True if a tensor seems to represent a Python number: no dimensions, and a dtype that numbers have."""
     return not spec.shape and spec.device == "cpu" and spec.dtype in NUMBERS.values()
 
 
@@ -325,7 +311,6 @@ def _short(name: str) -> str:
 
 
 def parse_ranges(text: str) -> dict[int, Range]:
-    """Return the range of values of each tensor, by index; raise `FormatError` for invalid text."""
     if not text:
         return {}
     try:
@@ -346,8 +331,6 @@ def model_of(span: Range, spec: TensorSpec) -> ValueModel | None:
     """Return a value model for a tensor whose values lie in a range, or None if no value model applies.
 
     span : smallest and largest value
-
-    Raise `FormatError` for an impossible range.
     """
     low, high = span
     whole = type(low) is int and type(high) is int

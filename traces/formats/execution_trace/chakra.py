@@ -4,8 +4,8 @@ node.
 Chakra's converter makes them for simulators, from execution traces linked to a profile. Inputs and outputs are text in
 Python's notation. Source: Chakra's `et_def.proto`; `SCHEMA` holds the part that is read and written here.
 
-Chakra's `jsonizer` writes the messages as a sequence of JSON objects. Workload graphs for its simulators, also in JSON,
-have names and durations of nodes but no arguments, so they contain no calls for a trace.
+Chakra's `jsonizer` writes the messages as JSON objects. Workload graphs for its simulators, also in JSON, have names
+and durations of nodes but no arguments, so they contain no calls for a trace.
 """
 
 from __future__ import annotations
@@ -121,14 +121,12 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls that a capture would have recorded; the time of a kernel becomes its call's device time."""
     return _read_messages(NAME, file, lambda: split_messages(file.chunks()), parse_message)
 
 
 def _read_messages(
     name: str, file: ForeignFile, messages: Callable[[], Iterable[Any]], parse: Callable[[type, Any], Any]
 ) -> Iterator[Record]:
-    """Yield the calls described by messages, the first of which describes the whole file."""
     facts: dict[str, Any] = {}
     classes, counted = message_classes(), NodesRead(file)
 
@@ -159,7 +157,6 @@ def _recognizes_json(head: Head) -> bool:
 
 
 def _read_json(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls that a capture would have recorded from a JSON file with Chakra's messages or graph."""
     try:
         first = next(values(file.chunks(), file.unbounded), None)
     except (FormatError, TooLong):
@@ -170,7 +167,6 @@ def _read_json(file: ForeignFile) -> Iterator[Record]:
 
 
 def _records_of_graph(file: ForeignFile) -> Iterator[Record]:
-    """Yield a trace without calls from a workload graph, and count the graph's operators as not converted."""
     try:
         for name, form in members(file.chunks(), GRAPH, file.unbounded):
             if name == GRAPH and isinstance(form, dict) and form.get("is_cpu_op"):
@@ -195,16 +191,12 @@ def _facts_of(metadata: Any) -> dict[str, Any]:
 
 
 def _value_of(attribute: Any) -> Any:
-    """Return the value of a protobuf attribute that holds a single value, or None for one that holds a list."""
     field = attribute.WhichOneof("value")
     return None if field is None else getattr(attribute, field)
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Return a node; if it is a part of an operator, such as `aten::copy_(1)`, it is renamed to the operator.
-
-    The second and later parts become children of the first part.
-    """
+    """Rename a part of an operator, `aten::copy_(1)`, to the operator; later parts become children of the first."""
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
         return node
@@ -215,8 +207,9 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a protobuf message; if only its position in the tree of nodes can be read, its `fault` says
-    why. Raise `FormatError` if not even that can be read.
+    """Return the node of a protobuf message; if only its position in the tree can be read, its `fault` says why.
+
+    Raise `FormatError` if not even that can be read.
     """
     attributes = {item.name: _value_of(item) for item in message.attr}
     number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0
@@ -256,9 +249,8 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parse a list of numbers, strings, booleans and nested lists in Python's notation.
-
-    Raise `FormatError` for any other text. An empty text is an empty list.
+    """Parse a list of numbers, strings, booleans and nested lists in Python's notation; an empty text is an empty
+    list.
     """
     if not text:
         return []
@@ -328,7 +320,6 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def _calls_before(step: NodeStep, graph: Any) -> list[int]:
-    """Return the indices of the calls that created or last wrote the memory of a call's arguments."""
     entry = graph.steps.get(step.call)
     return [] if entry is None else list(entry.after)
 

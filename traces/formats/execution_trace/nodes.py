@@ -33,14 +33,12 @@ MODULE_LABEL = "nn.Module: "
 
 
 def node_number(value: Any) -> int:
-    """Return the number of a node as read from a file; raise `FormatError` if it is invalid."""
     if type(value) is not int or not 0 <= value < LATEST_NUMBER:
         raise FormatError(f"expected the number of a node, got {str(value)[:60]}")
     return value
 
 
 def time_us(value: Any) -> float | None:
-    """Return a time in us as read from a file, or None if it is missing; raise `FormatError` if it is invalid."""
     if value is None:
         return None
     if type(value) not in (int, float) or not 0 <= value < LATEST_US:
@@ -72,7 +70,6 @@ class Node:
     parent : number of the enclosing node; a process is its own parent
     schema : operator schema as torch writes it; empty for other nodes
     scope : code of the node's source, such as `USER_SCOPE`
-    thread : number that the observer gave to the thread
     backend : backend that compiled the kernel for torch.compile, `triton`; empty for other nodes
     record : number of the call, shared by all parts that Chakra splits an operator into; 0 if unknown
     start_us : start time if a profiler's times were linked to the trace
@@ -111,7 +108,6 @@ class NodeScope:
     """Phase and module around a node.
 
     is_inside : True if the node is inside another call of the program
-    phase : `forward`, `backward` or `optimizer`
     module, module_type : path and class of the module; empty outside of modules
     """
 
@@ -135,7 +131,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class NodeSpan:
-    """Time of a node, in ns.
+    """Time of a node.
 
     start_ns : time since the first node; if the file has no times, only the order is meaningful
     device_ns : duration of the kernels inside the node, -1 without kernels
@@ -157,8 +153,6 @@ class Tree:
     A node is a call if a capture would record it: an operator that the dispatcher runs below autograd. A composite
     operator is replaced by the operators that it calls, and nodes inside a call are part of it.
 
-    is_timed : True if the file has times
-    has_strides : True if the file has strides of tensors
     without_parent : number of operators that do not name an enclosing node
     """
 
@@ -216,7 +210,6 @@ class Tree:
                 self._surroundings[root] = NodeScope(phase=BACKWARD)
 
     def _close_node(self, number: int, entry: _Entry) -> None:
-        """Add a node's times to its parent; called once this was done for all nodes inside it."""
         times = self._device_us if entry.is_kernel else self._host_us
         times[number] = times.get(number, 0.0) + entry.own_us
         if entry.parent >= number:
@@ -268,10 +261,7 @@ class Tree:
         return around
 
     def thread_name(self, number: int) -> str:
-        """Return the name of the thread with this number in the file.
-
-        The first thread is the program's main thread; a thread with backward passes only is autograd's.
-        """
+        """Return `main` for the first thread; a thread with backward passes only is autograd's."""
         if number <= 1:
             return "main"
         name = AUTOGRAD if number in self._backward_threads else "thread"
@@ -279,7 +269,7 @@ class Tree:
 
 
 def is_call(node: Node) -> bool:
-    """Return True if a capture would record a node as a call, judged by the node's operator."""
+    """Return True if a capture would record a node as a call."""
     return bool(node.schema) and not node.backend and not is_composite(node.schema)
 
 
@@ -293,7 +283,7 @@ def is_thread(node: Node) -> bool:
 
 
 def is_composite(schema: str) -> bool:
-    """Return True if the operator with this schema is composite: the dispatcher runs other operators in its place."""
+    """Return True if the dispatcher runs other operators in place of the operator with this schema."""
     text = parse_schema(schema)
     return text is not None and _is_composite(text.op)
 
@@ -305,7 +295,6 @@ def _is_composite(op: str) -> bool:
 
 
 def _phase_of(node: Node) -> str | None:
-    """Return the phase that begins with a node (backward pass or optimizer step), or None."""
     if node.schema:
         return None
     if node.scope == BACKWARD_SCOPE or node.name.startswith(BACKWARD_LABEL):

@@ -1,7 +1,7 @@
 """Reader and writer of PyTorch execution traces: JSON of torch's `ExecutionTraceObserver`, schemas 1.0.1 to 1.1.1.
 
-A node is an operator with its inputs and outputs, a label around other nodes, or a thread. Chakra's `trace_link` adds
-times and kernels from a profile to the file.
+A node is an operator, a label around other nodes, or a thread. Chakra's `trace_link` adds times and kernels from a
+profile to the file.
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ def _nodes_of(file: ForeignFile, facts: dict[str, Any], cuts: list[str]) -> Call
 
 
 def _facts(name: str, value: Any) -> dict[str, Any]:
-    """Return the header fields for one member of the file's top-level JSON object; empty for unused members."""
     match name, value:
         case "schema", str():
             return {"schema": value[:100]}
@@ -105,10 +104,10 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def node_from_json(form: Any) -> Node:
-    """Return the node that a JSON object of any schema version describes.
+    """Return the node of a JSON object of any schema version; if only its position in the tree can be read, its `fault`
+    says why.
 
-    If only its position in the tree of nodes can be read, the node's `fault` says why. Raise `FormatError` for a value
-    that is not a node.
+    Raise `FormatError` if not even that can be read.
     """
     if not isinstance(form, dict):
         raise FormatError(f"a node is not a JSON object: {str(form)[:60]}")
@@ -138,7 +137,6 @@ def _contents(form: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[st
 
 
 def _attributes(form: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the attributes in a node's JSON object by name; before schema 1.0.2 they are the object's own members."""
     attributes = form.get("attrs")
     if attributes is None:
         return form

@@ -55,7 +55,6 @@ class KnownStrides:
     def note(self, inputs: PortValues, tensor: Any, shape: Any) -> None:
         """Remember the strides that a call of `as_strided` requested for the view that it made.
 
-        inputs : arguments of the call
         tensor, shape : entries of the view in the values and shapes of the node's outputs
         """
         stride = inputs.items[2] if len(inputs.items) > 2 else None
@@ -82,7 +81,7 @@ def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Port
     kinds : types in the schema, such as `ScalarType?`; may be shorter than the port
     strides : strides of views, for a port without strides
 
-    Raise `ValueError`, `TypeError`, `IndexError`, `RuntimeError`, `OverflowError` for an invalid port.
+    Raise `ValueError`, `TypeError`, `IndexError`, `RuntimeError` or `OverflowError` for an invalid port.
     """
     lists = (port.values, port.shapes, port.types)
     own_strides = port.strides if port.strides is not None else [None] * len(port.values)
@@ -248,7 +247,6 @@ class PortItem(NamedTuple):
 class Encoder:
     """Converts the arguments and results of one call to ports of a node.
 
-    numbers : assigns the file's numbers to tensors and storages
     storages : storages of the call's tensors in the trace, arguments first; may be incomplete
     range_of : returns the smallest and largest value of a tensor, or None if unknown
     lose : called with a description of each value that a port cannot hold
@@ -296,10 +294,6 @@ class Encoder:
         return self._code(value)
 
     def _code(self, value: Any) -> PortItem:
-        """Return the entries for a dtype, layout or memory format, which are integers in the format, or for a device.
-
-        A value of any other type is reported by `lose`, and only the name of its type is written.
-        """
         match value:
             case torch.dtype() | torch.layout() | torch.memory_format() if value in CODE_OF_VALUE:
                 return PortItem(CODE_OF_VALUE[value], [], "Int", [])
@@ -341,7 +335,6 @@ class Encoder:
         return PortItem(value, list(spec.shape), f"Tensor({name})", list(spec.stride or ()))
 
     def _number(self, value: bool | int | float | complex) -> PortItem:
-        """Return the entries for a number that the operator takes as a tensor; its range consists of this number."""
         if isinstance(value, complex) or not math.isfinite(value):
             self.lose("the value of a number in place of a tensor")
         else:

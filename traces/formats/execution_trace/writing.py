@@ -42,7 +42,7 @@ EMPTY = Port([], [], [], [])
 
 
 class NotWritten(ValueError):
-    """Raised if a call cannot be written as a node."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,8 @@ class NodeStep:
 
 @dataclass(slots=True)
 class _Place:
-    """The nodes that are open in a thread, and that become parents of the next node.
+    """Nodes of a thread that are open and become parents of the next node.
 
-    thread, root : numbers of the thread, and of the thread's node
     labels : number and name of the program's open labels, outermost first
     inside : phase, module and module type of the last call
     around : number of the node that encloses the next call
@@ -74,7 +73,6 @@ class _Place:
 
     @property
     def innermost(self) -> int:
-        """Number of the node of the innermost open label, or of the thread if no label is open."""
         return self.labels[-1][0] if self.labels else self.root
 
 
@@ -141,7 +139,6 @@ class _Writer:
             yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
     def _mark(self, place: _Place, signature: Signature) -> Iterator[NodeStep]:
-        """Open or close a label of the program (a `with record_function` block); yield its node if it opens."""
         if signature.op.startswith(ENTER):
             number = self._numbers.new()
             name = label_of(signature) or "label"
@@ -152,7 +149,6 @@ class _Writer:
         place.inside, place.around = ("forward", "", ""), place.innermost
 
     def _labels(self, place: _Place, row: Any) -> Iterator[NodeStep]:
-        """Yield nodes for a call's phase and module if the thread's previous call had others."""
         inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
         if inside == place.inside and place.around:
             return
@@ -170,10 +166,6 @@ class _Writer:
             place.around = number
 
     def _node(self, row: Any, signature: Signature) -> Node:
-        """Return the node for a call, without number, parent and times.
-
-        Raise `NotWritten` if the format cannot hold the call.
-        """
         if signature.raised is not None:
             raise NotWritten("the call raised an error")
         text, schema, values = arguments_in_order(signature)

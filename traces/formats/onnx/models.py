@@ -71,7 +71,6 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of a model's nodes in order."""
     onnx = needed("onnx", "onnx")
     model = _parse(file, onnx)
     graph = model.graph
@@ -133,10 +132,7 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
 
 
 def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
-    """Return the values of small constants by name, and remove the values of weights from the graph.
-
-    Shape inference does not need weights.
-    """
+    """Return the values of small constants by name, and remove the values of weights from the graph."""
     constants: dict[str, list[Any]] = {}
     for item in graph.initializer:
         values = _values(item, onnx)
@@ -156,7 +152,6 @@ def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
 
 
 def _values(item: Any, onnx: Any) -> list[Any] | None:
-    """Return the elements of a small tensor that is stored in the model's file, or None for any other tensor."""
     if any(size < 0 for size in item.dims) or prod(item.dims) > MOST_CONSTANT or item.external_data:
         return None
     if item.data_location == onnx.TensorProto.EXTERNAL or not _dtype(item.data_type):
@@ -174,7 +169,6 @@ def _dtype(number: int) -> torch.dtype | None:
 
 
 def _attribute(attribute: Any, onnx: Any) -> Any:
-    """Return the number, string or list that an attribute holds, or None for graphs and types."""
     kind = attribute.type
     if kind == _STRING:
         return attribute.s.decode(errors="replace")
@@ -189,7 +183,6 @@ def _attribute(attribute: Any, onnx: Any) -> Any:
 
 
 def _close(graph: Any) -> bool:
-    """Replace the symbolic sizes of the graph's inputs by numbers; return True if there were any."""
     sizes: dict[str, int] = {}
     for item in graph.input:
         for place, dimension in enumerate(item.type.tensor_type.shape.dim):
@@ -214,12 +207,6 @@ def _is_concrete(value: Any) -> bool:
 
 
 def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
-    """Return a function that infers the dtypes and shapes of one node's results with onnx.
-
-    Inference over a whole model is avoided because it is unbounded: each Gather node that indexes a tensor with itself
-    doubles its number of dimensions.
-    """
-
     def infer(node: Any, shapes: Shapes, constants: dict[str, list[Any]]) -> Shapes:
         types, data = {}, {}
         for name in filter(None, node.input):
@@ -245,7 +232,6 @@ def _node_inference(opset: int, onnx: Any) -> Callable[..., Shapes]:
 
 
 def _shape_of(item: Any) -> Iterator[tuple[str, tuple[torch.dtype, tuple[int, ...]]]]:
-    """Yield the name, dtype and shape of a value, or nothing if the file lacks dtype or shape."""
     kind = item.type.tensor_type
     if len(kind.shape.dim) > MOST_DIMENSIONS:
         return
@@ -311,7 +297,6 @@ def _bound(call: OnnxCall) -> OnnxCall:
 
 
 def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> OnnxCall:
-    """Return a call with storage numbers for its results."""
     shared = aliases(call.op, call.args, call.kwargs)
     results = list(tensors(call.outputs))
     shared = shared * len(results) if isinstance(call.outputs, list) else shared + [None] * len(results)
@@ -326,7 +311,6 @@ def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> O
 
 
 def _scope(item: Any) -> Scope:
-    """Return the scope of a node, with the module that torch's exporters write to its properties or its name."""
     facts = {prop.key: prop.value for prop in item.metadata_props} if hasattr(item, "metadata_props") else {}
     paths, classes = (re.findall(r"'([^']*)'", facts.get(key, "")[:20_000]) for key in (PATHS, CLASSES))
     if paths:

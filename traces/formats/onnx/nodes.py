@@ -111,8 +111,6 @@ def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 
 
 def _each(function: Callable[..., Any]) -> Fold:
-    """Return a function that applies `function` to lists element by element; a list of one element is repeated."""
-
     def fold(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
         length = max(map(len, inputs))
         rows = [values * length if len(values) == 1 else values for values in inputs]
@@ -158,7 +156,7 @@ Key = tuple[str, str, str]
 
 
 class _TooMany(ValueError):
-    """Raised if a model's functions call each other without end or too often."""
+    pass
 
 
 def inlined(model: Any, losses: Losses) -> Any:
@@ -227,7 +225,6 @@ class OnnxCall:
     """A call of an aten operator that computes a node or a part of a node.
 
     op : aten operator with its overload, such as `add.Tensor`
-    args, kwargs : arguments, in which each tensor is a `TensorSpec`
     outputs : one tensor, a tuple, or a list of tensors
     """
 
@@ -241,11 +238,9 @@ class OnnxCall:
 class OnnxNode:
     """A node with the shapes of its inputs and outputs, and with known constants.
 
-    op : ONNX operator
     inputs : tensors, None for an omitted input
     outputs : tensors, None for an unused output
     constants : values of each input, None if unknown or too many
-    attributes : values of the node's attributes, by name
     opset : version of the ONNX operators that the model is written in
     between : returns a new storage number, for a value that one call of this node passes to the next
     """
@@ -276,7 +271,6 @@ class OnnxNode:
         return place < len(self.inputs) and self.inputs[place] is not None
 
     def input(self, place: int) -> TensorSpec:
-        """Return the input with this index; raise `NoOperator` if it is missing."""
         value = self.inputs[place] if place < len(self.inputs) else None
         if value is None:
             raise NoOperator(f"its input {place} is missing")
@@ -287,11 +281,9 @@ class OnnxNode:
 
     @property
     def keeps_dimensions(self) -> bool:
-        """True if a reduction keeps the dimensions that it reduces."""
         return bool(self.get("keepdims", 1))
 
     def optional(self, place: int) -> TensorSpec | None:
-        """Return the input with this index, or None if it is missing."""
         return self.inputs[place] if place < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
@@ -317,10 +309,7 @@ class OnnxNode:
         return list(values)
 
     def whole(self, name: str, place: int) -> list[int] | None:
-        """Return the integers in attribute `name` (older ONNX versions) or input `place` (newer ones); None if missing.
-
-        Raise `NoOperator` if the input is not constant, or if a number is not an integer.
-        """
+        """Return `numbers`, which must be integers."""
         values = self.numbers(name, place)
         if values is not None and not all(type(value) is int and abs(value) <= 1 << 63 for value in values):
             raise NoOperator(f"its {name} are not integers")
@@ -334,10 +323,7 @@ class OnnxNode:
         return value % max(self.rank, 1)
 
     def spatial(self, name: str, default: int) -> list[int]:
-        """Return an attribute that is a list with one number for each dimension after batch and channels.
-
-        default : number for each dimension if the attribute is missing
-        """
+        """Return an attribute that is a list with one number for each dimension after batch and channels."""
         count = self.rank - 2
         if count not in (1, 2, 3):
             raise NoOperator(f"unsupported: {count} spatial dimensions")
@@ -352,7 +338,6 @@ class OnnxNode:
 
 
 def tensor(shape: tuple[int, ...], dtype: torch.dtype, storage: int | None) -> TensorSpec:
-    """Return the metadata of a contiguous tensor on the CPU."""
     return TensorSpec(shape, contiguous(shape), dtype, "cpu", storage=storage)
 
 

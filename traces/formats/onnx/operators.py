@@ -1,4 +1,8 @@
-"""Conversion of ONNX's convolutions, products, poolings, normalizations, resizing and attention to aten operators."""
+"""Conversion of each ONNX operator to the aten operators that compute it.
+
+A node becomes one call if torch has an operator for it, and several calls if it combines steps, such as padding or a
+product with a sum, that torch has as separate operators.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,6 @@ Lower = Callable[[OnnxNode], list[OnnxCall]]
 
 
 def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: list[int]) -> tuple[list[int], list[int]]:
-    """Return the padding before and after each spatial dimension of a convolution or pooling."""
     count = len(kernel)
     mode = node.get("auto_pad", "NOTSET")
     if mode in ("NOTSET", ""):
@@ -280,7 +283,6 @@ REASONS = {
 
 
 def check_operator(op: str) -> None:
-    """Raise `NoOperator` if the table of conversions lacks the ONNX operator `op`."""
     if op not in TABLE:
         raise NoOperator(REASONS.get(op, "no aten operator for it"))
 
@@ -349,7 +351,6 @@ def _clip(node: OnnxNode) -> list[OnnxCall]:
 
 
 def _lower_with(op: str, *attributes: tuple[str, float]) -> Lower:
-    """Return a function that converts a node to a call of the aten operator `op`."""
     return lambda node: call(node, op, node.x, *(node.get(name, default) for name, default in attributes))
 
 
