@@ -67,8 +67,8 @@ def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int 
         return []
     (schema, *_) = schemas
     memory: dict[str, int] = {}
-    for place, parameter in enumerate(schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(parameter.name)
+    for index, parameter in enumerate(schema.arguments):
+        value = args[index] if index < len(args) else kwargs.get(parameter.name)
         first = next(tensors(value), None)
         if first is not None and first.storage is not None:
             memory |= dict.fromkeys(_sets(parameter), first.storage)
@@ -101,7 +101,7 @@ def split(
     result_storages = [_number(spec) for spec in tensors(outputs)]
     counts = Counter(number for number in argument_storages if number != NO_STORAGE)
     shared = [number for number in counts if counts[number] > 1]
-    groups = {number: place for place, number in enumerate(shared)}
+    groups = {number: index for index, number in enumerate(shared)}
 
     def grouped(leaf: Any) -> Any:
         if not isinstance(leaf, TensorSpec):
@@ -230,15 +230,17 @@ class RecordBuilder:
         storages : storage numbers of its tensors, arguments first; empty if unknown
         device_ns : time that the call kept an accelerator busy; -1 if unknown
         """
-        signature = self._signature(kind, op, tuple(args), kwargs or {}, outputs)
-        place = self.add_scope(scope or Scope(0, "", "", "forward"))
+        args, kwargs = tuple(args), kwargs or {}
+        form = json.dumps([kind, op, [encode(arg) for arg in args], {name: encode(kwargs[name]) for name in kwargs}])
+        signature = self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
+        scope_number = self.add_scope(scope or Scope(0, "", "", "forward"))
         number = self._number("thread", thread, lambda number: Thread(number, thread))
         for _ in range(count):
             block = self._blocks.setdefault(number, Calls(number, [], [], [], []))
             begun_ns = self._next_ns if start_ns is None else start_ns
             self._next_ns = max(self._next_ns, begun_ns + max(duration_ns, 1))
             block.signature.append(signature)
-            block.scope.append(place)
+            block.scope.append(scope_number)
             block.start_ns.append(begun_ns)
             block.duration_ns.append(duration_ns)
             block.device_ns.append(device_ns)
@@ -268,10 +270,6 @@ class RecordBuilder:
         )
         self._newest = max([self._newest, *block.storages])
         self._records.append(block)
-
-    def _signature(self, kind: str, op: str, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> int:
-        form = json.dumps([kind, op, [encode(arg) for arg in args], {name: encode(kwargs[name]) for name in kwargs}])
-        return self._number("signature", form, lambda number: Signature(number, kind, op, args, kwargs, outputs))
 
     def _number(self, what: str, key: str, make: Any) -> int:
         numbers = self._numbers.setdefault(what, {})

@@ -81,8 +81,13 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
         if len(parameters) != len(inputs):
             continue
         try:
-            values = {item.name: _value(inputs, place, item) for place, item in enumerate(parameters)}
-            values = {name: _placed(value, device) for name, value in values.items()}
+            values = {
+                item.name: map_leaves(
+                    lambda leaf: replace(leaf, device=device) if isinstance(leaf, TensorSpec) else leaf,
+                    _value(inputs, index, item),
+                )
+                for index, item in enumerate(parameters)
+            }
             bound = bind(op_of(schema), (), values)
         except (ValueError, NoOverload) as error:
             reasons.append(str(error))
@@ -90,10 +95,6 @@ def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
         return _on_device(without_defaults(bound, schema), parameters, device)
     sorted_reasons = sorted(reasons, key=lambda reason: (not reason.startswith("the file"), "has only" in reason))
     raise NoOverload(sorted_reasons[0] if sorted_reasons else "no overload takes this number of arguments")
-
-
-def _placed(value: Any, device: str) -> Any:
-    return map_leaves(lambda leaf: replace(leaf, device=device) if isinstance(leaf, TensorSpec) else leaf, value)
 
 
 def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
@@ -105,8 +106,8 @@ def _on_device(bound: Bound, parameters: Sequence[Any], device: str) -> Bound:
     return replace(bound, kwargs={**bound.kwargs, "device": torch.device(device)})
 
 
-def _value(inputs: EventInputs, place: int, parameter: Any) -> Any:
-    kind, text, shape, stride = inputs.types[place], inputs.texts[place], inputs.shapes[place], inputs.strides[place]
+def _value(inputs: EventInputs, index: int, parameter: Any) -> Any:
+    kind, text, shape, stride = inputs.types[index], inputs.texts[index], inputs.shapes[index], inputs.strides[index]
     expected, optional = parameter.real_type, False
     if expected.kind() == "OptionalType":
         expected, optional = expected.getElementType(), True
@@ -231,7 +232,10 @@ def read(file: ForeignFile) -> Iterator[Record]:
     builder = RecordBuilder("chrome", file.losses, facts, is_timed=True)
     adder = _Adder(builder, device, file.losses)
     kernels: dict[int, OperatorKernels] = {}
-    for thread, call in chain(_calls_of_host(table, file.losses), in_graphs):
+    on_host = (
+        (thread, call) for thread, events in table.threads() for call in calls_of(events, table.work, file.losses.skip)
+    )
+    for thread, call in chain(on_host, in_graphs):
         signature = adder.add(call, thread)
         if signature is not None and call.work.launches:
             kernels.setdefault(signature, OperatorKernels(Counter(), Counter())).add(call.work)
@@ -243,11 +247,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
     yield from builder.end()
     if cuts:
         raise Damage(cuts[-1])
-
-
-def _calls_of_host(table: EventTable, losses: Losses) -> Iterator[tuple[str, ProfiledCall]]:
-    for thread, events in table.threads():
-        yield from ((thread, call) for call in calls_of(events, table.work, losses.skip))
 
 
 def _calls_in_graphs(table: EventTable, file: ForeignFile) -> Iterable[tuple[str, ProfiledCall]]:
@@ -337,15 +336,15 @@ class _Adder:
 
 def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any, ...]:
     """Return the arguments of a copy between host and device, in which the host's tensor has the device `cpu`."""
-    places = [place for place, value in enumerate(args) if isinstance(value, TensorSpec)]
+    indices = [index for index, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)
-    if "HtoD" in names and places:
-        there = places[-1]
-    elif "DtoH" in names and len(places) > 1:
-        there = places[0]
+    if "HtoD" in names and indices:
+        there = indices[-1]
+    elif "DtoH" in names and len(indices) > 1:
+        there = indices[0]
     else:
         return args
-    return tuple(replace(value, device="cpu") if place == there else value for place, value in enumerate(args))
+    return tuple(replace(value, device="cpu") if index == there else value for index, value in enumerate(args))
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
@@ -398,8 +397,8 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
     graphs = [CapturedGraph() for _ in spans]
 
     def graph_at(time_ns: int) -> CapturedGraph | None:
-        place = bisect_right(spans, (time_ns, 1 << 62)) - 1
-        return graphs[place] if place >= 0 and time_ns < spans[place][1] else None
+        index = bisect_right(spans, (time_ns, 1 << 62)) - 1
+        return graphs[index] if index >= 0 and time_ns < spans[index][1] else None
 
     work: dict[int, OperatorKernels] = {}
     names = table.kernel_names
@@ -423,8 +422,8 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
 
 
 def _meets(event: ProfilerEvent, spans: Sequence[tuple[int, int]], first_ns: int) -> bool:
-    place = bisect_right(spans, (event.end_ns + first_ns, 0)) - 1
-    return place >= 0 and spans[place][1] > event.start_ns + first_ns
+    index = bisect_right(spans, (event.end_ns + first_ns, 0)) - 1
+    return index >= 0 and spans[index][1] > event.start_ns + first_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,9 +460,9 @@ class GraphLaunchCalls:
             (content,) = contents
             graph = fitting[turns[content] % len(fitting)]
             turns[content] += 1
-            ordered = [kernels[place] for place in _paired(graph.launches, names)]
+            ordered = [kernels[index] for index in _paired(graph.launches, names)]
             matched_ns += sum(duration for _, duration in kernels)
-            joined_ns += sum(ordered[place][1] for _, launches in graph.calls for place in launches)
+            joined_ns += sum(ordered[index][1] for _, launches in graph.calls for index in launches)
             self._launches.append(_Launch(start_ns - table.first_ns, table.thread_name(thread), graph, ordered))
         self.share = joined_ns / max(device_ns, 1)
         """share of the device's time in launches that belongs to these calls"""
@@ -475,11 +474,11 @@ class GraphLaunchCalls:
         launch.
         """
         for launch in self._launches:
-            for place, (call, launches) in enumerate(launch.graph.calls):
+            for index, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())
                 for name, duration in (launch.kernels[number] for number in launches):
                     work.add(OperatorKernels(Counter({name: 1}), Counter({name: duration})))
-                at = launch.start_ns + place
+                at = launch.start_ns + index
                 event = replace(call.event, start_ns=at, end_ns=at, external=-1, sequence=-1)
                 yield f"graphs of {launch.thread}", replace(call, event=event, forward=-1, work=work)
 
@@ -501,8 +500,8 @@ def _paired(captured: Sequence[str], launched: Sequence[str]) -> list[int]:
         return list(range(len(captured)))
     order = [0] * len(captured)
     by_name = [sorted(range(len(names)), key=names.__getitem__) for names in (captured, launched)]
-    for place, kernel in zip(*by_name, strict=True):
-        order[place] = kernel
+    for index, kernel in zip(*by_name, strict=True):
+        order[index] = kernel
     return order
 
 

@@ -73,8 +73,8 @@ def rows_of_json(file: ForeignFile) -> Iterator[TableRow]:
         raise file.damage("it is not a JSON object of lists")
     if len(form) > MOST_COLUMNS:
         raise file.refusal(f"it has more than {MOST_COLUMNS} columns")
-    for place in range(max(map(len, form.values()), default=0)):
-        yield TableRow({column: cells[place] if place < len(cells) else None for column, cells in form.items()})
+    for index in range(max(map(len, form.values()), default=0)):
+        yield TableRow({column: cells[index] if index < len(cells) else None for column, cells in form.items()})
 
 
 def rows_of_csv(file: ForeignFile, name: str) -> Iterator[TableRow]:
@@ -402,7 +402,7 @@ def _cat(row: Row) -> tuple[str, Row]:
         return "cat", row
     shapes = [shape_of(cell) for column, cell in row.items() if column != "dim" and not is_missing(cell)]
     sizes = [shape for shape in shapes if shape]
-    differing = (place for place, each in enumerate(zip(*sizes, strict=False)) if len(set(each)) > 1)
+    differing = (index for index, each in enumerate(zip(*sizes, strict=False)) if len(set(each)) > 1)
     return "cat", {**row, "dim": next(differing, 0)}
 
 
@@ -423,16 +423,14 @@ def _ctc_loss(row: Row) -> tuple[str, Row]:
     if len(labels) != 1 or share + bool(remainder) > long[0]:
         raise Unfit("the targets of ctc_loss are longer than its inputs")
     input_lengths = [long[0]] * batch[0]
-    target_lengths = [share + (place < remainder) for place in range(batch[0])]
+    target_lengths = [share + (index < remainder) for index in range(batch[0])]
     names = ("blank", "reduction", "zero_infinity")
     plain = dict(zip(names, rest, strict=False))
     lists = {"input_lengths": input_lengths, "target_lengths": target_lengths}
     return "ctc_loss", {"log_probs": probabilities, "targets": targets, **lists, **plain}
 
 
-def _instance_norm(row: Row) -> tuple[str, Row]:
-    names = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
-    return "instance_norm", dict(zip(names, row.values(), strict=False))
+NORM_COLUMNS = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
 
 
 def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
@@ -448,7 +446,7 @@ def _max_unpool2d(row: Row) -> tuple[str, Row]:
     lists = {name: shape_of(row.get(name)) for name in ("input", "kernel_size", "stride", "padding")}
     sizes = {name: shape for name, shape in lists.items() if shape}
     if len(sizes) < len(lists) or not is_missing(row.get("output_size")):
-        raise Unfit("max_unpool2d lacks input, kernel_size, stride or padding, or has output_size")
+        raise Unfit("max_unpool2d needs input, kernel_size, stride and padding, and must not have output_size")
     pairs = [sizes[name] * 2 if len(sizes[name]) == 1 else sizes[name] for name in ("kernel_size", "stride", "padding")]
     output = [
         (size - 1) * stride + kernel - 2 * padding
@@ -478,22 +476,17 @@ def _text(cell: Any) -> str | None:
     return None if is_missing(inner) or inner is False else str(inner)
 
 
-def _triu(row: Row) -> tuple[str, Row]:
-    first, *rest = row.values()
-    return "triu", {"self": first, "diagonal": rest[0] if rest else None}
-
-
 # functions that convert a row to an operator and its arguments, for files whose columns differ from the arguments
 REWRITES: dict[str, Callable[[Row], tuple[str, Row]]] = {
     "cat": _cat,
     "einsum": _einsum,
     "ctc_loss": _ctc_loss,
-    "instance_norm": _instance_norm,
+    "instance_norm": lambda row: ("instance_norm", dict(zip(NORM_COLUMNS, row.values(), strict=False))),
     "interpolate": _interpolate,
     "max": _max("max"),
     "min": _max("min"),
     "max_unpool2d": _max_unpool2d,
-    "triu": _triu,
+    "triu": lambda row: ("triu", dict(zip(("self", "diagonal"), row.values(), strict=False))),
 }
 
 Call = tuple[str, list[Any], dict[str, Any]]
@@ -566,7 +559,7 @@ def call_of(name: str, row: Row) -> Call:
                 error if isinstance(error, Unfit) else Unfit(f"{name} lacks a column, or a cell has an invalid value")
             ) from error
     name = NAMES.get(name, name)
-    if _is_in_place(row) and schemas_of(f"aten.{name}_"):
+    if row.get("inplace") in (True, [True], "True", ["True"]) and schemas_of(f"aten.{name}_"):
         name += "_"
     schemas = [schema for schema in schemas_of(f"aten.{name}") if not any(item.is_out for item in schema.arguments)]
     if not schemas:
@@ -578,10 +571,6 @@ def call_of(name: str, row: Row) -> Call:
             with suppress(Unfit):
                 return _call(schema, row, reading)
     raise Unfit(f"no overload of aten.{name} takes these arguments")
-
-
-def _is_in_place(row: Row) -> bool:
-    return row.get("inplace") in (True, [True], "True", ["True"])
 
 
 def _readings(name: str, row: Row) -> Iterator[Reading]:
@@ -602,7 +591,7 @@ def _call(schema: Any, row: Row, reading: Reading) -> Call:
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     first: tuple[int, ...] = ()
-    for place, parameter in enumerate(schema.arguments):
+    for index, parameter in enumerate(schema.arguments):
         cell = columns.get(parameter.name, CONSTANTS.get(parameter.name))
         if isinstance(cell, _Cells):
             value: Any = value_of([each for each in cell if not is_missing(each)], parameter, reading, first)
@@ -616,7 +605,7 @@ def _call(schema: Any, row: Row, reading: Reading) -> Call:
             raise Unfit(f"{op_of(schema)} lacks its argument {parameter.name}")
         if isinstance(value, CellTensor) and not args:
             first = value.shape
-        if parameter.kwarg_only or len(args) < place:
+        if parameter.kwarg_only or len(args) < index:
             kwargs[parameter.name] = value
         else:
             args.append(value)
@@ -630,12 +619,10 @@ class _Cells(list[Any]):
 def _is_missing(cell: Any, parameter: Any, reading: Reading) -> bool:
     if reading.empty_is_scalar and cell == [] and parameter.type.kind() == "TensorType":
         return False
-    is_none = cell == [0] and parameter.type.kind() == "OptionalType" and _is_tensor(parameter)
+    # no program passes an empty tensor for an optional one
+    is_optional = parameter.type.kind() == "OptionalType"
+    is_none = cell == [0] and is_optional and parameter.type.getElementType().kind() == "TensorType"
     return is_missing(cell, parameter.type) or is_none
-
-
-def _is_tensor(parameter: Any) -> bool:
-    return bool(parameter.type.getElementType().kind() == "TensorType")
 
 
 def _assign(schema: Any, row: Row, reading: Reading) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class DataSet:
         if self.root is None:
             return None
         top = self.root / folder
-        places = chain([top], islice((path for path in sorted(top.glob("*")) if path.is_dir()), MOST_FILES))
-        return next((path for place in places if (path := place / name).is_file()), None)
+        folders = chain([top], islice((path for path in sorted(top.glob("*")) if path.is_dir()), MOST_FILES))
+        return next((path for parent in folders if (path := parent / name).is_file()), None)
 
 
 def recognizes(head: Head) -> bool:
@@ -119,7 +119,8 @@ def _problems(path: Path) -> list[Path]:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    data_set = DataSet(file, _root_of(file.path))
+    folders = [file.path] if file.path.is_dir() else list(file.path.absolute().parents)[:PARENTS]
+    data_set = DataSet(file, next((folder for folder in folders if (folder / "definitions").is_dir()), None))
     builder = RecordBuilder("flashinfer", file.losses)
     keys: set[tuple[str, str]] = set()
     for name, workload in _workloads(data_set):
@@ -140,11 +141,6 @@ def read(file: ForeignFile) -> Iterator[Record]:
         builder.add_call(call.op, call.args, call.kwargs, scope=scope)
         yield from builder.ready()
     yield from builder.end()
-
-
-def _root_of(path: Path) -> Path | None:
-    folders = [path] if path.is_dir() else list(path.absolute().parents)[:PARENTS]
-    return next((folder for folder in folders if (folder / "definitions").is_dir()), None)
 
 
 def _workloads(data_set: DataSet) -> Iterator[tuple[str, Any]]:
@@ -381,22 +377,16 @@ def _call_of_reference(text: str, arguments: Arguments) -> Call | None:
         return None
     match body:
         case [ast.FunctionDef(name="run", body=[ast.Return(value=ast.Call() as node)])]:
-            path = ast.unparse(node.func).split(".") if _is_path(node.func) else []
+            path = ast.unparse(node.func).split(".")
         case _:
             return None
-    if len(path) != 5 or path[:2] != ["torch", "ops"]:
+    if len(path) != 5 or path[:2] != ["torch", "ops"] or not all(map(str.isidentifier, path)):
         return None
     try:
         kwargs = {word.arg or "": _value(word.value, arguments) for word in node.keywords}
         return ".".join(path[2:]), [_value(item, arguments) for item in node.args], kwargs
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def _is_path(node: ast.expr) -> bool:
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return isinstance(node, ast.Name)
 
 
 def _value(node: ast.expr, arguments: Arguments) -> Any:
@@ -476,7 +466,8 @@ def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses:
         except NoForm as error:
             losses.skip(signature.op, str(error), counts[signature.number])
             continue
-        key = f"{kernel.reference} {kernel.inputs} {kernel.outputs} {_ranks(kernel)}"
+        _, inputs, outputs = kernel.members[0]
+        key = f"{kernel.reference} {kernel.inputs} {kernel.outputs} {list(map(len, (*inputs, *outputs)))}"
         if key in kernels:
             kernels[key].members.extend(kernel.members)
         else:
@@ -487,11 +478,6 @@ def _kernels(signatures: Iterable[Signature], counts: Mapping[int, int], losses:
         else:
             for member in kernel.members:
                 yield KernelDefinition(kernel.op, kernel.reference, kernel.inputs, kernel.outputs, [member])
-
-
-def _ranks(kernel: KernelDefinition) -> list[int]:
-    _, inputs, outputs = kernel.members[0]
-    return [len(shape) for shape in (*inputs, *outputs)]
 
 
 def _kernel(signature: Signature) -> KernelDefinition:
@@ -507,11 +493,11 @@ def _kernel(signature: Signature) -> KernelDefinition:
             inputs.append((free, value))
             return free
         if isinstance(value, list | tuple):
-            items = [text(f"{name}_{place}", item) for place, item in enumerate(value)]
+            items = [text(f"{name}_{index}", item) for index, item in enumerate(value)]
             return f"[{', '.join(items)}]"
         return _literal(value)
 
-    parts = [text(names[place] if place < len(names) else f"x{place}", arg) for place, arg in enumerate(signature.args)]
+    parts = [text(names[index] if index < len(names) else f"x{index}", arg) for index, arg in enumerate(signature.args)]
     parts += [f"{name}={text(name, value)}" for name, value in signature.kwargs.items()]
     outputs = list(_outputs(signature.outputs))
     parameters = ", ".join(name for name, _ in inputs)
@@ -540,8 +526,8 @@ def _literal(value: Any) -> str:
 
 def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
     tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, TensorSpec)]
-    for place, tensor in enumerate(tensors):
-        yield ("output" if len(tensors) == 1 else f"output_{place}"), tensor
+    for index, tensor in enumerate(tensors):
+        yield ("output" if len(tensors) == 1 else f"output_{index}"), tensor
 
 
 def _dtype(tensor: TensorSpec) -> str:
@@ -613,9 +599,9 @@ def _write_kernel(kernel: KernelDefinition, trace: Trace, folder: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(definition, indent=2))
     lines = []
-    for place, (signature, _, _) in enumerate(kernel.members):
-        identity = str(uuid.UUID(hashlib.sha256(f"{name} {place}".encode()).hexdigest()[:32]))
-        variables = {axis: sizes[place] for sizes, axis in axes.items() if not axis.startswith("size_")}
+    for index, (signature, _, _) in enumerate(kernel.members):
+        identity = str(uuid.UUID(hashlib.sha256(f"{name} {index}".encode()).hexdigest()[:32]))
+        variables = {axis: sizes[index] for sizes, axis in axes.items() if not axis.startswith("size_")}
         inputs = _sources(
             kernel, signature, trace, folder, f"blob/workloads/{kind}/{name}/{name}_{identity}.safetensors"
         )

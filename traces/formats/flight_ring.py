@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from opgrip.cli.output_files import Damage
 from opgrip.errors import FormatError
 from opgrip.traces.codec.record_forms import from_json
-from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, formats
+from opgrip.traces.io.foreign_files import ForeignFile, Format, formats
 from opgrip.traces.schema.arguments import tensors
 from opgrip.traces.schema.json_values import check_nesting
 from opgrip.traces.schema.records import Calls, Entered, Header, Record, Scope, Signature
@@ -95,10 +95,10 @@ def _read(file: ForeignFile) -> Iterator[Record]:
 
 
 def _parse(data: bytes) -> _Ring:
-    ring, place = _Ring(), len(MAGIC)
-    while place + 8 * HEAD <= len(data):
-        kind, *numbers = np.frombuffer(data, "<i8", HEAD, place).tolist()
-        place += 8 * HEAD
+    ring, position = _Ring(), len(MAGIC)
+    while position + 8 * HEAD <= len(data):
+        kind, *numbers = np.frombuffer(data, "<i8", HEAD, position).tolist()
+        position += 8 * HEAD
         if kind == 0:
             break
         if min(numbers) < 0 or max(numbers) > max(MOST, numbers[1] if kind == START else 0):
@@ -107,10 +107,10 @@ def _parse(data: bytes) -> _Ring:
             ring.last, ring.started_ns, ring.before = numbers
             continue
         size = {PAIRS: 32 * numbers[0], CALLS: 8 * (COLUMNS + 1) * numbers[1] + 8 * numbers[2]}.get(kind, numbers[0])
-        if place + size > len(data):
+        if position + size > len(data):
             raise Damage("its last chunk is cut")
-        _add_chunk(ring, kind, numbers, data[place : place + size])
-        place += -(-size // 8) * 8
+        _add_chunk(ring, kind, numbers, data[position : position + size])
+        position += -(-size // 8) * 8
     return ring
 
 
@@ -186,8 +186,10 @@ class _ForwardScopes:
         return number
 
 
-def _recognizes(head: Head) -> bool:
-    return head.start.startswith(MAGIC)
-
-
-formats.register("ring")(Format("the last calls of a process that died, from its flight recorder", _recognizes, _read))
+formats.register("ring")(
+    Format(
+        "the last calls of a process that died, from its flight recorder",
+        lambda head: head.start.startswith(MAGIC),
+        _read,
+    )
+)

@@ -102,25 +102,25 @@ def _parse(text: str) -> SchemaText | None:
 def pieces(text: str) -> Iterator[str]:
     """Yield the parts of a text between commas that are outside of brackets and quotes, without surrounding spaces."""
     depth, start, quote = 0, 0, ""
-    for place, character in enumerate(text):
+    for position, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
         elif character in "\"'":
             quote = character
         elif character in "([<":
             depth += 1
-        elif character in ")]>" and text[place - 1] != "-":
+        elif character in ")]>" and text[position - 1] != "-":
             depth -= 1
         elif character == "," and not depth:
-            yield text[start:place].strip()
-            start = place + 1
+            yield text[start:position].strip()
+            start = position + 1
     if last := text[start:].strip():
         yield last
 
 
 def _closing(text: str) -> int | None:
     depth, quote = 0, ""
-    for place, character in enumerate(text):
+    for position, character in enumerate(text):
         if quote:
             quote = "" if character == quote else quote
         elif character in "\"'":
@@ -128,7 +128,7 @@ def _closing(text: str) -> int | None:
         else:
             depth += (character == "(") - (character == ")")
             if depth < 0:
-                return place
+                return position
     return None
 
 

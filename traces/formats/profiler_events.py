@@ -193,16 +193,16 @@ class EventTable:
         for piece in sorted(pieces, key=lambda piece: int(columns["start"][piece[0]])):
             yield names[int(columns["thread"][piece[0]])], self._events(piece, first_ns)
 
-    def _events(self, places: Any, first_ns: int) -> Iterator[ProfilerEvent]:
+    def _events(self, indices: Any, first_ns: int) -> Iterator[ProfilerEvent]:
         columns = {name: self._columns[name] for name in ("start", "duration", "slice", "external", "sequence")}
-        for place in places.tolist():
-            start_ns = int(columns["start"][place]) - first_ns
+        for index in indices.tolist():
+            start_ns = int(columns["start"][index]) - first_ns
             yield ProfilerEvent(
-                self._described[columns["slice"][place]],
+                self._described[columns["slice"][index]],
                 start_ns,
-                start_ns + int(columns["duration"][place]),
-                int(columns["external"][place]),
-                int(columns["sequence"][place]),
+                start_ns + int(columns["duration"][index]),
+                int(columns["external"][index]),
+                int(columns["sequence"][index]),
             )
 
     def thread_name(self, thread: tuple[str, str]) -> str:

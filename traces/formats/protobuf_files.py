@@ -109,10 +109,10 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
     Raise `FormatError` if the integer is cut or too long.
     """
     number = 0
-    for place, byte in enumerate(data[position : position + 10]):
-        number |= (byte & 0x7F) << 7 * place
+    for index, byte in enumerate(data[position : position + 10]):
+        number |= (byte & 0x7F) << 7 * index
         if not byte & 0x80:
-            return number % (1 << 64), position + place + 1
+            return number % (1 << 64), position + index + 1
     raise FormatError("the length of a message is cut or has more than 64 bits")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import PurePath
 from typing import Any
 
@@ -116,7 +117,8 @@ def _add_launch(
         raise ValueError(f"the grid of the launch is not a list of 1 to {MOST_DIMENSIONS} sizes")
     if not all(type(size) is int and 0 <= size <= LARGEST for size in grid):
         raise ValueError(f"the grid of the launch has a size that is not an integer up to {LARGEST:,}")
-    program = _program_frames(frames)
+    # Triton's code that launches kernels is not part of the program
+    program = list(takewhile(lambda frame: not LAUNCHING.fullmatch(frame[0]), frames))
     unknown = KernelSource(name, PurePath(program[-1][0]).stem if program else "")
     source = sources.get(str(metadata.get("hash")), unknown)
     values = {key: _value(key, form) for key, form in arguments.items()}
@@ -161,11 +163,6 @@ def _frames(stack: Any) -> list[tuple[str, int, str]]:
             case {"filename": str() as file, "line": int() as line, "name": str() as function} if 0 <= line < 1 << 31:
                 frames.append((file, line, function))
     return frames
-
-
-def _program_frames(frames: list[tuple[str, int, str]]) -> list[tuple[str, int, str]]:
-    places = (place for place, (file, _, _) in enumerate(frames) if LAUNCHING.fullmatch(file))
-    return frames[: next(places, len(frames))]
 
 
 def _scope(frames: list[tuple[str, int, str]]) -> Scope:

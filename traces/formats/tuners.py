@@ -34,7 +34,7 @@ from opgrip.traces.schema.tensor_specs import contiguous, plain_name
 from opgrip.traces.table.trace import Trace
 
 MOST_ENTRIES = 200_000  # maximum number of rows that are read from a file of tuned entries
-# places of the bias, the left and the right matrix among the arguments of matrix products
+# indices of the bias, the left and the right matrix among the arguments of matrix products
 PRODUCTS = {
     **dict.fromkeys(("mm", "bmm"), (None, 0, 1)),
     **dict.fromkeys(("addmm", "baddbmm"), (0, 1, 2)),
@@ -223,7 +223,7 @@ def _hipblaslt(problem: Problem) -> Entry:
     steps = (0, 0, 0) if product.batch is None else (product.right.step, product.left.step, m * n)
     fields: dict[str, Any] = {"function": "matmul", "M": m, "N": n, "K": product.k}
     fields |= {"lda": product.right.leading, "ldb": product.left.leading, "ldc": m, "ldd": m}
-    fields |= {f"stride_{name}": steps[place] for name, place in zip("abcd", (0, 1, 2, 2), strict=True)}
+    fields |= {f"stride_{name}": steps[index] for name, index in zip("abcd", (0, 1, 2, 2), strict=True)}
     fields |= {"alpha": 1, "beta": 0, "transA": product.layout[0], "transB": product.layout[1]}
     fields |= {"batch_count": product.batch or 1, "a_type": right, "b_type": left, "c_type": out, "d_type": out}
     fields |= {"scale_type": compute, "compute_type": compute}
@@ -289,16 +289,8 @@ def _triton(problem: Problem) -> Entry:
     return Entry((json.dumps({"operator": problem.name, "names": [*sizes], "key": key}),), {"key": json.dumps(key)})
 
 
-def _csv_counted(lines: Sequence[str], count: int, share: float) -> list[str]:
-    return [f"{line},{count}" for line in lines]
-
-
 def _commented(lines: Sequence[str], count: int, share: float) -> list[str]:
     return [f"# count {count}, {share:.2%} of the time", *lines]
-
-
-def _json_counted(lines: Sequence[str], count: int, share: float) -> list[str]:
-    return [json.dumps({**json.loads(line), "count": count, "share": round(share, 6)}) for line in lines]
 
 
 def _csv_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
@@ -318,7 +310,7 @@ def _tunableop_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
 
 
 def _triton_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
-    content = file.json()
+    content = file.parse(file.content())
     yield {"key": json.dumps(content.get("key") if isinstance(content, dict) else None)}
 
 
@@ -340,11 +332,19 @@ class Tuner(NamedTuple):
 
 HEADERS = {"": "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,count", "batched": "B,M,N,K,count"}
 TUNERS = {
-    "aiter": Tuner(_aiter, _csv_counted, HEADERS, "M,N,K"),
+    "aiter": Tuner(_aiter, lambda lines, count, share: [f"{line},{count}" for line in lines], HEADERS, "M,N,K"),
     "tunableop": Tuner(_tunableop, _commented, {}, "TunableOp_", _tunableop_rows),
     "hipblaslt": Tuner(_hipblaslt, _commented, {}, "transA,"),
     "benchdnn": Tuner(_benchdnn, _commented, {}),
-    "triton": Tuner(_triton, _json_counted, {}, '"configs_timings"', _triton_rows),
+    "triton": Tuner(
+        _triton,
+        lambda lines, count, share: [
+            json.dumps({**json.loads(line), "count": count, "share": round(share, 6)}) for line in lines
+        ],
+        {},
+        '"configs_timings"',
+        _triton_rows,
+    ),
 }
 
 
@@ -485,10 +485,7 @@ def _call(row: Row, file: ForeignFile) -> Call:
     result = tensor_of([], row.get("outdtype") or dtype).dtype
     if result == left.dtype:
         return "aten.linear.default", [left, weight, *bias], {}
-    return _widening(left, weight, bias, result)
-
-
-def _widening(left: TensorSpec, weight: TensorSpec, bias: list[TensorSpec], result: torch.dtype) -> Call:
+    # the result has another dtype than the matrices
     right = tensor_of(weight.shape[::-1], weight.dtype, weight.stride[::-1] if weight.stride else None)
     return f"aten.{'addmm' if bias else 'mm'}.dtype", [*bias, left, right, result], {}
 

@@ -193,11 +193,11 @@ class _Unpacking:
         with path.open("rb") as file:
             file.seek(max(path.stat().st_size - _END_BYTES - (1 << 16), 0))
             tail = file.read()
-        place = len(tail) - _END_BYTES if tail[-_END_BYTES:].startswith(_END) else tail.rfind(_END)
-        if place < 0 or len(tail) < place + _END_BYTES:
+        position = len(tail) - _END_BYTES if tail[-_END_BYTES:].startswith(_END) else tail.rfind(_END)
+        if position < 0 or len(tail) < position + _END_BYTES:
             raise zipfile.BadZipFile("it is cut")
-        (size,) = struct.unpack_from("<L", tail, place + 12)
-        is_long = tail[max(place - 20, 0) : place].startswith(_END_64)
+        (size,) = struct.unpack_from("<L", tail, position + 12)
+        is_long = tail[max(position - 20, 0) : position].startswith(_END_64)
         if (is_long or size > MOST_DIRECTORY) and not self.unbounded:
             raise self._refusal(f"it contains more than {MOST_ENTRIES:,} files")
 

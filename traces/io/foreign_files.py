@@ -98,7 +98,7 @@ class ForeignFile:
     cut: Cut = field(default_factory=Cut)
     capture: Path | None = None
 
-    def places(self, count: int, most: int) -> Sequence[int]:
+    def indices(self, count: int, most: int) -> Sequence[int]:
         """Return the indices of the selected cases, out of `count`.
 
         Raise `UserError` if no case or more than `most` cases are selected.
@@ -142,9 +142,6 @@ class ForeignFile:
             yield from (line.decode(errors="replace") for line in whole)
         if rest:
             yield rest.decode(errors="replace")
-
-    def json(self) -> Any:
-        return self.parse(self.content())
 
     def content(self, most_bytes: int = MOST_BYTES) -> bytes:
         """Return all decompressed bytes of the file; raise `UserError` if there are more than `most_bytes`."""

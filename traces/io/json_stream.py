@@ -144,17 +144,17 @@ class _Text:
         self._unbounded = unbounded
         self._parse = json.JSONDecoder(object_pairs_hook=once if strict else None, strict=not lenient).raw_decode
         self._text = ""
-        self._place = 0
+        self._position = 0
         self._tried = 0
         self.is_behind_list = False
         """True after `skip_items` found the end of the list"""
 
     def peek(self) -> str:
         while True:
-            while self._place < len(self._text):
-                if not self._text[self._place].isspace():
-                    return self._text[self._place]
-                self._place += 1
+            while self._position < len(self._text):
+                if not self._text[self._position].isspace():
+                    return self._text[self._position]
+                self._position += 1
             if not self._more():
                 raise CutText
 
@@ -162,14 +162,14 @@ class _Text:
         character = self.peek()
         if character not in characters:
             raise FormatError(f"expected {' or '.join(characters)}, got {character!r}")
-        self._place += 1
+        self._position += 1
         return character
 
     def value(self) -> Any:
         self.peek()
         while True:
             try:
-                value, end = self._parse(self._text, self._place)
+                value, end = self._parse(self._text, self._position)
             except json.JSONDecodeError as error:
                 if not self._is_cut(error):
                     raise FormatError(error.msg) from error
@@ -183,44 +183,44 @@ class _Text:
                 # more digits of a number may follow
                 continue
             if isinstance(value, dict | list):
-                check_nesting(self._text[self._place : end].encode(errors="replace"), value)
-            self._place = end
+                check_nesting(self._text[self._position : end].encode(errors="replace"), value)
+            self._position = end
             return value
 
     def skip_items(self, mark: str, error: FormatError) -> int:
         checked, end = 0, None
         while True:
             cut = None
-            for match in _AFTER.finditer(self._text, self._place + checked):
+            for match in _AFTER.finditer(self._text, self._position + checked):
                 if match["end"] is not None:
-                    end = end or match.end("end") - self._place
+                    end = end or match.end("end") - self._position
                     continue
-                place = match.start("item")
-                has_mark = self._has_mark(place, mark)
+                position = match.start("item")
+                has_mark = self._has_mark(position, mark)
                 if has_mark:
-                    return self._skip_to(place, mark)
+                    return self._skip_to(position, mark)
                 if has_mark is None:
-                    cut = cut or match.start() - self._place
-            length = len(self._text) - self._place
+                    cut = cut or match.start() - self._position
+            length = len(self._text) - self._position
             checked = max(checked, length - _AFTER_LENGTH) if cut is None else cut
             if not self._more():
                 if end is None:
                     raise error
                 self.is_behind_list = True
-                return self._skip_to(self._place + end, mark)
+                return self._skip_to(self._position + end, mark)
 
-    def _skip_to(self, place: int, mark: str) -> int:
-        skipped, self._place = self._text[self._place : place], place
+    def _skip_to(self, position: int, mark: str) -> int:
+        skipped, self._position = self._text[self._position : position], position
         return max(skipped.count(f'"{mark}":'), 1)
 
-    def _has_mark(self, place: int, mark: str) -> bool | None:
-        """Return True if an object with a member `mark` begins at `place`; None if the text in memory ends within
+    def _has_mark(self, position: int, mark: str) -> bool | None:
+        """Return True if an object with a member `mark` begins at `position`; None if the text in memory ends within
         it.
         """
         try:
-            value, _ = self._parse(self._text, place)
+            value, _ = self._parse(self._text, position)
         except json.JSONDecodeError as error:
-            self._tried += error.pos - place
+            self._tried += error.pos - position
             if self._tried > MOST_TRIED and not self._unbounded:
                 raise TooLong from error
             return None if self._is_cut(error) else False
@@ -232,7 +232,7 @@ class _Text:
         return error.msg.startswith("Unterminated string") or error.pos > len(self._text) - _TOKEN
 
     def _more(self) -> bool:
-        pieces = [self._text[self._place :]]
+        pieces = [self._text[self._position :]]
         length = len(pieces[0])
         if length > MOST_VALUE and not self._unbounded:
             raise TooLong
@@ -242,5 +242,5 @@ class _Text:
             added += len(pieces[-1])
             if added > length:
                 break
-        self._text, self._place = "".join(pieces), 0
+        self._text, self._position = "".join(pieces), 0
         return added > 0

@@ -243,9 +243,9 @@ class TraceReader:
         if form["type"] != "header" or form.get("format") != FORMAT:
             raise self._not_a_trace("its first line is not a header record")
         version = str(form.get("version"))
-        major = version.partition(".")[0]
+        major, _, _ = version.partition(".")
         if not major.isdecimal() or len(major) > 9:
-            raise self._not_a_trace(f"its format version is {version[:40]!r}")
+            raise self._not_a_trace("its header has no valid format version")
         if int(major) > MAJOR:
             raise UserError(
                 f"{self.path} has format version {version}, newer than the {MAJOR}.x that this opgrip reads",

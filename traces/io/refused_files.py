@@ -19,6 +19,7 @@ _EXPORT = "record a run of the model with opcapture; opcapture --model FILE.pt2 
 _UNPACK = "unpack it, and name a file in it"
 _SHAPES = """replay a row by opreplay --operator aten.mm --inputs '{"self": [M, K], "mat2": [K, N]}'"""
 _RESULTS = "show it by opgrip results show"
+_COLUMN = re.compile(r"[^\W\d][\w .()/%#-]*")
 # maximum number of members or columns that are listed, and maximum number of characters of each
 _NAMES, _NAME_LENGTH = 5, 40
 
@@ -119,7 +120,7 @@ def _kind_of_table(start: bytes) -> FileKind | None:
     for separator in (",", "\t", ";"):
         with suppress(csv.Error):
             heading, row = (*csv.reader(lines, delimiter=separator), [], [])[:2]
-            if len(row) == len(heading) > 1 and all(map(_is_column, heading)):
+            if len(row) == len(heading) > 1 and all(_COLUMN.fullmatch(name.strip()) for name in heading):
                 hint = LISTED
                 if {"M", "N", "K"} <= {name.strip().upper() for name in heading}:
                     hint = _SHAPES
@@ -127,10 +128,6 @@ def _kind_of_table(start: bytes) -> FileKind | None:
                     return FileKind("a result of opreplay", _RESULTS)
                 return FileKind(f"a CSV table with {_named('column', heading)}", hint)
     return None
-
-
-def _is_column(name: str) -> bool:
-    return re.fullmatch(r"[^\W\d][\w .()/%#-]*", name.strip()) is not None
 
 
 def _named(noun: str, names: Sequence[str]) -> str:

@@ -33,7 +33,10 @@ def trace_file(path: str | Path) -> Path:
     if not text.startswith((PREFIX, ZOO_PREFIX)) or Path(path).exists():
         return Path(path)
     if text.startswith(ZOO_PREFIX):
-        return _zoo_file(text.removeprefix(ZOO_PREFIX))
+        name, zoo = text.removeprefix(ZOO_PREFIX), {trace.name: trace for trace in read_manifest()}
+        if name not in zoo:
+            raise MissingFileError(f"the zoo has no trace {name!r}", did_you_mean(name, zoo, "see opgrip zoo list"))
+        return zoo_file(zoo[name])
     traces = shipped_traces()
     name = text.removeprefix(PREFIX)
     if name not in traces:
@@ -41,13 +44,6 @@ def trace_file(path: str | Path) -> Path:
             f"opgrip ships no trace {name!r}", did_you_mean(name, traces, f"there is {', '.join(traces)}")
         )
     return traces[name]
-
-
-def _zoo_file(name: str) -> Path:
-    traces = {trace.name: trace for trace in read_manifest()}
-    if name not in traces:
-        raise MissingFileError(f"the zoo has no trace {name!r}", did_you_mean(name, traces, "see opgrip zoo list"))
-    return zoo_file(traces[name])
 
 
 def read_trace_chunks(path: Path) -> Iterator[bytes]:

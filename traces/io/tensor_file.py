@@ -49,7 +49,7 @@ def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
     """
     paths = []
     for name in dict.fromkeys(_names_in(header)):
-        if not _is_plain(name):
+        if name in ("", ".", "..") or Path(name).name != name:
             shown = repr(name)[:80]
             raise UserError(
                 f"{trace} says that its values are in {shown}", "the values must be in a file in the same folder"
@@ -69,10 +69,6 @@ def _names_in(header: Mapping[str, Any]) -> Iterator[Any]:
                 yield str(fields[HEADER_FIELD])
             parts = fields.get("processes")
             headers += parts if isinstance(parts, list) else []
-
-
-def _is_plain(name: str) -> bool:
-    return name not in ("", ".", "..") and Path(name).name == name
 
 
 def to_stored(flat: torch.Tensor) -> torch.Tensor:

@@ -253,9 +253,9 @@ def _booleans(source: ValueSource, model: Booleans, shape: tuple[int, ...], dtyp
 
 
 def _progression(source: ValueSource, model: Progression, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-    places = f"(torch.arange({prod(shape)}) // {model.repeats} % {model.period})"
+    indices = f"(torch.arange({prod(shape)}) // {model.repeats} % {model.period})"
     whole = type(model.start) is type(model.step) is int
-    values = f"({places}{'' if whole else '.double()'} * {model.step!r} + {model.start!r})"
+    values = f"({indices}{'' if whole else '.double()'} * {model.step!r} + {model.start!r})"
     return f"{values}.to({dtype}).reshape({sizes(shape)})"
 
 

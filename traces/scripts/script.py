@@ -35,14 +35,14 @@ def tensor_lines(
         _check(spec)
     fills: list[tuple[int, str]] = []
     memory: dict[int, str] = {}
-    for place, spec in enumerate(specs):
+    for index, spec in enumerate(specs):
         model = None if spec.values is None else values.get(spec.values)
-        name, device = f"x{place}", literals.device(spec.device)
+        name, device = f"x{index}", literals.device(spec.device)
         if spec.storage is None and spec.offset == 0 and _is_plain(spec):
             moved = "" if device == '"cpu"' else f".to({device})"
             yield f"{name} = {source.of(model, spec.shape, spec.dtype)}{moved}"
             continue
-        number = spec.storage if spec.storage is not None else -1 - place
+        number = spec.storage if spec.storage is not None else -1 - index
         if number not in memory:
             memory[number] = f"memory{len(memory)}"
             alike = [item for item in specs if item.storage == spec.storage] if spec.storage is not None else [spec]
@@ -51,14 +51,14 @@ def tensor_lines(
         source.helpers.add("view")
         yield f"{name} = {_view(memory[number], spec, spec.shape, spec.stride or ())}"
         if prod(spec.shape):
-            fills.append((place, memory[number]))
+            fills.append((index, memory[number]))
     # of tensors in the same memory, the smaller one has more specific values
-    for place, name in sorted(fills, key=lambda item: -prod(specs[item[0]].shape)):
-        spec = specs[place]
+    for index, name in sorted(fills, key=lambda item: -prod(specs[item[0]].shape)):
+        spec = specs[index]
         source.helpers.add("fill")
-        yield _fill(place, name, spec, None if spec.values is None else values.get(spec.values), source)
-    for place, spec in enumerate(specs):
-        yield from _bits(f"x{place}", spec)
+        yield _fill(index, name, spec, None if spec.values is None else values.get(spec.values), source)
+    for index, spec in enumerate(specs):
+        yield from _bits(f"x{index}", spec)
 
 
 def _check(spec: TensorSpec) -> None:
@@ -96,17 +96,17 @@ def _view(memory: str, spec: TensorSpec, shape: Sequence[int], stride: Sequence[
     return f"view({memory}, {spec.dtype}, {spec.offset}, {sizes(shape)}, {sizes(stride)})"
 
 
-def _fill(place: int, memory: str, spec: TensorSpec, model: Drawable | None, source: ValueSource) -> str:
+def _fill(index: int, memory: str, spec: TensorSpec, model: Drawable | None, source: ValueSource) -> str:
     stride = spec.stride or ()
     once = tuple(1 if step == 0 else size for size, step in zip(spec.shape, stride, strict=True))
     if prod(spec.shape) <= FEW:
         # recorded one by one: for each element, not for each place in memory
-        return f"fill(x{place}, {source.of(model, spec.shape, spec.dtype)})"
+        return f"fill(x{index}, {source.of(model, spec.shape, spec.dtype)})"
     if _has_windows(once, stride):
         length = 1 + sum((size - 1) * step for size, step in zip(once, stride, strict=True))
         flat = _view(memory, spec, (length,), (1,))
         return f"fill({flat}, {source.of(model, (length,), spec.dtype)})"
-    return f"fill(x{place}, {source.of(model, once, spec.dtype)})"
+    return f"fill(x{index}, {source.of(model, once, spec.dtype)})"
 
 
 def _has_windows(shape: Sequence[int], stride: Sequence[int]) -> bool:
@@ -181,25 +181,31 @@ def script_of(
     source = ValueSource(_deciding(specs) if function.is_dynamic else ())
     lines = list(tensor_lines(specs, values, writer, source))
     positional = plain_tuple([writer.of(item) for item in signature.args])
-    named = _named(signature.kwargs, writer)
+    named = ", ".join(f"{name!a}: {writer.of(value)}" for name, value in signature.kwargs.items())
+    threads = settings.get("threads")
     results = _results(signature) if source.is_exact or not function.is_dynamic else None
     parts = [
         f"MODE = {plain(mode)}",
         f"MUTATES = {function.mutates!r}",
         f"RECORDED_DEVICE = {device!r}",
-        f"RECORDED_THREADS = {_threads(settings)}",
+        f"RECORDED_THREADS = {threads if type(threads) is int and 0 < threads <= MOST_THREADS else 0}",
         f"RESULTS = {results}",
         *_settings(settings),
         function.source,
         *function.helpers,
-        *("\n" + FUNCTIONS[name].rstrip() for name in _ordered(source.helpers)),
+        # `sampled` contains `data`
+        *(
+            "\n" + text.rstrip()
+            for name, text in FUNCTIONS.items()
+            if name in source.helpers and not (name == "data" and "sampled" in source.helpers)
+        ),
         "",
         "",
         "def make_inputs(device):",
         '    """Return new arguments, by position and by name."""',
         "    torch.manual_seed(0)",
         *(f"    {line}" for line in lines),
-        f"    return {positional}, {named}",
+        f"    return {positional}, {{{named}}}",
         "",
         "",
     ]
@@ -259,10 +265,6 @@ def operator_source(op: str) -> str:
     return source
 
 
-def _named(kwargs: Mapping[str, Any], literals: Literals) -> str:
-    return f"{{{', '.join(f'{name!a}: {literals.of(value)}' for name, value in kwargs.items())}}}"
-
-
 def _results(signature: Signature) -> str | None:
     outputs = list(leaves(signature.outputs))
     specs = [leaf for leaf in outputs if isinstance(leaf, TensorSpec)]
@@ -273,11 +275,6 @@ def _results(signature: Signature) -> str | None:
     return f"[{', '.join(f'({sizes(spec.shape)}, {spec.dtype})' for spec in specs)}]"
 
 
-def _threads(settings: Mapping[str, Any]) -> int:
-    threads = settings.get("threads")
-    return threads if type(threads) is int and 0 < threads <= MOST_THREADS else 0
-
-
 def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
     dtype = DTYPES.get(str(settings.get("default_dtype")))
     if dtype is not None and dtype.is_floating_point and dtype != torch.float32:
@@ -286,8 +283,3 @@ def _settings(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"torch.use_deterministic_algorithms(True, warn_only={settings.get('deterministic_warn_only') is True})"
     if settings.get("matmul_precision") in ("high", "medium"):
         yield f"torch.set_float32_matmul_precision({settings['matmul_precision']!r})"
-
-
-def _ordered(helpers: set[str]) -> list[str]:
-    # sampled has data with it
-    return [name for name in FUNCTIONS if name in helpers and not (name == "data" and "sampled" in helpers)]

@@ -17,10 +17,10 @@ MIXED = '''
 def mixed(values, counts):
     """Return values of which some, at random positions, are replaced; counts has (new value, number)."""
     flat = values.reshape(-1).clone()
-    places = torch.randperm(flat.numel())
+    indices = torch.randperm(flat.numel())
     for value, count in counts:
-        flat[places[:count]] = value
-        places = places[count:]
+        flat[indices[:count]] = value
+        indices = indices[count:]
     return flat.reshape(values.shape)
 '''
 BY_QUANTILES = '''
@@ -82,12 +82,12 @@ def prepared(mode):
 def compare(results, expected):
     """Print how far results are from those of eager mode, and return whether all are close."""
     is_close = len(results) == len(expected)
-    for place, (one, other) in enumerate(zip(results, expected)):
+    for index, (one, other) in enumerate(zip(results, expected)):
         try:
             torch.testing.assert_close(one, other, equal_nan=True)
         except AssertionError as error:
             is_close = False
-            print(f"result {place} differs from eager: {' '.join(str(error).split())}")
+            print(f"result {index} differs from eager: {' '.join(str(error).split())}")
     return is_close
 
 

@@ -61,8 +61,8 @@ def chain(parts: Sequence[ValueChoices]) -> ValueChoices:
     ends = list(accumulate((part.count for part in parts), initial=0))
 
     def at(index: int) -> Any:
-        place = bisect_right(ends, index) - 1
-        return parts[place].at(index - ends[place])
+        part = bisect_right(ends, index) - 1
+        return parts[part].at(index - ends[part])
 
     return ValueChoices(ends[-1], at)
 
@@ -105,8 +105,8 @@ def expand(entry: dict[str, Any]) -> ValueChoices:
         # positional arguments vary slower than the named ones
         digits = divmod(index, named.count)
         args, kwargs = positional.at(digits[0]), named.at(digits[1])
-        for place in range(len(args)):
-            _copy_into(args, place)
+        for number in range(len(args)):
+            _copy_into(args, number)
         kwargs = {name: _copy_into([*args, arg], len(args)) for name, arg in kwargs.items()}
         return {
             "args": [_without_macros(arg) for arg in args],
@@ -170,21 +170,21 @@ def _list(value: Any, name: str) -> list[Any]:
     return value
 
 
-def _copy_into(args: list[dict[str, Any]], place: int) -> dict[str, Any]:
-    if args[place].get("type") != "tensor":
-        return args[place]
+def _copy_into(args: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    if args[index].get("type") != "tensor":
+        return args[index]
     try:
-        for name, (target, (source, element)) in (link for item in args[place].get(COPY, []) for link in item.items()):
+        for name, (target, (source, element)) in (link for item in args[index].get(COPY, []) for link in item.items()):
             if any(type(number) is not int or number < 0 for number in (target, source, element)):
                 raise ValueError(f"__copy__ has {(target, source, element)}: expected integers of at least 0")
-            values = list(args[place][name])
+            values = list(args[index][name])
             values[target] = args[source][name][element]
-            args[place] = {**args[place], name: values}
+            args[index] = {**args[index], name: values}
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(
-            f"__copy__ names a value that does not exist: {reprlib.repr(args[place].get(COPY))}"
+            f"__copy__ names a value that does not exist: {reprlib.repr(args[index].get(COPY))}"
         ) from error
-    return args[place]
+    return args[index]
 
 
 def _without_macros(arg: dict[str, Any]) -> dict[str, Any]:

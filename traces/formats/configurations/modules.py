@@ -77,8 +77,8 @@ def resnet(num_classes: int = 1000) -> nn.Module:
     blocks: list[nn.Module] = []
     inner = 64
     for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for place in range(count):
-            blocks.append(Bottleneck(inner, width, 1 if place else stride))
+        for index in range(count):
+            blocks.append(Bottleneck(inner, width, 1 if index else stride))
             inner = 4 * width
     stem = (*_normalized(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1))
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inner, num_classes))
@@ -147,9 +147,7 @@ class MetaRecording:
         yield from watch.calls
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the operators that a function calls; raise `ValueError` if it does not exist or rejects its
-        arguments.
-        """
+        """Yield the operators that a function calls; raise `ValueError` if it is unknown or rejects its arguments."""
         with self._running() as watch:
             args, kwargs = on_meta((arguments.args, arguments.kwargs))
             check_pieces(name, (args, kwargs))
@@ -189,8 +187,9 @@ class _Watch(TorchDispatchMode):
             raise TooManyCalls(f"the module makes more than {self._most:,} calls")
         tree = (args, kwargs or {})
         tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor)]
-        if any(value.type.kind() == "ListType" for value in function._schema.returns):
-            _check_pieces(tensors)
+        is_cutting = any(value.type.kind() == "ListType" for value in function._schema.returns)
+        if is_cutting and any(size > PIECES for tensor in tensors for size in tensor.shape):
+            raise ValueError(f"the function splits a tensor along a dimension larger than {PIECES:,}")
         if self.record:
             self.keep(str(function), tree)
         if _has_memory(function, tree, tensors):
@@ -207,15 +206,12 @@ class _Watch(TorchDispatchMode):
     def paths(self, name: str, module: nn.Module) -> ExitStack:
         stack = ExitStack()
         for path, inner in module.named_modules():
-            place = (f"{name}.{path}" if path else name, type(inner).__name__)
-            enter = inner.register_forward_pre_hook(lambda *_, place=place: self._stack.append(place))
-            leave = inner.register_forward_hook(lambda *_: self._leave())
+            owner = (f"{name}.{path}" if path else name, type(inner).__name__)
+            enter = inner.register_forward_pre_hook(lambda *_, owner=owner: self._stack.append(owner))
+            leave = inner.register_forward_hook(lambda *_: self._stack.__delitem__(-1))
             stack.callback(enter.remove)
             stack.callback(leave.remove)
         return stack
-
-    def _leave(self) -> None:
-        self._stack.pop()
 
     def _recordable(self, leaf: Any, shared: list[int]) -> Any:
         if not isinstance(leaf, torch.Tensor):
@@ -247,11 +243,6 @@ def check_pieces(name: str, arguments: Any) -> None:
     """Raise `ValueError` if the arguments ask a function for more pieces of a tensor than fit in memory."""
     if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves(arguments)):
         raise ValueError(f"the function splits a tensor into more than {PIECES:,} pieces")
-
-
-def _check_pieces(tensors: Iterable[torch.Tensor]) -> None:
-    if any(size > PIECES for tensor in tensors for size in tensor.shape):
-        raise ValueError(f"the function splits a tensor along a dimension larger than {PIECES:,}")
 
 
 def _has_memory(function: Any, tree: Any, tensors: Iterable[torch.Tensor]) -> bool:

@@ -14,7 +14,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
@@ -110,7 +110,9 @@ def _entries(form: Any, expand: Expand) -> ValueChoices:
         raise ValueError(f"an entry of a section is not a JSON object: {str(form)[:40]}")
     with reasons():
         choices = expand(form)
-    weight, repeats = weight_of(form), _repeats_of(form)
+    weight, repeats = weight_of(form), form.get("count", 1)
+    if type(repeats) is not int or repeats < 1:
+        raise ValueError(f"the `count` of an entry is not a positive integer: {str(repeats)[:40]}")
 
     def at(index: int) -> SectionEntry:
         with reasons():
@@ -176,26 +178,14 @@ def _expanded(op: str, section: Any, expand: Expand, losses: Losses) -> ValueCho
     return chain([part for form in section for part in _made(op, losses, _entries, form, expand)])
 
 
-def _repeats_of(form: dict[str, Any]) -> int:
-    repeats = form.get("count", 1)
-    if type(repeats) is not int or repeats < 1:
-        raise ValueError(f"the `count` of an entry is not a positive integer: {str(repeats)[:40]}")
-    return repeats
-
-
 def weight_of(form: Any) -> int:
     """Return the number of values in a JSON value, including nested ones."""
     weight, level = 0, [form]
     while level:
         weight += len(level)
-        level = [child for item in level for child in _children(item)]
+        inner = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
+        level = [child for items in inner for child in items]
     return weight
-
-
-def _children(item: Any) -> Iterable[Any]:
-    if isinstance(item, dict):
-        return item.values()
-    return item if isinstance(item, list) else ()
 
 
 NAME = "param"
@@ -220,18 +210,18 @@ def recognizes(head: Head) -> bool:
 def read(file: ForeignFile) -> Iterator[Record]:
     operators, device = _operators_of(file)
     cases = plan_of(operators, file.losses)
-    places = file.places(cases.count, MOST_CASES)
+    indices = file.indices(cases.count, MOST_CASES)
     builder = RecordBuilder(NAME, file.losses, {"cases": cases.count})
     recording = MetaRecording(device, file.unbounded)
     weight = calls = 0
-    for place in places:
+    for index in indices:
         try:
-            case: ConfigurationCase = cases.at(place)
+            case: ConfigurationCase = cases.at(index)
         except UnreadableCase as error:
             file.losses.skip(error.op, str(error))
             continue
         weight += case.build.weight + case.input.weight
-        case_calls = _calls_of(case, ArgumentDraw(random.Random(place), device, builder.add_values), recording, file)
+        case_calls = _calls_of(case, ArgumentDraw(random.Random(index), device, builder.add_values), recording, file)
         calls += case.input.repeats * len(case_calls)
         if (weight > MOST_VALUES or calls > MOST_CALLS) and not file.unbounded:
             raise file.refusal(f"its cases have more than {MOST_VALUES:,} arguments, or {MOST_CALLS:,} calls")
@@ -298,7 +288,7 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
         return
     operator = operator_name(name)
     try:
-        yield _call(_bind(operator, arguments))
+        yield _call(_with_types(bind(operator, arguments.args, arguments.kwargs)))
     except NoOverload:
         if not is_function(name):
             raise
@@ -321,10 +311,6 @@ def _schema_of(build: Arguments | None) -> SchemaText | None:
     return schema
 
 
-def _bind(name: str, arguments: Arguments) -> Bound:
-    return _with_types(bind(name, arguments.args, arguments.kwargs))
-
-
 def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
     if len(arguments.args) > len(schema.names):
         raise NoOverload(f"{schema.name} takes {len(schema.names)} arguments, not {len(arguments.args)}")
@@ -332,7 +318,8 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
     if not set(named).isdisjoint(arguments.kwargs):
         raise NoOverload(f"{schema.name} has an argument by position and by name")
     try:
-        bound = bind(_with_overload(schema.name), (), named | arguments.kwargs)
+        name = schema.name if "." in schema.name else f"{schema.name}.default"
+        bound = bind(name, (), named | arguments.kwargs)
     except NoOverload as first:
         try:
             # text from another version may use other parameter names
@@ -340,10 +327,6 @@ def _bind_by_text(schema: SchemaText, arguments: Arguments) -> Bound:
         except NoOverload:
             raise first from None
     return without_defaults(_with_types(bound))
-
-
-def _with_overload(name: str) -> str:
-    return name if "." in name else f"{name}.default"
 
 
 def _with_types(bound: Bound) -> Bound:
@@ -391,8 +374,8 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
         for call in calls:
             losses.lose(int(call), signature.op, lost)
     file.write(b"{")
-    for place, (name, configs) in enumerate(sorted(entries.items())):
-        file.write(b",\n" if place else b"\n")
+    for index, (name, configs) in enumerate(sorted(entries.items())):
+        file.write(b",\n" if index else b"\n")
         file.write(f"{json.dumps(name)}: ".encode())
         file.write(json.dumps(_operator(configs), indent=1).encode())
     file.write(b"\n}\n")
@@ -402,12 +385,11 @@ def _operator(configs: dict[str, Counter[str]]) -> dict[str, Any]:
     sections = []
     for schema, inputs in configs.items():
         build = [{"args": [{"type": "str", "value": schema}]}]
-        sections.append({"build": build, "input": [_entry(json.loads(args), count) for args, count in inputs.items()]})
+        entries = [
+            {"args": json.loads(args), **({"count": count} if count > 1 else {})} for args, count in inputs.items()
+        ]
+        sections.append({"build": build, "input": entries})
     return {"build_data_generator": GENERATOR, "input_data_generator": GENERATOR, "config": sections}
-
-
-def _entry(args: list[Any], count: int) -> dict[str, Any]:
-    return {"args": args, "count": count} if count > 1 else {"args": args}
 
 
 def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
@@ -419,19 +401,15 @@ def _entry_of(signature: Signature) -> tuple[str, list[dict[str, Any]]]:
     args = [_form(parameter.name, value) for parameter, value in _all_arguments(schema, signature)]
     parsed = parse_schema(str(schema))
     assert parsed is not None, "a schema of torch"
-    return parsed.text(_plain_type), args
-
-
-def _plain_type(text: str) -> str:
-    return ALIAS.sub("", text).replace(SYMBOLIC, "int")
+    return parsed.text(lambda kind: ALIAS.sub("", kind).replace(SYMBOLIC, "int")), args
 
 
 def _all_arguments(schema: Any, signature: Signature) -> Iterator[tuple[Any, Any]]:
     if len(signature.args) > len(schema.arguments):
         raise ValueError(f"{signature.op} takes {len(schema.arguments)} arguments, not {len(signature.args)}")
-    for place, parameter in enumerate(schema.arguments):
-        if place < len(signature.args):
-            yield parameter, signature.args[place]
+    for index, parameter in enumerate(schema.arguments):
+        if index < len(signature.args):
+            yield parameter, signature.args[index]
         elif parameter.name in signature.kwargs:
             yield parameter, signature.kwargs[parameter.name]
         elif parameter.has_default_value():

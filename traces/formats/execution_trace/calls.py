@@ -55,7 +55,7 @@ class NodeStorages:
     _next: int = 0
 
     def taken(self, storage: int, tensor: int, is_number: bool) -> int:
-        """Number an argument's storage.
+        """Return the number of an argument's storage.
 
         is_number : True if the tensor may represent a number, which no call returned: an unknown one gets a new storage
         """
@@ -64,7 +64,7 @@ class NodeStorages:
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """Number a storage, with a new number if the storage was not mentioned before."""
+        """Return the number of a storage, a new one if the storage was not mentioned before."""
         if not storage:
             return NO_STORAGE
         if storage not in self._numbers:
@@ -73,7 +73,7 @@ class NodeStorages:
         return self._numbers[storage]
 
     def fresh(self, storage: int, tensor: int) -> int:
-        """Number a storage that was just allocated; its number in the file may be a reused one."""
+        """Return a new number, for a storage that was just allocated; its number in the file may be a reused one."""
         if not storage:
             return NO_STORAGE
         self._numbers[storage] = number = self._next
@@ -158,7 +158,7 @@ class _Reader:
             self._take_operator(node, surroundings)
         elif not surroundings.is_inside:
             if node.backend:
-                self._losses.skip(_short(node.name), "a kernel made by torch.compile")
+                self._losses.skip(node.name[:200], "a kernel made by torch.compile")
             elif is_label(node):
                 self._add_label(node, surroundings)
 
@@ -170,7 +170,7 @@ class _Reader:
             self._take_call(node, schema, surroundings)
         except (ValueError, TypeError, IndexError, RuntimeError, OverflowError) as error:
             if not surroundings.is_inside and not is_composite(node.schema):
-                self._losses.skip(_short(schema.op if schema else node.name), f"{error}"[:200])
+                self._losses.skip((schema.op if schema else node.name)[:200], f"{error}"[:200])
 
     def _take_call(self, node: Node, schema: SchemaText, surroundings: NodeScope) -> None:
         kinds = [parameter.type for parameter in schema.parameters]
@@ -200,7 +200,10 @@ class _Reader:
         args, kwargs = as_called(schema, items)
         call = registered(schema.op, args, kwargs, self._losses)
         argument_storages = [
-            self._memory.taken(storage, tensor, _is_number(spec))
+            # a tensor without dimensions may represent a number of Python
+            self._memory.taken(
+                storage, tensor, not spec.shape and spec.device == "cpu" and spec.dtype in NUMBERS.values()
+            )
             for storage, tensor, spec in zip(inputs.storages, inputs.identities, tensors(inputs.items), strict=True)
         ]
         span = self._tree.span(node.number)
@@ -220,8 +223,8 @@ class _Reader:
     def _value_numbers(self, node: Node, inputs: PortValues) -> list[int | None]:
         ranges = parse_ranges(node.ranges)
         numbers: list[int | None] = []
-        for place, spec in zip(inputs.places, tensors(inputs.items), strict=True):
-            model = model_of(ranges[place], spec) if place in ranges else None
+        for index, spec in zip(inputs.indices, tensors(inputs.items), strict=True):
+            model = model_of(ranges[index], spec) if index in ranges else None
             numbers.append(None if model is None else self.builder.add_values(model))
         return numbers
 
@@ -277,25 +280,18 @@ def _defaults(op: str) -> dict[str, Any]:
         return {}
     text = parse_schema(str(schema))
     kinds = {parameter.name: parameter.type for parameter in text.parameters} if text else {}
-    return {
-        argument.name: _enumerated(argument.default_value, kinds.get(argument.name, ""))
-        for argument in schema.arguments
-        if argument.has_default_value()
-    }
-
-
-def _enumerated(value: Any, kind: str) -> Any:
-    return VALUE_OF_CODE.get(kind.rstrip("?"), {}).get(value, value) if type(value) is int else value
+    defaults = {item.name: item.default_value for item in schema.arguments if item.has_default_value()}
+    for name, value in defaults.items():
+        if type(value) is int:
+            # dtypes, layouts and memory formats are integers in schemas
+            defaults[name] = VALUE_OF_CODE.get(kinds.get(name, "").rstrip("?"), {}).get(value, value)
+    return defaults
 
 
 def _returned(schema: SchemaText, items: list[Any]) -> Any:
     if len(schema.are_aliases) == 1 and len(items) == 1:
         return items[0]
     return tuple(items) if items else None
-
-
-def _is_number(spec: TensorSpec) -> bool:
-    return not spec.shape and spec.device == "cpu" and spec.dtype in NUMBERS.values()
 
 
 def _first(port: Port) -> tuple[Any, Any]:
@@ -306,17 +302,13 @@ def _scope(surroundings: NodeScope) -> Scope:
     return Scope(0, surroundings.module, surroundings.module_type, surroundings.phase)
 
 
-def _short(name: str) -> str:
-    return name[:200]
-
-
 def parse_ranges(text: str) -> dict[int, Range]:
     if not text:
         return {}
     try:
         form = json.loads(text)
         check_nesting(text.encode(), form)
-        ranges = {int(place): (low, high) for place, (low, high) in form.items()}
+        ranges = {int(index): (low, high) for index, (low, high) in form.items()}
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             "tensor_range is not a JSON object with the lowest and highest value of each tensor"

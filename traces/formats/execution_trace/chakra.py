@@ -33,7 +33,7 @@ from opgrip.traces.formats.execution_trace.nodes import (
     node_number,
     time_us,
 )
-from opgrip.traces.formats.execution_trace.writing import NodeStep, steps_of
+from opgrip.traces.formats.execution_trace.writing import steps_of
 from opgrip.traces.formats.operator_schemas import OPERATOR_NAME
 from opgrip.traces.formats.protobuf_files import (
     make_message_classes,
@@ -137,8 +137,8 @@ def _read_messages(
         first_parts: dict[tuple[int, str], int] = {}
         counted.begin()
         try:
-            for place, message in enumerate(messages()):
-                if not place:
+            for index, message in enumerate(messages()):
+                if not index:
                     facts.update(_facts_of(parse(classes["GlobalMetadata"], message)))
                 elif (node := counted.read(node_of, message)) is not None:
                     yield _with_parts_inside(node, first_parts)
@@ -307,7 +307,9 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     for step in steps_of(trace, losses):
         node = step.node
         before = last_of_thread.get(node.thread)
-        after = {node_of_call[call] for call in _calls_before(step, graph) if call in node_of_call}
+        entry = graph.steps.get(step.call)
+        # the calls that created or last wrote the memory of the call's arguments
+        after = {node_of_call[call] for call in (entry.after if entry else ()) if call in node_of_call}
         if node.stream is not None:
             after = {node.parent}
         elif before is not None:
@@ -317,11 +319,6 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
             last_of_thread[node.thread] = node.number
         if step.call is not None:
             node_of_call[step.call] = node.number
-
-
-def _calls_before(step: NodeStep, graph: Any) -> list[int]:
-    entry = graph.steps.get(step.call)
-    return [] if entry is None else list(entry.after)
 
 
 def _message_of(node: Node, after: Iterable[int], message_class: Any) -> Any:

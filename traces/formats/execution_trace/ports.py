@@ -35,14 +35,14 @@ class PortValues:
     items : arguments or results
     storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
     identities : the file's tensor number of each of these tensors
-    places : index of each of these tensors among all tensors of the port, including undefined ones
+    indices : index of each of these tensors among all tensors of the port, including undefined ones
     tensors : number of all tensors of the port
     """
 
     items: list[Any]
     storages: list[int] = field(default_factory=list)
     identities: list[int] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
     tensors: int = 0
 
 
@@ -87,8 +87,8 @@ def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> Port
     own_strides = port.strides if port.strides is not None else [None] * len(port.values)
     values = PortValues([])
     context = _Context(values, strides)
-    for place, (value, shape, kind, stride) in enumerate(zip(*lists, own_strides, strict=True)):
-        values.items.append(_decode(value, shape, kind, stride, kinds[place] if place < len(kinds) else "", context))
+    for index, (value, shape, kind, stride) in enumerate(zip(*lists, own_strides, strict=True)):
+        values.items.append(_decode(value, shape, kind, stride, kinds[index] if index < len(kinds) else "", context))
     return values
 
 
@@ -170,7 +170,7 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
     device = device_name(value[5]) if len(value) == 6 and value[5] else DEFAULT_DEVICE
     context.values.storages.append(whole(value[1]))
     context.values.identities.append(whole(value[0]))
-    context.values.places.append(context.values.tensors - 1)
+    context.values.indices.append(context.values.tensors - 1)
     return TensorSpec(dimensions, steps, dtype, device, offset=whole(value[2]))
 
 
@@ -269,7 +269,10 @@ class Encoder:
         """
         columns = zip(values, kinds, strict=True)
         items = [
-            self._undefined() if are_results and value is None else self._item(value, kind) for value, kind in columns
+            PortItem([self.numbers.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
+            if are_results and value is None
+            else self._item(value, kind)
+            for value, kind in columns
         ]
         return Port(*_columns(items))
 
@@ -288,7 +291,8 @@ class Encoder:
             case int() if kind.rstrip("?") != "float":
                 return PortItem(value, [], "Int", [])
             case int() | float():
-                return PortItem(_float(float(value)), [], "Double", [])
+                # infinities and nan as strings
+                return PortItem(float(value) if math.isfinite(value) else str(float(value)), [], "Double", [])
             case str():
                 return PortItem(value, [], "String", [])
         return self._code(value)
@@ -342,13 +346,6 @@ class Encoder:
         spec = TensorSpec((), (), NUMBERS[type(value)], "cpu")
         return self._described(spec, self.numbers.new(), self.numbers.new())
 
-    def _undefined(self) -> PortItem:
-        return PortItem([self.numbers.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])
-
 
 def _columns(items: Sequence[PortItem]) -> list[list[Any]]:
     return [list(column) for column in zip(*items, strict=True)] or [[], [], [], []]
-
-
-def _float(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)

@@ -57,7 +57,7 @@ class NodeStep:
 
 
 @dataclass(slots=True)
-class _Place:
+class _OpenNodes:
     """Nodes of a thread that are open and become parents of the next node.
 
     labels : number and name of the program's open labels, outermost first
@@ -86,7 +86,7 @@ class _Writer:
         self._losses = losses
         self._numbers = NodeNumbers()
         self._signatures = {item.number: item for item in trace.signatures}
-        self._places: dict[tuple[Any, str], _Place] = {}
+        self._open_nodes: dict[tuple[Any, str], _OpenNodes] = {}
         self._is_timed = bool(trace.header.get("timed", True))
         scopes = {scope.number: scope for scope in trace.scopes}
         # for a backward call, the module of the forward call that caused it
@@ -106,13 +106,12 @@ class _Writer:
 
     def _call(self, row: Any, signature: Signature) -> Iterator[NodeStep]:
         key = (row.process, str(row.thread))
-        if key not in self._places:
-            self._places[key] = _Place(len(self._places) + 1, self._numbers.new())
-            root = self._places[key].root
-            yield NodeStep(Node(root, THREAD, ROOT, EMPTY, EMPTY, scope=USER_SCOPE, thread=self._places[key].thread))
-        place = self._places[key]
+        if key not in self._open_nodes:
+            opened = self._open_nodes[key] = _OpenNodes(len(self._open_nodes) + 1, self._numbers.new())
+            yield NodeStep(Node(opened.root, THREAD, ROOT, EMPTY, EMPTY, scope=USER_SCOPE, thread=opened.thread))
+        opened = self._open_nodes[key]
         if is_mark(signature.op):
-            yield from self._mark(place, signature)
+            yield from self._mark(opened, signature)
             return
         if signature.kind != OPERATOR:
             self._losses.skip(signature.op, "not an operator of torch's dispatcher")
@@ -122,59 +121,64 @@ class _Writer:
         except NotWritten as error:
             self._losses.skip(signature.op, str(error))
             return
-        yield from self._labels(place, row)
-        yield from self._operator(place, row, signature, node)
+        yield from self._labels(opened, row)
+        yield from self._operator(opened, row, signature, node)
 
-    def _operator(self, place: _Place, row: Any, signature: Signature, node: Node) -> Iterator[NodeStep]:
+    def _operator(self, opened: _OpenNodes, row: Any, signature: Signature, node: Node) -> Iterator[NodeStep]:
         start_us = (int(row.start_ns) - self._first_ns) / 1e3 if self._is_timed else None
         own_us = int(row.duration_ns) / 1e3 if self._is_timed else None
-        node = replace(node, number=self._numbers.new(), parent=place.around, thread=place.thread)
+        node = replace(node, number=self._numbers.new(), parent=opened.around, thread=opened.thread)
         node = replace(node, start_us=start_us, own_us=own_us)
         yield NodeStep(node, row.Index)
         if self._is_timed and row.device_ns == row.device_ns:
             kernel = self._kernels.get(signature.number, f"kernels of {signature.op}")
             stream = int(row.stream) if isinstance(row.stream, int) else 0
             number = self._numbers.new()
-            on_device = Node(number, kernel, node.number, EMPTY, EMPTY, thread=place.thread, stream=stream)
+            on_device = Node(number, kernel, node.number, EMPTY, EMPTY, thread=opened.thread, stream=stream)
             yield NodeStep(replace(on_device, start_us=start_us, own_us=float(row.device_ns) / 1e3))
 
-    def _mark(self, place: _Place, signature: Signature) -> Iterator[NodeStep]:
+    def _mark(self, opened: _OpenNodes, signature: Signature) -> Iterator[NodeStep]:
         if signature.op.startswith(ENTER):
             number = self._numbers.new()
             name = label_of(signature) or "label"
-            yield NodeStep(Node(number, name, place.innermost, EMPTY, EMPTY, scope=USER_SCOPE, thread=place.thread))
-            place.labels.append((number, name))
-        elif signature.op.startswith(EXIT) and place.labels:
-            place.labels.pop()
-        place.inside, place.around = ("forward", "", ""), place.innermost
+            yield NodeStep(Node(number, name, opened.innermost, EMPTY, EMPTY, scope=USER_SCOPE, thread=opened.thread))
+            opened.labels.append((number, name))
+        elif signature.op.startswith(EXIT) and opened.labels:
+            opened.labels.pop()
+        opened.inside, opened.around = ("forward", "", ""), opened.innermost
 
-    def _labels(self, place: _Place, row: Any) -> Iterator[NodeStep]:
+    def _labels(self, opened: _OpenNodes, row: Any) -> Iterator[NodeStep]:
         inside = (str(row.phase), str(row.module), self._module_types.get(int(row.scope), ""))
-        if inside == place.inside and place.around:
+        if inside == opened.inside and opened.around:
             return
-        place.inside, place.around = inside, place.innermost
+        opened.inside, opened.around = inside, opened.innermost
         phase, module, module_type = inside
         names = {BACKWARD: (f"{BACKWARD_LABEL}Backward", BACKWARD_SCOPE), OPTIMIZER: (OPTIMIZER_STEP, USER_SCOPE)}
         labels = [names[phase]] if phase in names else []
-        if phase == OPTIMIZER and any(name.startswith(OPTIMIZER_LABEL) for _, name in place.labels):
+        if phase == OPTIMIZER and any(name.startswith(OPTIMIZER_LABEL) for _, name in opened.labels):
             labels = []
         if module or module_type:
             labels.append((f"{MODULE_LABEL}{module} ({module_type})", FUNCTION_SCOPE))
         for name, scope in labels:
             number = self._numbers.new()
-            yield NodeStep(Node(number, name, place.around, EMPTY, EMPTY, scope=scope, thread=place.thread))
-            place.around = number
+            yield NodeStep(Node(number, name, opened.around, EMPTY, EMPTY, scope=scope, thread=opened.thread))
+            opened.around = number
 
     def _node(self, row: Any, signature: Signature) -> Node:
         if signature.raised is not None:
             raise NotWritten("the call raised an error")
         text, schema, values = arguments_in_order(signature)
         storages = [int(item) for item in self._trace.storages[row.first_storage : row.first_storage + row.tensors]]
-        results = list(_results(signature.outputs))
+        outputs = signature.outputs
+        results = list(outputs) if isinstance(outputs, tuple) else [] if outputs is None else [outputs]
         if any(isinstance(item, Opaque) for item in results):
             self._losses.lose(row.Index, signature.op, "its results")
             results = []
-        self._count_losses(row, signature)
+        specs = list(tensors([signature.args, signature.kwargs]))
+        if any(spec.values is not None for spec in specs):
+            self._losses.lose(row.Index, signature.op, "values of its tensors")
+        if any(spec.requires_grad for spec in specs):
+            self._losses.lose(row.Index, signature.op, "requires_grad of its tensors")
         encoder = Encoder(
             self._numbers,
             iter(storages),
@@ -182,17 +186,10 @@ class _Writer:
             lambda what: self._losses.lose(row.Index, signature.op, what),
         )
         inputs = encoder.port(values, [parameter.type for parameter in schema.parameters])
-        ranges = json.dumps({str(place): span for place, span in encoder.ranges.items()}) if encoder.ranges else ""
-        outputs = encoder.port(results, [""] * len(results), are_results=True)
+        ranges = json.dumps({str(index): span for index, span in encoder.ranges.items()}) if encoder.ranges else ""
+        results_port = encoder.port(results, [""] * len(results), are_results=True)
         name = text.partition("(")[0].partition(".")[0]
-        return Node(0, name, 0, inputs, outputs, text, ranges=ranges)
-
-    def _count_losses(self, row: Any, signature: Signature) -> None:
-        specs = list(tensors([signature.args, signature.kwargs]))
-        if any(spec.values is not None for spec in specs):
-            self._losses.lose(row.Index, signature.op, "values of its tensors")
-        if any(spec.requires_grad for spec in specs):
-            self._losses.lose(row.Index, signature.op, "requires_grad of its tensors")
+        return Node(0, name, 0, inputs, results_port, text, ranges=ranges)
 
 
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
@@ -220,13 +217,6 @@ def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
         raise NotWritten("not registered in this torch, so its schema is unknown")
     defaults = {item.name: item.default_value for item in schema.arguments if item.has_default_value()}
     return text, parsed, defaults
-
-
-def _results(outputs: Any) -> Iterator[Any]:
-    if isinstance(outputs, tuple):
-        yield from outputs
-    elif outputs is not None:
-        yield outputs
 
 
 def range_of(model: ValueModel | None, spec: TensorSpec) -> Range | None:

@@ -98,7 +98,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
         try:
             check_operator(op)
             node = _node(item, op, shapes, constants, storages, opset, between, builder)
-            calls = [_bound(call) for call in TABLE[op](node)]
+            calls = TABLE[op](node)
+            bound = [bind(f"aten::{call.op}", call.args, call.kwargs) for call in calls]
         except (NoOperator, NoOverload) as error:
             file.losses.skip(op, str(error)[:200])
             continue
@@ -107,8 +108,8 @@ def read(file: ForeignFile) -> Iterator[Record]:
             continue
         names = {id(spec): name for spec, name in zip(node.outputs, item.output, strict=False)}
         scope = _scope(item)
-        for call in calls:
-            call = _placed(call, names, storages)
+        for call, fitting in zip(calls, bound, strict=True):
+            call = _placed(OnnxCall(fitting.op, fitting.args, call.outputs, fitting.kwargs), names, storages)
             args, kwargs, outputs, memory = split(call.args, call.kwargs, call.outputs)
             builder.add_call(call.op, args, kwargs, outputs, scope=scope, storages=memory)
         yield from builder.ready()
@@ -185,10 +186,10 @@ def _attribute(attribute: Any, onnx: Any) -> Any:
 def _close(graph: Any) -> bool:
     sizes: dict[str, int] = {}
     for item in graph.input:
-        for place, dimension in enumerate(item.type.tensor_type.shape.dim):
+        for index, dimension in enumerate(item.type.tensor_type.shape.dim):
             if dimension.WhichOneof("value") == "dim_value" and dimension.dim_value > 0:
                 continue
-            size = OPEN_SIZE if place else OPEN_BATCH
+            size = OPEN_SIZE if index else OPEN_BATCH
             name = dimension.dim_param or f"\0{len(sizes)}"
             dimension.dim_value = sizes.setdefault(name, size)
     if sizes:
@@ -291,23 +292,18 @@ def _node(
     return OnnxNode(op, inputs, outputs, tuple(map(constants.get, item.input)), attributes, opset, between)
 
 
-def _bound(call: OnnxCall) -> OnnxCall:
-    bound = bind(f"aten::{call.op}", call.args, call.kwargs)
-    return OnnxCall(bound.op, bound.args, call.outputs, bound.kwargs)
-
-
 def _placed(call: OnnxCall, names: dict[int, str], storages: GraphStorages) -> OnnxCall:
     shared = aliases(call.op, call.args, call.kwargs)
     results = list(tensors(call.outputs))
     shared = shared * len(results) if isinstance(call.outputs, list) else shared + [None] * len(results)
     memory = {id(spec): alias for spec, alias in zip(results, shared, strict=False)}
 
-    def place(leaf: Any) -> Any:
+    def with_storage(leaf: Any) -> Any:
         if not isinstance(leaf, TensorSpec) or id(leaf) not in names:
             return leaf
         return replace(leaf, storage=storages.give(names[id(leaf)], memory[id(leaf)]))
 
-    return replace(call, outputs=map_leaves(place, call.outputs))
+    return replace(call, outputs=map_leaves(with_storage, call.outputs))
 
 
 def _scope(item: Any) -> Scope:

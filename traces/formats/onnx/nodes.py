@@ -63,25 +63,17 @@ def _fold(node: Any, shapes: Shapes, constants: dict[str, Numbers], read: Callab
             values = FOLDS[node.op_type]([constants[name] for name in node.input], attributes)
         except (ValueError, IndexError, TypeError, ZeroDivisionError, OverflowError):
             return
-    if values is not None and len(values) <= MOST_ELEMENTS and all(map(_is_small, values)):
+    if (
+        values is not None
+        and len(values) <= MOST_ELEMENTS
+        and all(isinstance(value, int | float) and abs(value) < MOST_NUMBER for value in values)
+    ):
         constants[node.output[0]] = values
 
 
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < MOST_NUMBER
-
-
-def _first_input(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
-    return inputs[0]
-
-
-def _concat(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
-    return [value for values in inputs for value in values]
-
-
 def _gather(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
-    data, places = inputs
-    return [data[place] for place in places]
+    data, indices = inputs
+    return [data[index] for index in indices]
 
 
 def _slice(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
@@ -97,10 +89,10 @@ def _cast(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 
 def _range(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
     (start,), (end,), (step,) = inputs
-    places = range(start, end, step)
-    if len(places) > MOST_ELEMENTS:
+    indices = range(start, end, step)
+    if len(indices) > MOST_ELEMENTS:
         raise ValueError(f"a range of more than {MOST_ELEMENTS:,} elements")
-    return list(places)
+    return list(indices)
 
 
 def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
@@ -128,10 +120,10 @@ def _quotient(left: Any, right: Any) -> Any:
 
 
 FOLDS: dict[str, Fold] = {
-    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), _first_input),
+    **dict.fromkeys(("Identity", "Reshape", "Squeeze", "Unsqueeze"), lambda inputs, attributes: inputs[0]),
     "Add": _each(lambda left, right: left + right),
     "Cast": _cast,
-    "Concat": _concat,
+    "Concat": lambda inputs, attributes: [value for values in inputs for value in values],
     "ConstantOfShape": _full,
     "Div": _each(_quotient),
     "Equal": _each(lambda left, right: left == right),
@@ -267,24 +259,24 @@ class OnnxNode:
     def rank(self) -> int:
         return len(self.x.shape)
 
-    def has(self, place: int) -> bool:
-        return place < len(self.inputs) and self.inputs[place] is not None
+    def has(self, index: int) -> bool:
+        return index < len(self.inputs) and self.inputs[index] is not None
 
-    def input(self, place: int) -> TensorSpec:
-        value = self.inputs[place] if place < len(self.inputs) else None
+    def input(self, index: int) -> TensorSpec:
+        value = self.inputs[index] if index < len(self.inputs) else None
         if value is None:
-            raise NoOperator(f"its input {place} is missing")
+            raise NoOperator(f"its input {index} is missing")
         return value
 
     def all_inputs(self) -> list[TensorSpec]:
-        return [self.input(place) for place in range(len(self.inputs))]
+        return [self.input(index) for index in range(len(self.inputs))]
 
     @property
     def keeps_dimensions(self) -> bool:
         return bool(self.get("keepdims", 1))
 
-    def optional(self, place: int) -> TensorSpec | None:
-        return self.inputs[place] if place < len(self.inputs) else None
+    def optional(self, index: int) -> TensorSpec | None:
+        return self.inputs[index] if index < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
         """Return an attribute, or `default` if it is missing; raise `NoOperator` if it is not of the default's type."""
@@ -293,24 +285,24 @@ class OnnxNode:
             raise NoOperator(f"its attribute {name} has the type {type(value).__name__}, not {type(default).__name__}")
         return value
 
-    def numbers(self, name: str, place: int) -> list[Any] | None:
-        """Return the numbers in attribute `name` (older ONNX versions) or input `place` (newer ones); None if missing.
+    def numbers(self, name: str, index: int) -> list[Any] | None:
+        """Return the numbers in attribute `name` (older ONNX versions) or input `index` (newer ones); None if missing.
 
         Raise `NoOperator` if the input is not constant.
         """
         if name in self.attributes:
             value = self.attributes[name]
             return list(value) if isinstance(value, list) else [value]
-        if not self.has(place):
+        if not self.has(index):
             return None
-        values = self.constants[place]
+        values = self.constants[index]
         if values is None:
             raise NoOperator(f"its {name} are data-dependent")
         return list(values)
 
-    def whole(self, name: str, place: int) -> list[int] | None:
+    def whole(self, name: str, index: int) -> list[int] | None:
         """Return `numbers`, which must be integers."""
-        values = self.numbers(name, place)
+        values = self.numbers(name, index)
         if values is not None and not all(type(value) is int and abs(value) <= 1 << 63 for value in values):
             raise NoOperator(f"its {name} are not integers")
         return values
@@ -348,7 +340,7 @@ def transposed(spec: TensorSpec) -> TensorSpec:
         raise NoOperator("unsupported: transposition of a tensor with fewer than two dimensions")
     *rest, rows, columns = range(len(spec.shape))
     order = (*rest, columns, rows)
-    shape, stride = (tuple(sizes[place] for place in order) for sizes in (spec.shape, spec.stride))
+    shape, stride = (tuple(sizes[index] for index in order) for sizes in (spec.shape, spec.stride))
     return replace(spec, shape=shape, stride=stride)
 
 

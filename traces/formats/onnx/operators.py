@@ -137,7 +137,7 @@ def _gemm(node: OnnxNode) -> list[OnnxCall]:
 def _batch_norm(node: OnnxNode) -> list[OnnxCall]:
     if node.get("training_mode", 0):
         raise NoOperator("unsupported: training mode")
-    scale, bias, mean, variance = (node.input(place) for place in range(1, 5))
+    scale, bias, mean, variance = (node.input(index) for index in range(1, 5))
     settings = (False, node.get("momentum", 0.9), node.get("epsilon", 1e-5))
     outputs = (node.out, NOT_RECORDED, NOT_RECORDED)
     return call(node, "native_batch_norm.default", node.x, scale, bias, mean, variance, *settings, outputs=outputs)
@@ -170,7 +170,7 @@ def _group_norm(node: OnnxNode) -> list[OnnxCall]:
 
 
 def _attention(node: OnnxNode) -> list[OnnxCall]:
-    query, key, value = (node.input(place) for place in range(3))
+    query, key, value = (node.input(index) for index in range(3))
     is_plain = len(query.shape) == len(key.shape) == len(value.shape) == 4 and not any(map(node.has, range(4, 7)))
     if not is_plain or node.get("softcap", 0.0):
         raise NoOperator("torch's operator needs separate heads and takes no cache")
@@ -301,8 +301,8 @@ def _of_all(op: str) -> Lower:
         if not others:
             return call(node, "alias.default", first)
         calls: list[OnnxCall] = []
-        for place, other in enumerate(others):
-            is_last = place == len(others) - 1
+        for index, other in enumerate(others):
+            is_last = index == len(others) - 1
             shape = tuple(torch.broadcast_shapes(first.shape, other.shape))
             result = node.out if is_last else node.step(shape)
             calls.append(OnnxCall(op, (first, other), result, {}))
@@ -344,7 +344,7 @@ def _pow(node: OnnxNode) -> list[OnnxCall]:
 
 
 def _clip(node: OnnxNode) -> list[OnnxCall]:
-    bounds = [node.numbers(name, place) for place, name in ((1, "min"), (2, "max"))]
+    bounds = [node.numbers(name, index) for index, name in ((1, "min"), (2, "max"))]
     if not any(bounds):
         return call(node, "alias.default", node.x)
     return call(node, "clamp.default", node.x, *(bound[0] if bound else None for bound in bounds))
@@ -398,7 +398,7 @@ def _triangle(node: OnnxNode) -> list[OnnxCall]:
 
 
 def _range(node: OnnxNode) -> list[OnnxCall]:
-    ends = [node.constants[place] for place in range(3)]
+    ends = [node.constants[index] for index in range(3)]
     # only the length of a computed list is known
     start, end, step = [item[0] for item in ends if item] if all(ends) else [0, node.out.shape[0], 1]
     return call(node, "arange.start_step", start, end, step, dtype=node.out.dtype)
@@ -453,13 +453,13 @@ def _slice(node: OnnxNode) -> list[OnnxCall]:
         raise NoOperator("its starts, ends, axes and steps differ in number")
     calls: list[OnnxCall] = []
     x = node.x
-    for place, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=True)):
+    for index, (start, end, axis, step) in enumerate(zip(starts, ends, axes, steps, strict=True)):
         if step < 1 or not -node.rank <= axis < node.rank:
             raise NoOperator(f"unsupported: step {step} along dimension {axis} of {node.rank}")
         size = x.shape[axis]
         shape = list(x.shape)
         shape[axis] = len(range(*slice(start, end, step).indices(size)))
-        result = node.out if place == len(starts) - 1 else node.step(tuple(shape))
+        result = node.out if index == len(starts) - 1 else node.step(tuple(shape))
         last = min(end, FAR)
         args = (x, axis, max(start, -FAR), last, *([step] if step != 1 else []))
         calls.append(OnnxCall("slice.Tensor", args, result, {}))
@@ -500,10 +500,10 @@ def _tile(node: OnnxNode) -> list[OnnxCall]:
 def _pad(node: OnnxNode) -> list[OnnxCall]:
     pads = node.whole("pads", 1) or []
     axes = node.whole("axes", 3) if node.has(3) else None
-    places = [axis % max(node.rank, 1) for axis in axes] if axes is not None else list(range(node.rank))
-    if len(pads) != 2 * len(places):
+    dims = [axis % max(node.rank, 1) for axis in axes] if axes is not None else list(range(node.rank))
+    if len(pads) != 2 * len(dims):
         raise NoOperator("its pads are not two numbers for each dimension")
-    amounts = {axis: (pads[item], pads[item + len(places)]) for item, axis in enumerate(places)}
+    amounts = {axis: (pads[item], pads[item + len(dims)]) for item, axis in enumerate(dims)}
     last_first = [amounts.get(axis, (0, 0)) for axis in reversed(range(node.rank))]
     while last_first and last_first[-1] == (0, 0):
         last_first.pop()
