@@ -220,12 +220,6 @@ def test_joined_traces_are_reported(tmp_path: Path) -> None:
     assert len(trace.calls) == 4
 
 
-def test_cut_file_is_refused_without_partial(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl", RECORDS[:-1])
-    with pytest.raises(UserError, match=r"cut after record 16: load it with --partial"):
-        load(path, partial=False)
-
-
 def test_types_and_fields_of_later_versions_are_ignored_and_counted(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl")
     lines = path.read_text(encoding="utf-8").splitlines()
@@ -277,11 +271,6 @@ def test_joined_gzip_members_are_read_as_one(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl.gz"
     path.write_bytes(gzip.compress(content[:half]) + gzip.compress(content[half:]))
     assert list(read(path)) == list(read(tmp_path / "t.jsonl"))
-
-
-def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such file"):
-        load(tmp_path / "none.jsonl")
 
 
 def test_file_gets_its_name_when_it_is_complete(tmp_path: Path) -> None:
@@ -340,5 +329,5 @@ def test_cut_trace_loads_with_a_warning_unless_requested(tmp_path: Path) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load(path, partial=True).missing is not None
-    with pytest.raises(UserError, match="--partial"):
+    with pytest.raises(UserError, match=r"cut after record 16: load it with --partial"):
         load(path, partial=False)

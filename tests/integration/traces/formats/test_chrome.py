@@ -313,27 +313,6 @@ def test_call_with_arguments_missing_in_an_old_profile_is_dropped(tmp_path: Path
     }
 
 
-SEED = json.dumps({"schemaVersion": 1, "traceEvents": GPU, "traceName": "x"}).encode()
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (SEED[:-40], "it is cut"),
-        (SEED[:40], "it is cut"),
-        (b'{"traceEvents": [' + b"[" * 100_000, "is nested too deeply"),
-        (b'{"traceEvents": [{"name": "' + b"x" * (40 << 20) + b'"}]}', "longer than 16 MB"),
-        (b'{"traceEvents": [{"ts": ' + b"9" * 5000 + b"}]}", "digits"),
-        (b'{"traceEvents": [1 2]}', "got '2'"),
-    ],
-)
-def test_broken_file_is_refused_in_one_line(content: bytes, reason: str, tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=reason):
-        load(path, partial=False)
-
-
 def test_events_with_wrong_types_are_counted(tmp_path: Path) -> None:
     good = event("aten::neg", 1, 2, 1, **inputs(("float", [8], "")))
     changes: list[Any] = [

@@ -13,9 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import succeed
 
-from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
-from opgrip.traces.formats.dlop import MOST_BYTES
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import fit
@@ -189,28 +187,6 @@ def test_unreadable_line_of_a_csv_table_is_counted(tmp_path: Path, line: str) ->
     assert list(reader.losses.skipped.items()) == [
         (("masked_fill_", "a line does not hold id, network, number of calls and parameters"), 1)
     ]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"size": [[1]], "size": [[2]]}',
-        '{"size": [' + "[" * 500 + "]" * 500 + "]}",
-        '{"size": [[1], [2',
-        '{"size": [[1]], "dtype": "float32"}',
-        '{"size": [[1]]' + "".join(f', "c{place}": [1]' for place in range(300)) + "}",
-    ],
-)
-def test_broken_table_is_reported_in_one_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "ones.json").write_text(text)
-    with pytest.raises(UserError):
-        list(TraceReader(tmp_path / "ones.json", format_name="dlop"))
-
-
-def test_oversized_table_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "ones.json").write_text('{"size": [' + "1," * (MOST_BYTES // 2) + "1]}")
-    with pytest.raises(UserError, match="more than 4 MB"):
-        list(TraceReader(tmp_path / "ones.json"))
 
 
 @pytest.mark.parametrize("cell", [[-1], [1 << 63], [10**400], ["x"], {"a": 1}, [1] * 1000, True])

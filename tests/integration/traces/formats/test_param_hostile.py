@@ -12,7 +12,6 @@ from param_configs import RANGES, entry, number, operator, ranged, reasons, tens
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
 from opgrip.traces.formats.configurations.param import MOST_BYTES, NAME
-from opgrip.traces.io.foreign_files import format_of
 
 HUGE_LAYER = number(600_000), number(600_000)
 
@@ -97,25 +96,6 @@ def test_reading_allocates_nothing_on_a_named_device(tmp_path: Path) -> None:
     assert list(trace.calls["op"]) == ["aten.zeros_like.default"]
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        '{"torch.add": {"config": [{"input": [', # cut
-        '{"torch.add": {"input_iterator": "", "config": []}, "torch.add": {"config": []}}',
-        '{"torch.add": {"input_iterator": ' + "[" * 3000 + "]" * 3000 + "}}",
-        '{"torch.add": {"input_iterator": ' + "9" * 5000 + "}}",
-        '{"op_info": {}, "op_name": "torch.add", "run_options": {"device": "../x"}}',
-    ],
-    ids=["cut", "twice", "deep", "digits", "device"],
-)  # fmt: skip
-def test_malformed_file_is_reported_in_one_line(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config.json").write_text(content)
-    assert format_of(tmp_path / "config.json") == NAME
-    with pytest.raises(UserError, match="cannot be read") as told:
-        load(tmp_path / "config.json")
-    assert "\n" not in str(told.value)
-
-
 @pytest.mark.slow
 def test_oversized_configurations_are_refused(tmp_path: Path) -> None:
     (tmp_path / "lists.json").write_text('{"op": {"config": [' + "[]," * (3 << 20) + "[]]}}")
@@ -144,8 +124,3 @@ def test_oversized_configurations_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"input_iterator": " " * MOST_BYTES}))
     with pytest.raises(UserError, match="more than 64 MB"):
         load(path)
-
-
-def places_in(form: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    items = form.items() if isinstance(form, dict) else enumerate(form) if isinstance(form, list) else ()
-    return [path] * bool(path) + [place for key, value in items for place in places_in(value, (*path, key))]

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
-from programs import ROOT
+from execution_traces import node
+from foreign_data import write_as
+from programs import ROOT, SHIPPED_TRACES
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
+from opgrip.traces.formats.execution_trace.chakra import message_classes
+from opgrip.traces.formats.protobuf_files import with_length
 from opgrip.traces.io.foreign_files import format_of
 
 sys.path.insert(0, str(ROOT / "tests/support/fuzz"))
@@ -57,3 +63,74 @@ def test_mutated_files_are_read_or_refused_in_one_line(
                 pass
         except UserError as error:
             assert "\n" not in str(error)  # noqa: PT017
+
+
+NODE = json.dumps(node(3, 2, "aten::relu", "aten::relu(Tensor self) -> Tensor"))
+NODES = '{"schema": "1.1.1", "pid": 1, "nodes": ['
+EVENTS = '{"traceEvents": ['
+EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::neg", "ts": 1, "dur": 1, "args": {}}'
+ADD = '{"torch.add": {"'
+
+
+def chakra(**fields: Any) -> bytes:
+    metadata, message = (message_classes()[name] for name in ("GlobalMetadata", "Node"))
+    return with_length(metadata(version="0.0.4").SerializeToString()) + (
+        with_length(message(**fields).SerializeToString()) if fields else b""
+    )
+
+
+MALFORMED: list[tuple[str, str | bytes, str]] = [
+    ("execution_trace", NODES + "[" * 100_000, "cannot be read"),
+    ("execution_trace", NODES + "1]}", "cannot be read"),
+    ("execution_trace", NODES + '{"id": 1, "id": 1}]}', "cannot be read"),
+    ("execution_trace", '{"schema": "1.1.1", "pid": 1, "pid": 1, "nodes": []}', "cannot be read"),
+    ("execution_trace", NODES + NODE.replace('"id": 3', '"id": 1' + "0" * 5000) + "]}", "cannot be read"),
+    ("execution_trace", NODES + NODE.replace('"id": 3', '"id": -3') + "]}", "cannot be read"),
+    ("execution_trace", NODES + '{"id": 3, "name": "' + "a" * (17 << 20) + '"}]}', "is refused"),
+    ("chakra", chakra(name="a")[:-1], "cannot be read"),
+    ("chakra", chakra() + b"\xff" * 10, "cannot be read"),
+    ("chakra", chakra() + b"\xff\xff\xff\xff\x7f", "cannot be read"),
+    ("chakra", chakra() + with_length(b"\x12\x02\xff\xfe"), "cannot be read"),
+    ("chakra", chakra() + with_length(b"\x03"), "cannot be read"),
+    ("chakra", chakra(id=1 << 60), "cannot be read"),
+    ("chakra", chakra(inputs={"values": "[" * 5000}), "cannot be read"),
+    ("chakra", chakra(inputs={"values": "[__import__('os')]"}), "cannot be read"),
+    ("chakra", chakra(inputs={"values": "[1, 2]"}), "cannot be read"),
+    ("chakra", chakra() + with_length(b"\x52\x06\x52\x00\x0a\x01x\x1f"), "cannot be read"),
+    ("chrome", EVENTS + EVENT + ', {"na', "it is cut"),
+    ("chrome", EVENTS[:12] + " ", "it is cut"),
+    ("chrome", EVENTS + "[" * 100_000, "is nested too deeply"),
+    ("chrome", EVENTS + '{"name": "' + "x" * (40 << 20) + '"}]}', "longer than 16 MB"),
+    ("chrome", EVENTS + '{"ts": ' + "9" * 5000 + "}]}", "digits"),
+    ("chrome", EVENTS + "1 2]}", "got '2'"),
+    ("dlop", '{"size": [[1]], "size": [[2]]}', "cannot be read"),
+    ("dlop", '{"size": [' + "[" * 500 + "]" * 500 + "]}", "cannot be read"),
+    ("dlop", '{"size": [[1], [2', "cannot be read"),
+    ("dlop", '{"size": [[1]], "dtype": "float32"}', "cannot be read"),
+    ("dlop", '{"size": [[1]]' + "".join(f', "c{number}": [1]' for number in range(300)) + "}", "is refused"),
+    ("dlop", '{"size": [' + "1," * (2 << 20) + "1]}", "more than 4 MB"),
+    ("param", ADD + 'config": [{"input": [', "cannot be read"),
+    ("param", ADD + 'input_iterator": "", "config": []}, "torch.add": {"config": []}}', "cannot be read"),
+    ("param", ADD + 'input_iterator": ' + "[" * 3000 + "]" * 3000 + "}}", "cannot be read"),
+    ("param", ADD + 'input_iterator": ' + "9" * 5000 + "}}", "cannot be read"),
+    ("param", '{"op_info": {}, "op_name": "torch.add", "run_options": {"device": "../x"}}', "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), MALFORMED, ids=[item[0] for item in MALFORMED])
+def test_malformed_file_is_refused_in_one_line(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UserError, match=message) as caught:
+        load(path, partial=False, reader=TraceReader(path, format_name=name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tritonbench", pytest.param("chakra", marks=pytest.mark.slow)])
+def test_shipped_trace_is_written_except_for_unsupported_calls(name: str, tmp_path: Path) -> None:
+    trace = load(SHIPPED_TRACES[0])
+    losses = write_as(name, trace, tmp_path / "written")
+    again = load(tmp_path / "written", reader=TraceReader(tmp_path / "written", format_name=name))
+    calls = trace.own_calls if name == "tritonbench" else trace.calls
+    assert len(again.calls) + sum(losses.skipped.values()) == len(calls)
+    assert {op for op, _ in losses.skipped} <= set(calls["op"])
