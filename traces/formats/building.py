@@ -292,6 +292,7 @@ def says_gradients(header: Mapping[str, Any]) -> bool:
 
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:
     """Return a value model of a tensor that a file stores, or None for an empty tensor."""
+    # a replay forks, and forks of a process hang if operators ran in several of its threads
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

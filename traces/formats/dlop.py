@@ -402,6 +402,7 @@ def _cat(row: Row) -> tuple[str, Row]:
         return "cat", row
     shapes = [shape_of(cell) for column, cell in row.items() if column != "dim" and not is_missing(cell)]
     sizes = [shape for shape in shapes if shape]
+    # along the first dimension in which the tensors differ
     differing = (index for index, each in enumerate(zip(*sizes, strict=False)) if len(set(each)) > 1)
     return "cat", {**row, "dim": next(differing, 0)}
 
@@ -410,6 +411,7 @@ def _einsum(row: Row) -> tuple[str, Row]:
     equation, *operands = (cell for cell in row.values() if not is_missing(cell))
     if not isinstance(equation, str):
         raise Unfit(f"the equation of einsum is not a string: {str(equation)[:40]}")
+    # the file has slashes in place of commas
     return "einsum", {"equation": equation.replace("/", ","), "tensors": operands}
 
 
@@ -437,6 +439,7 @@ def _max(name: str) -> Callable[[Row], tuple[str, Row]]:
     def rewrite(row: Row) -> tuple[str, Row]:
         first, *others = row.values()
         second = next((cell for cell in others if not is_missing(cell)), None)
+        # the second column is a tensor, not a dimension
         return name, {f"{name}_0": first, f"{name}_1": second}
 
     return rewrite
@@ -448,6 +451,7 @@ def _max_unpool2d(row: Row) -> tuple[str, Row]:
     if len(sizes) < len(lists) or not is_missing(row.get("output_size")):
         raise Unfit("max_unpool2d needs input, kernel_size, stride and padding, and must not have output_size")
     pairs = [sizes[name] * 2 if len(sizes[name]) == 1 else sizes[name] for name in ("kernel_size", "stride", "padding")]
+    # the size that the input of the pooling had
     output = [
         (size - 1) * stride + kernel - 2 * padding
         for size, kernel, stride, padding in zip(sizes["input"][-2:], *pairs, strict=True)

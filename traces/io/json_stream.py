@@ -237,6 +237,7 @@ class _Text:
         if length > MOST_VALUE and not self._unbounded:
             raise TooLong
         added = 0
+        # as much as is in memory, so that a long value is not parsed again for every chunk
         for chunk in self._chunks:
             pieces.append(self._decode(chunk))
             added += len(pieces[-1])

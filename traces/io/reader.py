@@ -288,6 +288,7 @@ def refuse_constant(name: str) -> None:
 def _parse(line: bytes) -> Any:
     if _SURROGATE.search(line) is None:
         return msgspec.json.decode(line)
+    # tables cannot hold half of a surrogate pair
     form = json.loads(line, parse_constant=refuse_constant)
     text = json.dumps(form, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return json.loads(text)

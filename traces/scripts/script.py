@@ -215,6 +215,7 @@ def script_of(
 
 
 def _deciding(specs: Sequence[TensorSpec]) -> set[torch.dtype]:
+    # values of indices and masks decide the shape of a result; without them, values of any tensor may
     dtypes = {spec.dtype for spec in specs}
     return {item for item in dtypes if not (item.is_floating_point or item.is_complex)} or dtypes
 

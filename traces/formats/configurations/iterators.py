@@ -179,6 +179,7 @@ def _copy_into(args: list[dict[str, Any]], index: int) -> dict[str, Any]:
                 raise ValueError(f"__copy__ has {(target, source, element)}: expected integers of at least 0")
             values = list(args[index][name])
             values[target] = args[source][name][element]
+            # a new argument, because other combinations share the old one
             args[index] = {**args[index], name: values}
     except (TypeError, KeyError, IndexError, AttributeError) as error:
         raise ValueError(
