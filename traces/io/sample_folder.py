@@ -92,11 +92,13 @@ def read_sample(folder: Path) -> SampleFolder:
         file_name = about["file"]
         is_own = file_name.endswith(".py") and not {"/", "\0"} & set(file_name)
         _check("file as the name of a .py file in the same folder", is_own)
-        _check("classes as texts by name", _is_texts(about["classes"]))
+        classes = about["classes"]
+        are_texts = isinstance(classes, dict) and all(isinstance(text, str) for text in classes.values())
+        _check("classes as texts by name", are_texts)
         _check("source as an object", isinstance(about["source"], dict))
         origin = ":".join(str(about["source"][key]) for key in ("module", "qualname"))
         tags = frozenset(map(str, about.get("tags", ())))
-        return SampleFolder(folder, about["name"], about["entry"], file_name, about["classes"], origin, tags)
+        return SampleFolder(folder, about["name"], about["entry"], file_name, classes, origin, tags)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{folder} is not a sample", one_line(error)) from error
 
@@ -104,7 +106,3 @@ def read_sample(folder: Path) -> SampleFolder:
 def _check(form: str, holds: bool) -> None:
     if not holds:
         raise FormatError(f"{SAMPLE}: expected {form}")
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())

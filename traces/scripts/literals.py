@@ -19,7 +19,7 @@ import torch
 from opgrip.errors import UserError
 from opgrip.traces.schema.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, GeneratorSpec, TensorSpec
 from opgrip.traces.schema.tensor_specs import plain_name
-from opgrip.traces.values import Drawable
+from opgrip.traces.values import Drawable, value_models
 from opgrip.traces.values.distribution import DIGITS, PROBABILITIES
 from opgrip.traces.values.exact import Booleans, Constant, OneHot, elements
 from opgrip.traces.values.floats import Floats
@@ -183,8 +183,6 @@ class ValueSource:
         return f"{function}(\n{lines},\n{INDENT}{dtype}, {of_sample}{sizes(shape)},\n    )"
 
     def _sampled(self, model: Drawable, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        from opgrip.traces.values import value_models
-
         name = next((key for key, kind in value_models.items() if kind is type(model)), "")
         tail = shape[max(0, len(shape) - TAIL.get(name, 1)) :] if len(shape) > 1 else ()
         if prod(tail) * dtype.itemsize > DECIDING_BYTES:

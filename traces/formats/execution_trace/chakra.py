@@ -307,7 +307,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
     for step in steps_of(trace, losses):
         node = step.node
         before = last_of_thread.get(node.thread)
-        entry = graph.steps.get(step.call)
+        entry = None if step.call is None else graph.steps.get(step.call)
         # the calls that created or last wrote the memory of the call's arguments
         after = {node_of_call[call] for call in (entry.after if entry else ()) if call in node_of_call}
         if node.stream is not None:
