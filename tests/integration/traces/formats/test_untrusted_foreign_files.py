@@ -68,7 +68,6 @@ def test_mutated_files_are_read_or_refused_in_one_line(
 NODE = json.dumps(node(3, 2, "aten::relu", "aten::relu(Tensor self) -> Tensor"))
 NODES = '{"schema": "1.1.1", "pid": 1, "nodes": ['
 EVENTS = '{"traceEvents": ['
-EVENT = '{"ph": "X", "cat": "cpu_op", "name": "aten::neg", "ts": 1, "dur": 1, "args": {}}'
 ADD = '{"torch.add": {"'
 
 
@@ -86,7 +85,7 @@ MALFORMED: list[tuple[str, str | bytes, str]] = [
     ("execution_trace", '{"schema": "1.1.1", "pid": 1, "pid": 1, "nodes": []}', "cannot be read"),
     ("execution_trace", NODES + NODE.replace('"id": 3', '"id": 1' + "0" * 5000) + "]}", "cannot be read"),
     ("execution_trace", NODES + NODE.replace('"id": 3', '"id": -3') + "]}", "cannot be read"),
-    ("execution_trace", NODES + '{"id": 3, "name": "' + "a" * (17 << 20) + '"}]}', "is refused"),
+    ("execution_trace", NODES + '{"id": 3, "name": "' + "a" * (17 << 20) + '"}]}', "cannot be read|is refused"),
     ("chakra", chakra(name="a")[:-1], "cannot be read"),
     ("chakra", chakra() + b"\xff" * 10, "cannot be read"),
     ("chakra", chakra() + b"\xff\xff\xff\xff\x7f", "cannot be read"),
@@ -97,7 +96,7 @@ MALFORMED: list[tuple[str, str | bytes, str]] = [
     ("chakra", chakra(inputs={"values": "[__import__('os')]"}), "cannot be read"),
     ("chakra", chakra(inputs={"values": "[1, 2]"}), "cannot be read"),
     ("chakra", chakra() + with_length(b"\x52\x06\x52\x00\x0a\x01x\x1f"), "cannot be read"),
-    ("chrome", EVENTS + EVENT + ', {"na', "it is cut"),
+    ("chrome", EVENTS + '{"ph": "X", "na', "it is cut"),
     ("chrome", EVENTS[:12] + " ", "it is cut"),
     ("chrome", EVENTS + "[" * 100_000, "is nested too deeply"),
     ("chrome", EVENTS + '{"name": "' + "x" * (40 << 20) + '"}]}', "longer than 16 MB"),
