@@ -245,10 +245,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
         (r"No CUDA GPUs are available", "no GPU is visible"),
         (r"invalid device ordinal", "this machine has fewer GPUs"),
         (r"Torch not compiled with (\w+) enabled", r"this torch is built without \1"),
-        (
-            r"Could not run '([\w:.]+)' with arguments from the '(\w+)' backend",
-            r"\1 has no kernel for \2",
-        ),
+        (r"Could not run '([\w:.]+)' with arguments from the '(\w+)' backend", r"\1 has no kernel for \2"),
         (r"No module named 'torch\.(\w+)'", lambda match: f"this torch is built without {match[1].upper()}"),
         # leave out the rest, which describes how to debug CUDA
         (r"(CUDA error: .*?) CUDA kernel errors might be", r"\1"),

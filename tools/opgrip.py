@@ -101,12 +101,7 @@ def make_parser(prepared: Collection[str] | None = None) -> argparse.ArgumentPar
     add_version(parser)
     # listed below, with the names in each group
     groups = parser.add_subparsers(
-        prog="opgrip",
-        metavar="VERB",
-        required=True,
-        dest="group",
-        help=argparse.SUPPRESS,
-        parser_class=_VerbParser,
+        prog="opgrip", metavar="VERB", required=True, dest="group", help=argparse.SUPPRESS, parser_class=_VerbParser
     )
     members: dict[str, argparse._SubParsersAction[_VerbParser]] = {}
     for name, verb in verbs.items():

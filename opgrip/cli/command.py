@@ -135,9 +135,7 @@ class _ShowVersion(argparse.Action):
 
 
 def run_command(
-    parser: argparse.ArgumentParser,
-    run: Callable[[argparse.Namespace], int],
-    argv: Sequence[str] | None,
+    parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:
     """Parse the arguments of a command, call `run` with them, and return the exit status of the process.
 

@@ -26,9 +26,7 @@ _places = PrivatePlaces()
 private_places = _places.report
 
 _getter = _places.take(
-    "torch._C._get_fp32_precision_getter",
-    None,
-    "precisions are read through Python objects, 20 times as slowly",
+    "torch._C._get_fp32_precision_getter", None, "precisions are read through Python objects, 20 times as slowly"
 )
 _READERS: Mapping[str, Callable[[], str]] = {
     place: partial(attrgetter(f"{place}.fp32_precision"), torch.backends)

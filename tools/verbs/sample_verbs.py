@@ -55,11 +55,7 @@ def prepare_grip(parser: argparse.ArgumentParser) -> None:
 
 
 @verb(
-    "grip",
-    "run a script, and write functions that it calls as samples",
-    GRIP_EXAMPLES,
-    prepare_grip,
-    runs_program=True,
+    "grip", "run a script, and write functions that it calls as samples", GRIP_EXAMPLES, prepare_grip, runs_program=True
 )
 def run_grip(args: argparse.Namespace) -> int:
     from opgrip.capture.command.script import check_script, run_script

@@ -21,13 +21,7 @@ from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
-from opgrip.traces.schema.accelerator_records import (
-    DeviceTimes,
-    Graph,
-    GraphTimes,
-    Kernels,
-    Wait,
-)
+from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels, Wait
 from opgrip.traces.schema.arguments import numbers_of, tensors
 from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.operator_arguments import written

@@ -18,13 +18,7 @@ from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, Integers
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import files_beside
-from opgrip.traces.schema.accelerator_records import (
-    DeviceTimes,
-    Graph,
-    GraphTimes,
-    Kernels,
-    Wait,
-)
+from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels, Wait
 from opgrip.traces.schema.records import (
     FUNCTION,
     Context,

@@ -467,8 +467,4 @@ _RULES: dict[str, Callable[[TableRedactor, Any], Any]] = {
     "model": TableRedactor.model,
     "stop reason": TableRedactor.stop_reason,
 }
-_REASONS = {
-    "device": ("device", "devices determine times"),
-    "run": ("run", OWN),
-    "model": ("name", OWN),
-}
+_REASONS = {"device": ("device", "devices determine times"), "run": ("run", OWN), "model": ("name", OWN)}

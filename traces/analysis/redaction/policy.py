@@ -125,13 +125,7 @@ class RedactionReport:
 
     def as_json(self) -> dict[str, Any]:
         rows = [
-            {
-                "field": entry.field,
-                "kind": entry.kind,
-                "value": entry.value,
-                "why": entry.why,
-                "count": count,
-            }
+            {"field": entry.field, "kind": entry.kind, "value": entry.value, "why": entry.why, "count": count}
             for entry, count in sorted(self.counts.items(), key=lambda item: astuple(item[0]))
         ]
         return {"salted_names": len(self.salted), "left": rows, "not_listed": self.others}
