@@ -75,11 +75,7 @@ def _interrupts(frame: FrameType, interrupted: FrameType) -> bool:
             return True
     # a handler may have deleted its arguments
     is_own = str(frame.f_globals.get("__name__")).startswith("opgrip.")
-    return not is_own and frame.f_code in _handler_codes()
-
-
-def _handler_codes() -> set[CodeType | None]:
-    return {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    return not is_own and frame.f_code in {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
 
 
 def _code_of(handler: Any) -> CodeType | None:

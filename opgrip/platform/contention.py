@@ -103,7 +103,9 @@ class Contention:
             self._time_ns += time_ns - last_ns
             self._count += count - last_count
             self._last[thread] = work_ns, time_ns, count
-        return Waits(now, self._time_ns, self._count if self._files else _switches())
+        return Waits(
+            now, self._time_ns, self._count if self._files else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+        )
 
     def is_contended(self, since: Waits | None = None, run_ns: float | None = None) -> bool:
         """Return True if the measured threads waited too long for a processor in a period that ends now.
@@ -117,7 +119,7 @@ class Contention:
         self._look_at_others()
         if self._stolen > SHARE:
             return True
-        if self._is_oversubscribed():
+        if (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0)):
             # the threads also wait for each other
             return self._others > MOST_BY_OTHERS
         time_ns, count = waits.time_ns - since.time_ns, waits.count - since.count
@@ -159,9 +161,6 @@ class Contention:
         for file in self._files.values():
             os.close(file)
         self._files.clear()
-
-    def _is_oversubscribed(self) -> bool:
-        return (self._threads or torch.get_num_threads()) > len(os.sched_getaffinity(0))
 
     def _list_threads(self) -> None:
         for process in ["self"] if self._workers is None else self._workers():
@@ -208,10 +207,6 @@ def _waits_in(file: int) -> tuple[int, int, int]:
     # returns ns on a processor, ns waiting for one, and number of waits
     work_ns, time_ns, count = os.pread(file, 64, 0).split()
     return int(work_ns), int(time_ns), int(count)
-
-
-def _switches() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")

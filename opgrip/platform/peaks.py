@@ -102,7 +102,7 @@ class Peaks:
 
 
 def peaks_path(device: str) -> Path:
-    depends = [*processor(device), str(_processors()), torch.__version__, str(FORM)]
+    depends = [*processor(device), str(len(os.sched_getaffinity(0))), torch.__version__, str(FORM)]
     key = hashlib.blake2b("\n".join(depends).encode(), digest_size=8).hexdigest()
     return cache_folder() / "machine" / f"{torch.device(device).type}-{key}.json"
 
@@ -162,10 +162,6 @@ def _between(measured: dict[int, float], threads: int) -> float:
     above = [point for point in points if point[0] >= threads] or points[-1:]
     (low, first), (high, last) = below[-1], above[0]
     return first if low == high else first + (last - first) * (threads - low) / (high - low)
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 REPEATS, REPEAT_S = 6, 0.2  # minimum number of runs, and their minimum total time in seconds; the fastest run counts

@@ -14,7 +14,6 @@ from opgrip.errors import UserError, shortened
 from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
-    import pandas as pd
 
     from opgrip.zoo.corpus import Corpus
     from opgrip.zoo.scoring.baselines import Times
@@ -76,23 +75,16 @@ def run(args: argparse.Namespace) -> int:
     from opgrip.zoo.corpus import read_corpus
     from opgrip.zoo.corpus.summaries import check_form
 
-    _check(args)
+    if args.models and args.by in ("model", "row"):
+        raise UserError(f"--models cannot be used with --by {args.by}", "a row belongs to one model only")
     if args.output is not None:
         check_form(args.output)
         check_writable(args.output, args.force)
     reporter = Reporter(args.prog)
     corpus = read_corpus(args.inputs, args.partial, args.unbounded, reporter.reading)
     say_notes(corpus.notes, reporter, "; -o FILE.json lists them")
-    if args.coverage:
-        _cover(corpus, args)
-    else:
-        _summarize(corpus, args)
+    (_cover if args.coverage else _summarize)(corpus, args)
     return 0
-
-
-def _check(args: argparse.Namespace) -> None:
-    if args.models and args.by in ("model", "row"):
-        raise UserError(f"--models cannot be used with --by {args.by}", "a row belongs to one model only")
 
 
 def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
@@ -109,16 +101,10 @@ def _summarize(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.zoo.corpus.summaries import cover, print_coverage
+    from opgrip.zoo.corpus.summaries import cover, facts_of, print_coverage, write_table
 
     table = cover(corpus)
     print_coverage(table, sys.stdout)
-    _write(table, corpus, args)
-
-
-def _write(table: pd.DataFrame, corpus: Corpus, args: argparse.Namespace) -> None:
-    from opgrip.zoo.corpus.summaries import facts_of, write_table
-
     if args.output is not None:
         write_table(table, args.output, args.force, facts_of(corpus))
         report_output(args, counted(len(table), "row"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,10 +103,11 @@ def prepare_longtail(parser: argparse.ArgumentParser) -> None:
 @verb("longtail", "rank functions that run as many small operators", LONGTAIL_EXAMPLES, prepare_longtail)
 def run_longtail(args: argparse.Namespace) -> int:
     from opgrip.capture.command.opcapture import own_cost
-    from opgrip.traces.analysis.longtail import find_longtail, print_longtail, write_rows
+    from opgrip.traces.analysis.longtail import bandwidth_of, find_longtail, print_longtail, write_rows
 
     check_output(args.output, args.force, (".json", ".csv"))
-    longtail = find_longtail(_load(args.traces, args, Reporter(args.prog)), _bandwidth(args.bandwidth), own_cost())
+    bandwidth = bandwidth_of if args.bandwidth is None else lambda trace: args.bandwidth
+    longtail = find_longtail(_load(args.traces, args, Reporter(args.prog)), bandwidth, own_cost())
     print_longtail(longtail, args.top, sys.stdout)
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
@@ -126,12 +127,6 @@ def _load(paths: Iterable[Path], args: argparse.Namespace, reporter: Reporter) -
                 f"{path} does not contain the Python functions that made its calls", "record the program with opcapture"
             )
         yield trace
-
-
-def _bandwidth(bandwidth: float | None) -> Callable[[Trace], float]:
-    from opgrip.traces.analysis.longtail import bandwidth_of
-
-    return bandwidth_of if bandwidth is None else lambda trace: bandwidth
 
 
 def gigabytes(text: str) -> float:

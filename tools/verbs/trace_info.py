@@ -78,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"{args.trace} contains no kernels", "capture it on a GPU with --device-time kernels")
     # without times, as in some files of other tools, shares are by number of calls
     is_timed = trace.header.get("timed") is not False
-    summaries = {by: _summary(trace, by) for by in tables}
+    summaries = {
+        by: trace.kernels_by_operator() if by == KERNEL else trace.summary(*GROUPS[by].columns) for by in tables
+    }
     for by, table in summaries.items():
         title = f"{TABLES[by].title} by share of {'time' if is_timed else 'calls'} ({len(table)} in total)"
         columns = [column for name, column in NUMBERS.items() if name in table and (is_timed or name not in TIMES)]
@@ -353,10 +355,6 @@ def _count_by_reason(items: list[Dropped]) -> str:
     for item in items:
         counts[item.reason] += item.count
     return ", ".join(f"{counted(count, 'call')} {reason}" for reason, count in counts.most_common())
-
-
-def _summary(trace: Trace, by: str) -> pd.DataFrame:
-    return trace.kernels_by_operator() if by == KERNEL else trace.summary(*GROUPS[by].columns)
 
 
 def _place_column(name: str) -> TableColumn:

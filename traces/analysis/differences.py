@@ -195,11 +195,9 @@ MOST_LEAVES = 60  # maximum number of arguments that an outline lists one by one
 def outline(value: Any) -> str:
     """Return a short text of an argument or of nested arguments, such as `(float32[2,3], 1, [2, 2])`."""
     many = sum(1 for _ in islice(leaves(value), MOST_LEAVES + 1)) > MOST_LEAVES
-    return shortened(_short(value) if not many else _first_leaves(value), MOST)
-
-
-def _first_leaves(value: Any) -> str:
-    return f"{', '.join(map(_short, islice(leaves(value), MOST_LEAVES)))}, ..."
+    return shortened(
+        _short(value) if not many else f"{', '.join(map(_short, islice(leaves(value), MOST_LEAVES)))}, ...", MOST
+    )
 
 
 def _short(value: Any) -> str:
@@ -397,7 +395,8 @@ def compare_sides(
     keys = dict.fromkeys((*before.cases, *after.cases))
     rows = [_row(key, before, after, unit, tolerances) for key in keys]
     rows.sort(key=lambda row: (not row.kinds, -abs(row.shares[1] - row.shares[0]), -max(row.shares), row.key))
-    facts = list(_facts(before.header, after.header))
+    facts = [(name, before.header.get(name), after.header.get(name)) for name in FACTS]
+    facts = [fact for fact in facts if fact[1] != fact[2]]
     units = before.units(unit), after.units(unit)
     return TraceDifference(names, facts, rows, unit, units, list(_operators(rows, tolerances)), by_call)
 
@@ -407,12 +406,6 @@ def _side_of(traces: Iterable[Trace]) -> Side:
     for trace in traces:
         side.add(trace)
     return side
-
-
-def _facts(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    for name in FACTS:
-        if before.get(name) != after.get(name):
-            yield name, before.get(name), after.get(name)
 
 
 def _operators(rows: Iterable[Row], tolerances: Tolerances) -> Iterator[OperatorRow]:

@@ -258,7 +258,8 @@ class _Join:
         self.writer.write(moved)
 
     def _calls(self, block: CallBlock, numbers: _Numbers, first_storage: int, shift_ns: int, path: Path) -> None:
-        if len(block) and max(abs(int(block.start_ns.min())), _latest_ns(block)) + abs(shift_ns) > LATEST_NS:
+        latest_ns = int((block.start_ns + block.duration_ns).max(initial=0))
+        if max(abs(int(block.start_ns.min(initial=0))), latest_ns) + abs(shift_ns) > LATEST_NS:
             raise UserError(
                 f"{path} has start times centuries away from the other traces', so it is damaged", "capture it again"
             )
@@ -334,10 +335,6 @@ class _Join:
 def _renumbered(numbers: NDArray[np.int64], new: Mapping[int, int]) -> NDArray[np.int64]:
     unique, inverse = np.unique(numbers, return_inverse=True)
     return np.array([new[number] for number in unique.tolist()], dtype=np.int64)[inverse.reshape(-1)]
-
-
-def _latest_ns(block: CallBlock) -> int:
-    return int((block.start_ns + block.duration_ns).max())
 
 
 def _sum(*lists: list[Dropped]) -> list[Dropped]:

@@ -105,7 +105,10 @@ class References:
 
     def see(self, place: int, record: Record) -> None:
         if isinstance(record, Signature | Scope | Context | Thread):
-            self._define(place, type(record).__name__.lower(), record.number)
+            kind = type(record).__name__.lower()
+            if record.number in self._numbers[kind]:
+                self._validation.add(place, NUMBER, f"a second {kind} {record.number}")
+            self._numbers[kind].add(record.number)
         if isinstance(record, Observed | Effects | Kernels | Graph | GraphTimes):
             self._refer(place, "signature", [record.signature])
         match record:
@@ -185,11 +188,6 @@ class References:
         if lacking:
             message = f"calls with fewer tensors than their signatures have: {_listed(lacking)}"
             self._validation.add(place, REFERENCE, message)
-
-    def _define(self, place: int, kind: str, number: int) -> None:
-        if number in self._numbers[kind]:
-            self._validation.add(place, NUMBER, f"a second {kind} {number}")
-        self._numbers[kind].add(number)
 
     def _refer(self, place: int, kind: str, numbers: Iterable[int | None]) -> None:
         missing = {number for number in numbers if number is not None} - self._numbers[kind]

@@ -64,7 +64,9 @@ class FunctionTimes:
         return self.gap_ns(before, after)
 
     def operator_ns(self, call: MadeCall) -> float:
-        return self.host_ns(call) if call.device_ns is None else self._on_device(call)
+        if call.device_ns is None:
+            return self.host_ns(call)
+        return min(call.device_ns, self.device_calls[call.signature, call.scope])
 
     def host_ns(self, call: MadeCall) -> float:
         return max(0.0, min(call.host_ns, self.calls[call.signature, call.scope]) - self.cost.operator_ns)
@@ -72,9 +74,6 @@ class FunctionTimes:
     def gap_ns(self, before: MadeCall, after: MadeCall) -> float:
         typical_ns = self.clean.get(step_of(before, after), self.typical)
         return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
-
-    def _on_device(self, call: MadeCall) -> float:
-        return min(call.device_ns or 0.0, self.device_calls[call.signature, call.scope])
 
 
 def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> FunctionTimes:

@@ -154,12 +154,9 @@ def collective_of(signature: Signature) -> Collective | None:
     root = ranks[peer] if peer is not None and 0 <= peer < len(ranks) else None
     is_watched = exchange.kind == BARRIER and exchange.form == OTHER
     waits = not is_functional(signature) and (is_watched or not is_async(signature, exchange))
-    return Collective(exchange.kind, group_name, ranks, own, root, waits, _size(signature))
-
-
-def _size(signature: Signature) -> int:
     sides = ([signature.outputs], *([item] for item in signature.args))
-    return max(sum(prod(item.shape) * item.dtype.itemsize for item in tensors(side)) for side in sides)
+    size = max(sum(prod(item.shape) * item.dtype.itemsize for item in tensors(side)) for side in sides)
+    return Collective(exchange.kind, group_name, ranks, own, root, waits, size)
 
 
 SEND_RECV = "send_recv"  # name under which a table of collectives shows both sides of a message
