@@ -14,7 +14,6 @@ from opgrip.errors import UserError, shortened
 from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
-
     from opgrip.zoo.corpus import Corpus
     from opgrip.zoo.scoring.baselines import Times
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import json
+import os
 import re
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from example_trace import RECORDS, write
-from programs import refusal, run_command, succeed
+from programs import refusal, run_command, succeed, train_tiny_net
 
 from opgrip import Capture
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
 from opgrip.tools.verbs.trace_trim import span, steps
-from opgrip.traces.schema.records import Scope
+from opgrip.traces import load
+from opgrip.traces.analysis.timeline import timeline_lines
+from opgrip.traces.schema.records import Calls, End, Record, Scope, Signature
 
 
 def test_all_verbs_are_listed_on_one_page(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +121,164 @@ def test_invalid_range_is_refused(text: str) -> None:
         if not (read is steps and text == "") and not (read is span and text in ("-1:",)):
             with pytest.raises(argparse.ArgumentTypeError):
                 read(text)
+
+
+MANY = {
+    "torch.mm": {
+        "input_iterator": "RangeConfigIterator",
+        "input_data_generator": "PyTorch:DefaultDataGenerator",
+        "config": [
+            {
+                "input": [
+                    {
+                        "args": [
+                            {"type": "tensor", "dtype": "float", "shape": [[1, 1000, 1], 8], "__range__": ["shape"]},
+                            {"type": "tensor", "dtype": "float", "shape": [8, [1, 1000, 1]], "__range__": ["shape"]},
+                        ]
+                    }
+                ]
+            }
+        ],
+    }
+}
+
+
+def test_part_of_a_million_cases_is_shown_listed_and_exported(tmp_path: Path) -> None:
+    (tmp_path / "many.json").write_text(json.dumps(MANY))
+    assert "represents 1,000,000 cases" in refusal("opgrip", "trace", "info", "many.json", cwd=tmp_path)
+    sampled = run_command("opgrip", "trace", "info", "many.json", "--sample", "5", cwd=tmp_path)
+    assert "5 of 1 operator" in sampled.stdout, sampled.stderr
+    last = ("many.json", "--start", "999999")
+    shown = run_command("opgrip", "trace", "info", *last, cwd=tmp_path)
+    assert "1 of 1 operator" in shown.stdout, shown.stderr
+    succeed("opgrip", "trace", "export-case", *last, "0", "-o", "case.py", cwd=tmp_path)
+    assert "1000" in (tmp_path / "case.py").read_text()
+
+
+def test_redact_writes_the_trace_and_reports_what_remains(tiny_trace: Path, tmp_path: Path) -> None:
+    command = ("opgrip", "trace", "redact", tiny_trace, "-o", tmp_path / "r.jsonl.gz")
+    done = run_command(*command, "--report", tmp_path / "left.json")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "what is left" in done.stderr
+    assert "operators and extensions that everybody can install" in done.stderr
+    report = json.loads((tmp_path / "left.json").read_text())
+    left = {(row["kind"], row["value"]) for row in report["left"]}
+    assert ("operator", "aten.convolution.default") in left
+    assert ("module_type", "Conv2d") in left
+    assert report["salted_names"] > 3
+    assert not {value for _, value in left if "TinyNet" in value}
+    assert len(load(tmp_path / "r.jsonl.gz").calls) == len(load(tiny_trace).calls)
+    assert "exists" in refusal(*command)
+
+
+def test_redact_leaves_out_full_values_of_a_trace(tmp_path: Path) -> None:
+    train_tiny_net(tmp_path / "t.jsonl", values="full")
+    done = succeed("opgrip", "trace", "redact", "t.jsonl", "-o", "r.jsonl", cwd=tmp_path)
+    assert "t.values.safetensors contains the values and is not copied" in done.stderr
+    assert load(tmp_path / "r.jsonl").tensor_files == ()
+    forms = [json.loads(line) for line in (tmp_path / "r.jsonl").read_text().splitlines()]
+    assert "tensor" not in {name for form in forms if form["type"] == "values" for name in form}
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("-o", "t.jsonl", "-f"), "t.jsonl is both the trace and the output"),
+        (("-o", "r.jsonl", "--report", "t.jsonl", "-f"), "t.jsonl is both the trace and the report"),
+        (("-o", "r.jsonl", "--salt-file", "r.jsonl", "-f"), "r.jsonl is both the output and the salt"),
+        (("-o", "r.jsonl", "--keep", "names"), "--keep names: unknown kind of content"),
+        (("-o", "r.jsonl", "--salt-file", os.devnull), "contains no salt"),
+    ],
+)
+def test_usage_errors_are_reported_in_one_line(
+    tiny_trace: Path, tmp_path: Path, words: tuple[str, ...], problem: str
+) -> None:
+    (tmp_path / "t.jsonl").write_bytes(tiny_trace.read_bytes())
+    error = refusal("opgrip", "trace", "redact", "t.jsonl", *words, cwd=tmp_path, in_one_line=True)
+    assert problem in error
+    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
+
+
+def test_info_reports_that_a_trace_is_redacted(tiny_trace: Path, tmp_path: Path) -> None:
+    for name, options in (("a", ()), ("b", ("--keep", "modules,labels", "--hide-operators"))):
+        run_command("opgrip", "trace", "redact", tiny_trace, "-o", f"{name}.jsonl", *options, cwd=tmp_path)
+    infos = [run_command("opgrip", "trace", "info", f"{name}.jsonl", cwd=tmp_path).stdout for name in "ab"]
+    assert "redacted    names, paths, texts and values were replaced\n" in infos[0]
+    assert "were replaced, except labels, modules; custom operators are renamed" in " ".join(infos[1].split())
+    assert "redacted" not in run_command("opgrip", "trace", "info", tiny_trace).stdout
+
+
+def test_redacted_trace_of_another_tool_remains_without_times(tmp_path: Path) -> None:
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "nodes.json"))
+    observer.start()
+    torch.randn(3).relu()
+    observer.stop()
+    observer.unregister_callback()
+    succeed("opgrip", "trace", "redact", "nodes.json", "-o", "r.jsonl", cwd=tmp_path)
+    header = load(tmp_path / "r.jsonl").header
+    assert (header["timed"], header["converted_from"]) == (False, "execution_trace")
+    assert "share of calls" in run_command("opgrip", "trace", "info", "r.jsonl", cwd=tmp_path).stdout
+
+
+def events_of(text: str) -> list[dict[str, Any]]:
+    events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
+    return events
+
+
+@pytest.fixture(scope="module")
+def events(detector_trace: Path) -> list[dict[str, Any]]:
+    return events_of(run_command("opgrip", "trace", "timeline", detector_trace).stdout)
+
+
+def test_every_call_is_an_event_with_its_duration(detector_trace: Path, events: list[dict[str, Any]]) -> None:
+    calls = load(detector_trace).calls
+    met = [event for event in events if event.get("cat") == "operator"]
+    assert [event["name"] for event in met] == calls["op"].astype(str).tolist()
+    assert sum(event["dur"] for event in met) == pytest.approx(calls["duration_ns"].sum() / 1e3)
+
+
+def test_track_slices_nest_and_modules_contain_their_calls(events: list[dict[str, Any]]) -> None:
+    tracks = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            tracks[event["pid"], event["tid"]].append(event)
+    for track in tracks.values():
+        ends: list[float] = []
+        for event in sorted(track, key=lambda event: (event["ts"], -event["dur"])):
+            while ends and ends[-1] <= event["ts"] + 1e-6:
+                ends.pop()
+            end = event["ts"] + event["dur"]
+            assert not ends or end <= ends[-1] + 1e-3
+            ends.append(end)
+    modules = {event["name"] for event in events if event.get("cat") == "module"}
+    assert {"backbone", "backbone.conv1", "rpn", "roi_head"} <= modules
+    assert {event["name"] for event in events if event.get("cat") == "phase"} == {"forward"}
+
+
+def test_timeline_is_written_to_a_gzip_file(detector_trace: Path, tmp_path: Path, events: list[dict[str, Any]]) -> None:
+    output = tmp_path / "timeline.json.gz"
+    succeed("opgrip", "trace", "timeline", detector_trace, "-o", output)
+    assert len(events_of(gzip.decompress(output.read_bytes()).decode())) == len(events)
+    assert "--force" in refusal("opgrip", "trace", "timeline", detector_trace, "-o", output)
+
+
+def test_unknown_output_format_is_refused_in_one_line(detector_trace: Path, tmp_path: Path) -> None:
+    done = run_command("opgrip", "trace", "timeline", detector_trace, "-o", tmp_path / "timeline.svg")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+def test_malformed_model_field_of_the_header_is_ignored(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl")
+    header, *records = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text(json.dumps(json.loads(header) | {"model": ["net"]}) + "\n" + "".join(records), encoding="utf-8")
+    done = succeed("opgrip", "trace", "timeline", path)
+    assert '"name": "capture"' in done.stdout
+
+
+def test_deep_modules_with_long_names_keep_the_timeline_small(tmp_path: Path) -> None:
+    deep = [".".join([word] * 8000) for word in ("a", "b")]
+    scopes: list[Record] = [Scope(number, name, "Net", "forward") for number, name in enumerate(deep)]
+    signature = Signature(0, "operator", "aten.add.Tensor", (), {})
+    calls = Calls(0, [0] * 100, [0, 1] * 50, list(range(0, 1000, 10)), [5] * 100)
+    path = write(tmp_path / "t.jsonl", [*scopes, signature, calls, End(100, 1, 1000)])
+    assert sum(map(len, timeline_lines(load(path)))) < 4 << 20
