@@ -172,7 +172,6 @@ def _outermost(event: Any, names: Collection[str]) -> Iterator[str]:
 
 @contextmanager
 def _printing_marked() -> Iterator[None]:
-    """Mark the operators that run in the block because a tensor is printed, so that they can be found in a profile."""
     patches = Patches()
     patches.replace(torch.Tensor, "__repr__", _marked)
     try:
@@ -200,7 +199,6 @@ def _is_made_of_others(event: Any) -> bool:
 
 
 def _is_composite(name: str) -> bool:
-    """Return True if every overload of an operator only calls other operators."""
     overloads = torch._C._jit_get_schemas_for_operator(name)
     names = (f"{name}.{overload.overload_name}" if overload.overload_name else name for overload in overloads)
     kernels = [_has_composite_kernel(name) for name in names]

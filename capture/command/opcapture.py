@@ -93,7 +93,6 @@ def _dump_lines(capture: Capture) -> Iterator[str]:
 
 
 def _shown(capture: Capture, path: Path) -> Path:
-    """Return the path of a file next to the trace, relative or absolute like the trace's path that the user gave."""
     return Path(capture.path).with_name(path.name)
 
 
@@ -171,7 +170,6 @@ def _run_script(args: argparse.Namespace, arguments: Sequence[str], reporter: Re
 
 
 def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
-    """Run a script under a capture; return its exit status, and whether the user interrupted it."""
     with capture:
         capture.discard(if_empty=True)
         try:
@@ -265,11 +263,6 @@ def own_cost() -> CaptureCost:
 
 @torch.no_grad()
 def _measure() -> tuple[float, float]:
-    """Return in ns the time that recording adds to a call, and the time that it adds between two calls; both are
-    medians.
-
-    Measurements without and with a capture alternate, so that a change of the machine's speed affects both.
-    """
     boxes = torch.rand(16, 4)
     for _ in range(WARMUP):
         _small_operators(boxes)
@@ -309,7 +302,6 @@ def _time(boxes: torch.Tensor) -> int:
 
 
 def _small_operators(boxes: torch.Tensor) -> torch.Tensor:
-    """Run a workload with little work per operator: views and arithmetic on a few bounding boxes."""
     corners, sizes = boxes[:, :2], boxes[:, 2:]
     centers = (corners + sizes) * 0.5
     sizes = (sizes - corners).abs().clamp(min=0.1)

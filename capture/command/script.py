@@ -98,7 +98,6 @@ def run_script(
 
 
 def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> dict[str, Any]:
-    """Run a script's file, and return the global names that it defined."""
     if compiled is None or not Path(file).is_file():
         return runpy.run_path(file, run_name="__main__")
     try:
@@ -117,9 +116,6 @@ def _run_file(file: str, compiled: Callable[[bytes, str], CodeType] | None) -> d
 
 
 def _wait_for_threads() -> None:
-    """Wait for the script's threads as `python` does at exit; thread pools are notified first, or they would
-    wait for ever.
-    """
     hooks: list[Callable[[], None]] = getattr(threading, "_threading_atexits", [])
     while hooks:
         with suppress(Exception):
@@ -141,7 +137,6 @@ def _status(code: object) -> int:
 
 
 def _report(error: BaseException, frames: TracebackType | None) -> int:
-    """Report an exception that ended the script, by `sys.excepthook` as `python` does; return the exit status."""
     error = error.with_traceback(frames)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
     try:
@@ -157,7 +152,6 @@ def _report(error: BaseException, frames: TracebackType | None) -> int:
 
 
 def _own_frames(error: BaseException) -> TracebackType | None:
-    """Return an exception's traceback without the frames of opgrip that ran the script, or None if no frame remains."""
     frames, runners = error.__traceback__, (__file__, runpy.run_path.__code__.co_filename, "<frozen importlib")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(runners):
         frames = frames.tb_next

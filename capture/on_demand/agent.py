@@ -254,7 +254,6 @@ class Agent:
     def _record_for(
         self, link: socket.socket, request: RecordingRequest, answer: Callable[[str, Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Record for a client until the recording ends or the client disconnects; return the result of `finish`."""
         over = threading.Event()
 
         def armed(session: RecordingSession) -> None:
@@ -290,7 +289,6 @@ def _wait_for_torch(most_s: float) -> None:
 
 
 def _stop_when_left(session: RecordingSession, link: socket.socket, over: threading.Event) -> None:
-    """Stop a recording when its client disconnects, unless the event `over` shows that it has ended."""
     with suppress(OSError):
         link.settimeout(None)
         while link.recv(1 << 12):
@@ -353,7 +351,6 @@ def _in_a_line(error: BaseException) -> str:
 
 
 def _renew() -> None:
-    """Start an agent in a forked process, in place of the one inherited from the parent."""
     global _agent, _starting
     _starting = threading.Lock()
     parent, _agent = _agent, None

@@ -209,7 +209,6 @@ def _clean_up(path: Path, error: OSError) -> None:
 
 
 def _process_at(path: Path) -> RecordableProcess | None:
-    """Return the process that listens on a socket, or None if there is none."""
     pid = pid_of(path)
     if pid is None:
         return None
@@ -230,7 +229,6 @@ def _process_at(path: Path) -> RecordableProcess | None:
 
 
 def _connect(path: Path) -> MessageSocket:
-    """Return a connection to the process that a socket's path names."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     link.settimeout(CONNECT_S)
     try:

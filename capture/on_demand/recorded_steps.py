@@ -345,14 +345,12 @@ class ModuleSteps(StepSource):
             return False
 
     def _pass(self, reason: str, module: nn.Module) -> bool:
-        """Note the reason why a call of a module is not a step, and return False."""
         names, name = self.passed.setdefault(reason, []), type(module).__name__
         if len(names) < MOST_NAMES and name not in names:
             names.append(name)
         return False
 
     def _is_inside_module(self) -> bool:
-        """Return True if this thread is inside a call of a matching module that began before the recording."""
         frame: FrameType | None = sys._getframe(3)
         while frame is not None:
             if frame.f_code in MODULE_CALLS:

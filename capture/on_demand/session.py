@@ -89,9 +89,6 @@ class StepCapture(Capture):
             self._take_another_name(flusher.writer.unfinished)
 
     def _take_another_name(self, part: Path | None) -> None:
-        """Rename the temporary file `part` to an unused name, because another process has written a file with
-        the requested one.
-        """
         while part is not None:
             self.path = unused(Path(self._file))
             try:
@@ -164,7 +161,6 @@ class StepCapture(Capture):
         pass
 
     def _begin_in_child(self) -> None:
-        """Give up the recording in a forked process, which has its own agent."""
         flusher, self._flusher = self._flusher, None
         self._forks.active = False
         if flusher is not None and flusher.writer is not None:
@@ -285,7 +281,6 @@ class RecordingSession:
         }
 
     def _problem(self) -> str | None:
-        """Return the reason why no trace was written, or None if there is one."""
         if self._capture.problem is not None:
             return str(self._capture.problem)
         if self._recording.steps or self._recording.cut:

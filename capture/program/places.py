@@ -32,7 +32,6 @@ def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
 
 @lru_cache(maxsize=256)
 def _names(file: str) -> dict[tuple[str, int], str]:
-    """Return the qualified name of each function in a source file, by its name and first line."""
     try:
         module = compile("".join(linecache.getlines(file)), file, "exec", dont_inherit=True)
     except (SyntaxError, ValueError):
@@ -239,7 +238,6 @@ def is_running(frame: FrameType) -> bool:
 
 
 def _short_name(file: str, module: object) -> str | None:
-    """Return the path of a source file as the trace shows it, or None if the file is not part of the program."""
     if file.startswith((*_OWN_FOLDERS, _OF_GRAPHS)) or str(module).startswith((_OF_TRITON, *_OWN_PACKAGES)):
         return None
     if isinstance(module, str) and module != "__main__" and file.endswith(".py"):

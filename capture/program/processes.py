@@ -66,7 +66,6 @@ CUT = r"\.part(\d+)-\d+\.pid\1"
 
 
 def _is_being_written(path: Path) -> bool:
-    """Return True if the process that writes a file runs."""
     number = re.search(CUT, path.name)
     try:
         os.kill(int(number[1]) if number else 0, 0)
@@ -114,7 +113,6 @@ class ChildFiles:
                     file.unlink(missing_ok=True)
 
     def _find(self, mark: str = r"\.pid\d+") -> dict[Path, tuple[int, int]]:
-        """Return the traces of child processes, with inode and modification time, which show if a file was replaced."""
         stem, dot, suffixes = self._path.name.partition(".")
         form = re.compile(rf"{re.escape(stem)}{mark}{re.escape(dot + suffixes)}")
         children = {}
@@ -164,7 +162,6 @@ def _at_end_of_child(watch: ForkWatch) -> None:
 
 
 def _call_before_results(watch: ForkWatch) -> None:
-    """Call `watch.between` before each result of this process if it is a worker of a `multiprocessing.Pool`."""
     current: Any = process.current_process()
     if getattr(current, "_target", None) is not pool.worker:  # type: ignore[attr-defined]
         return

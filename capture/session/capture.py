@@ -448,7 +448,6 @@ class Capture:
             flusher.write_now()
 
     def _begin_in_child(self) -> None:
-        """Continue in a forked process, which writes to a separate file when it makes a call."""
         if (parent := self._flusher) is None:
             return
         if parent.writer is not None:
@@ -478,7 +477,6 @@ class Capture:
         return self._count().bytes_written
 
     def _choose_file(self) -> None:
-        """Add a number to the trace's path if the trace exists, because a job that starts again must not stop here."""
         requested_file = self._asked_file
         if self._force or not isinstance(requested_file, Path) or not requested_file.is_file():
             return
@@ -487,10 +485,6 @@ class Capture:
         warnings.warn(f"{requested_file} exists: the trace goes to {self._file.name}", RuntimeWarning, stacklevel=4)
 
     def _describe_spawned(self) -> dict[str, Any] | None:
-        """Return the settings with which a process that the program spawns now is recorded; None if it is not recorded.
-
-        It is not if only steps are recorded, or if the trace goes to standard output.
-        """
         if self.schedule is not ALWAYS or self._recorder.threads.by_steps or str(self.path) == "-":
             return None
         options = {**self._options, "details": self._details | {"parent_pid": os.getpid()}}
@@ -545,7 +539,6 @@ class Capture:
             yield f"no step was recorded: the program made {self._step}, and the schedule begins after them"
 
     def _report_end(self, flusher: Flusher, was_discarded: bool) -> None:
-        """Copy the results of the writing thread to this object, and warn about failures."""
         recorder = self._recorder
         if not was_discarded:
             self.grips.finish()

@@ -102,7 +102,6 @@ class GraphKeeper:
         return capture_end
 
     def _keep(self, graph: Any) -> None:
-        """Keep the calls that were recorded while a graph was captured."""
         try:
             # the other calls, on the host, ran once and belong to no graph
             blocks = Blocks(self._recorder, looks=False)

@@ -107,14 +107,6 @@ class RunningMean:
 
 
 class _Here(threading.local):
-    """Measurement of the step that a thread is in.
-
-    since_ns : start of the step, or None if no step is measured
-    measured_ns : measured time of the capture's own work until the start of the step
-    steps : mean time of steps of the same kind, to which the step's time will be added
-    left_out : number of steps left out since the thread's last recorded step
-    """
-
     since_ns: int | None = None
     measured_ns = 0.0
     steps: RunningMean

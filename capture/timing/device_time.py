@@ -113,10 +113,6 @@ class DeviceTimer:
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []
 
     def _begin(self, device: torch.device, queries: DeviceQueries) -> tuple[torch.device, Any, bool] | None:
-        """Record an event before a call, in this thread's current stream of a device.
-
-        Return the device, the event, and True if the device is the current one; None if recording is impossible.
-        """
         try:
             # events in a graph cannot be read, and recording the graph has no device times
             if queries.is_capturing():
@@ -134,7 +130,6 @@ class DeviceTimer:
         return device, event, is_current
 
     def _current(self, device: torch.device, queries: DeviceQueries) -> int:
-        """Return torch's number of this thread's current stream on a device."""
         key = device, queries.stream_handle(device.index)
         stream = self._stream_by_handle.get(key)
         if stream is None:

@@ -169,9 +169,6 @@ class KernelTimes:
         self._profile, self._ended_ns = None, perf_counter_ns()
 
     def _note_idle(self, block: WrittenCalls, spans: Sequence[tuple[int, int, int]]) -> None:
-        """Set the device time of each call that launched nothing to 0, and of each call whose kernels may not have been
-        recorded to -1, which means unknown.
-        """
         for place, (signature, start) in enumerate(zip(block.signatures, block.starts, strict=True)):
             for started, first, last in spans:
                 if started <= start < first:
@@ -319,12 +316,6 @@ def add_kernel(kernels: KernelCounts, signature: int, item: LaunchedWork) -> Non
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """The nodes of one CUDA graph.
-
-    signatures : signature of each call in the graph
-    added : for each node, the time at which it was added, and the index of its call
-    """
-
     signatures: Sequence[int]
     added: list[tuple[int, int]] = field(default_factory=list)
 

@@ -43,7 +43,6 @@ def may_need_pages(func: Any, tensors: Sequence[torch.Tensor], outputs: int) -> 
 
 @functools.lru_cache(maxsize=4096)
 def _allocates(func: Any) -> bool:
-    """Return True if an operator returns anything other than its arguments or views of them."""
     schema = getattr(func, "_schema", None)
     return schema is None or any(value.alias_info is None for value in schema.returns)
 
@@ -225,7 +224,6 @@ class OwnWork:
         return runs_of(np.flatnonzero(is_perturbed))
 
     def _time_within(self, starts: Times, ends: Times) -> Times:
-        """Return the time in ns of the capture's own work between the start and end of each call."""
         began, ended = self._within.T
         total = np.concatenate([[0], np.cumsum(ended - began)])
         within: Times = total[np.searchsorted(began, ends)] - total[np.searchsorted(began, starts)]

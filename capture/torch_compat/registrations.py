@@ -53,7 +53,6 @@ def registered_by(name: Hashable) -> str | None:
 
 
 def _module_of(function: Any) -> str:
-    """Return the module of a function, or of the function that it wraps if torch has wrapped it for `triton_op`."""
     cells = getattr(function, "__closure__", None) or ()
     functions = [function, *(cell.cell_contents for cell in cells if isinstance(cell.cell_contents, FunctionType))]
     modules = [str(item.__module__) for item in functions]
@@ -65,7 +64,6 @@ def _is_torch(module: str) -> bool:
 
 
 def _main() -> str | None:
-    """Return the name by which the program's main module can be imported, or the path of its file."""
     main = vars(sys.modules["__main__"])
     spec, file = main.get("__spec__"), main.get("__file__")
     if spec is not None:
@@ -74,7 +72,6 @@ def _main() -> str | None:
 
 
 def _files() -> dict[str, str]:
-    """Return the names of all loaded modules, by file."""
     modules = [(name, getattr(module, "__dict__", {})) for name, module in list(sys.modules.items())]
     return {str(names["__file__"]): name for name, names in modules if names.get("__file__")}
 

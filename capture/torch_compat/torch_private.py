@@ -157,10 +157,6 @@ def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
 
 
 def _compiled_check(add: Callable[[Any], bool], values: Any) -> Check | None:
-    """Return a compiled test made of the guards that the function `add` adds to the root guard passed to it.
-
-    The result is None if no test can be compiled, or if the test fails for these values.
-    """
     if _root_guard is None:
         return None
     try:
@@ -192,9 +188,6 @@ def _plain_manager() -> Any:
 
 @cache
 def _place_in_code() -> tuple[Any, ...]:
-    """Return the arguments that describe a guard's place in the code, in the form of this version of torch: before 2.9
-    without stack frames.
-    """
     try:
         _root_guard().add_length_check_guard(0, [""], None)
     except TypeError:

@@ -113,13 +113,9 @@ class Blocks:
         return blocks
 
     def _own(self, calls: ThreadCalls) -> int:
-        """Return the number of calls that are not labels of `record_function`."""
         return len(calls) - int(self._describe(calls.calls[:, 0])[:, 2].sum())
 
     def _without_graphs(self, whole: ThreadCalls) -> ThreadCalls:
-        """Return the calls that ran; calls that the program made while it captured a CUDA graph are added to
-        that graph.
-        """
         for capture in reversed(self.recorder.templates.captures):
             is_for_graph = capture.contains(whole.mode, whole.calls[:, 1])
             is_for_graph &= self._describe(whole.calls[:, 0])[:, 4] > 0
@@ -132,7 +128,6 @@ class Blocks:
         return whole
 
     def _names_of(self, calls: NDArray[np.int64]) -> tuple[list[int], list[int]]:
-        """Return the signature numbers and the scope numbers of calls."""
         signatures, scopes = self._describe(calls[:, 0])[:, :2].T
         return signatures.tolist(), self._pair_with_forward(scopes, calls[:, 3])
 
@@ -202,11 +197,6 @@ class Blocks:
         block: ThreadCalls,
         duration_ns: NDArray[np.int64],
     ) -> None:
-        """Request observations of values at call sites whose calls take other times than calls of the same signature
-        elsewhere.
-
-        All arrays are (N,), for the calls of the block.
-        """
         for number, there in self._place_times.note(signatures, scopes, _first(block), duration_ns):
             self.recorder.observations.want_at(number, there, self.recorder.threads.all)
 
@@ -273,7 +263,6 @@ class Blocks:
     def _split(
         self, mode: ThreadMode, values: list[int], most: int | None, open_since_ns: int
     ) -> tuple[ThreadCalls, int]:
-        """Return the calls in the integers that a thread's mode has collected, and the number of integers used."""
         rows = np.array(values, dtype=np.int64)
         places = np.append(np.flatnonzero(rows >= FIRST_PAIR), len(rows))
         if most is not None:
@@ -329,9 +318,6 @@ class Blocks:
             del forward[number]
 
     def _pair_with_forward(self, scopes: NDArray[np.int64], sequences: NDArray[np.int64]) -> list[int]:
-        """Return the scope number of each call of a thread; for a backward call, a scope that refers to its forward
-        call.
-        """
         places = np.flatnonzero((sequences < 0) & (sequences != UNPAIRED))
         forward_scopes = self._forward_scopes((-1 - sequences[places]).tolist())
         # most of these recur, and the work for each call must be little
@@ -346,7 +332,6 @@ class Blocks:
         return numbers
 
     def _forward_scopes(self, numbers: Sequence[int]) -> list[int | None]:
-        """Return the scopes of the forward calls that made the autograd nodes with these numbers; None if unknown."""
         tables = [table for table in self._forward.values() if table]
         if len(tables) == 1:
             return list(map(tables[0].get, numbers))
@@ -356,7 +341,6 @@ class Blocks:
 
 
 def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
-    """Return runs of consecutive indices, as (first index, length), with the single indices in `places` added."""
     if not places:
         return runs
     covered = {place for first, length in runs for place in range(first, first + length)}
@@ -364,7 +348,6 @@ def _with_places(runs: Runs, places: Sequence[int]) -> Runs:
 
 
 def _first(block: ThreadCalls) -> NDArray[np.int64]:
-    """Return the storage number of each call's first tensor, `NO_STORAGE` for a call without tensors."""
     firsts = np.cumsum(block.tensors) - block.tensors
     padded = np.append(block.flows, NO_STORAGE)
     return np.where(block.tensors > 0, padded[firsts], NO_STORAGE)

@@ -38,13 +38,6 @@ Pending = tuple[Record, bytes]  # a record and its encoded line
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A record as a line of a file.
-
-    place : position among all records
-    content : the encoded record, or the record itself if it will be redacted first
-    references : names of the records to which it refers
-    """
-
     place: int
     content: bytes | Record
     references: tuple[Hashable, ...]
@@ -54,14 +47,6 @@ class _Line:
 
 @dataclass(slots=True)
 class _File:
-    """State of one file that is being written.
-
-    redaction : redaction of this file, or None if nothing is redacted
-    written : number of lines written for each name of a record
-    late : names of written records to which lines were added later
-    signatures : number of signatures
-    """
-
     redaction: Redaction | None
     written: dict[Hashable, int] = field(default_factory=dict)
     late: set[Hashable] = field(default_factory=set)
@@ -162,7 +147,6 @@ class Definitions:
         return b"".join(item if isinstance(item, bytes) else self.encode([item], redaction) for item in contents)
 
     def _closure(self, names: Iterable[Hashable], is_asked: Callable[[Hashable], bool]) -> Iterator[Hashable]:
-        """Yield the names, and all names to which their records refer directly or indirectly."""
         waiting, visited = list(names), set[Hashable]()
         while waiting:
             name = waiting.pop()

@@ -248,7 +248,6 @@ class FlightRecorder(Flusher):
         return pending
 
     def _generations_in_use(self) -> set[int]:
-        """Return the generations of the recorder's tables whose numbers a thread may still use."""
         current = self.recorder.generations.current
         generations = {current}
         for first, last in [mode.generations for mode in self.recorder.threads.all]:
@@ -259,7 +258,6 @@ class FlightRecorder(Flusher):
         return self._open_dump(len(self.dumps) + 1, self._flight(None))
 
     def _flight(self, reason: str | None, calls_in_trace: int = 0) -> dict[str, Any]:
-        """Return the field of a trace's header that describes the flight recorder."""
         happened = {} if reason is None else {"reason": reason}
         return {"flight": {"last": self.ring.last, "before": self._seen - calls_in_trace, **happened}}
 
@@ -431,7 +429,6 @@ class RingMirror:
         )
 
     def _begin(self, more_bytes: int) -> None:
-        """Start a new ring file with all data that is kept; it has space for `more_bytes` bytes in addition."""
         flight, old = self._flight, self._file
         recorder = flight.recorder
         self._redaction, self._threads, self._next_pair = flight.definitions.make_redaction(), set(), None
@@ -458,7 +455,6 @@ class RingMirror:
         return not lines or file.add(flight_ring.LINES, [len(lines)], [lines])
 
     def _add_pairs(self, file: RingFile) -> bool:
-        """Add the pairs of signature and scope that the file does not contain yet."""
         pairs, rows = self._flight.recorder.scopes.pairs, []
         if self._next_pair is None:
             rows = [(number, *pair) for number, pair in list(pairs.items())]

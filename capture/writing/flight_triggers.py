@@ -233,7 +233,6 @@ def _is_failure(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, and the errors that are its causes and contexts."""
     visited: set[int] = set()
     here: BaseException | None = error
     while here is not None and id(here) not in visited:

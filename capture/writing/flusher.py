@@ -136,7 +136,6 @@ class Flusher:
             raise failure
 
     def _is_running(self) -> bool:
-        """Return True if the writing thread runs in this process; after a fork it does not."""
         return self._running_in == os.getpid()
 
     def write_now(self) -> None:
@@ -289,7 +288,6 @@ class Flusher:
         )
 
     def _fit_deferred(self, pause_s: float = 0.0, wait: bool = False) -> None:
-        """Fit value models to values that have arrived from a device."""
         fitter = self.recorder.fitter
         until_s, began_s = monotonic() + INTERVAL_S, perf_counter()
         try:
@@ -316,7 +314,6 @@ class Flusher:
         self.open().write_lines(b"".join(map(encode_line, records)))
 
     def _within_limit(self, blocks: Iterable[ThreadCalls]) -> Iterator[ThreadCalls]:
-        """Yield blocks of calls, which are split so that the file ends near its limit of bytes."""
         if self.limits.bytes is None or self._held is None:
             yield from blocks
             return
@@ -345,7 +342,6 @@ class Flusher:
         return self.reached is not None
 
     def _check_contention(self) -> None:
-        """Check if other processes used the processors during the calls that will be written next."""
         span = perf_counter_ns() - self._looked_ns
         if self._contention is None or (span < SPAN_NS and not self._stop.is_set()):
             return

@@ -202,10 +202,6 @@ def parse_block(line: bytes) -> CallBlock | None:
 
 
 def _parse_columns(columns: Sequence[bytes]) -> tuple[list[Integers], int]:
-    """Return the integers of each JSON list, and the largest absolute value among all of them.
-
-    Raise `FormatError` if one of them is not a list of integers.
-    """
     if not all(column.startswith(b"[") for column in columns):
         raise FormatError("a block of calls has a column that is not a list")
     texts = [column[1:-1] for column in columns]
@@ -275,7 +271,6 @@ def _exact_column(numbers: list[int]) -> Integers:
 
 
 def _decode_codes(codes: Integers, newest: int) -> Integers:
-    """Return the storage numbers that `encode_storages` encoded, as an array."""
     largest = np.cumsum(np.maximum(codes, 0)) + newest
     numbers = np.where(codes <= -FAR, -FAR - 1 - codes, largest + np.minimum(codes, 0))
     numbers[codes == -FAR] = NO_STORAGE

@@ -204,7 +204,6 @@ def key_of_part(key: str, *places: str) -> str:
 
 
 def _as_recordable(leaf: Any) -> Any:
-    """Return an argument as a trace can hold it: unchanged, or replaced by the name of its type."""
     try:
         encode(leaf)
     except TypeError:

@@ -187,7 +187,6 @@ def _writers(kind: type) -> list[tuple[str, str, Any, Write | None]]:
 
 
 def _writer(hint: Any) -> Write | None:
-    """Return the function that converts values of a type to JSON, or None if JSON can hold them unchanged."""
     if hint in (torch.dtype, torch.layout):
         return plain_name
     if is_dataclass(hint):
@@ -206,7 +205,6 @@ def _writer(hint: Any) -> Write | None:
 
 
 def _parts_form(value: Any) -> Json:
-    """Return the JSON form of the parts of a sparse, quantized or nested tensor, or of a tensor that is such a part."""
     name = _NAME_OF_PARTS.get(type(value))
     return fields_form(value) if name is None else {name: fields_form(value)}
 
@@ -268,12 +266,10 @@ class ArgumentKind(NamedTuple):
 
 
 def _fields_of(kind: type) -> ArgumentKind:
-    """Return the kind of argument for a dataclass whose body in JSON is an object with the fields."""
     return ArgumentKind(kind, kind, lambda value: value, fields_form)
 
 
 def _only_field_of(kind: type) -> ArgumentKind:
-    """Return the kind of argument for a dataclass with one field, whose body in JSON is the field's value."""
     ((name, hint),) = get_type_hints(kind, include_extras=True).items()
     write = _writer(get_type_hints(kind)[name])
     return ArgumentKind(kind, hint, kind, lambda value: write(getattr(value, name)) if write else getattr(value, name))

@@ -95,7 +95,6 @@ def _read(kind: Any, value: Json) -> Any:
 
 
 def _plain_message(message: str, value: Json, place: str) -> str:
-    """Return msgspec's error message in plain English, with the offending part of `value` if it can be found."""
     text, path = _MESSAGE.fullmatch(message).groups()  # type: ignore[union-attr]
     steps = re.findall(r"[^.\[\]]+", path or "")
     for step in steps:

@@ -123,7 +123,6 @@ def written(signature: Signature) -> list[bool]:
 
 
 def _written_places(signature: Signature) -> set[int | str]:
-    """Return the positions and names of the arguments that calls of a signature may write into."""
     everything: set[int | str] = {*range(len(signature.args)), *signature.kwargs}
     schema = schema_of(signature)
     if schema is None:

@@ -147,7 +147,6 @@ def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _alike(value: Any, children: Any) -> Any:
-    """Return a container of the same class as `value` with the given children, a list, tuple or dictionary."""
     if type(value) is type(children):
         return children
     if isinstance(value, tuple):
@@ -159,7 +158,6 @@ def _alike(value: Any, children: Any) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    """Return a copy of an instance of a subclass of list or dict; the copy of a dictionary may lack the entries."""
     try:
         return copy.copy(value)
     except Exception:

@@ -110,7 +110,6 @@ def draw_separate_boxes(
 
 
 def _layers(count: int, low: list[float], high: list[float], whole: bool) -> list[_Layer]:
-    """Return grids of smaller and smaller boxes, until `count` boxes fit."""
     layers: list[_Layer] = []
     # zero sides have no area to overlap with
     width, height = (side if side > 0 else 1.0 for side in high[2:])
@@ -136,10 +135,6 @@ def _layers(count: int, low: list[float], high: list[float], whole: bool) -> lis
 
 
 def _shares(count: int, layers: list[_Layer], widths: list[float]) -> list[int]:
-    """Return the number of boxes to place in each layer.
-
-    The numbers follow the distribution of widths (quantiles in `widths`) as far as the layers have space.
-    """
     edges = [layer.size[0] for layer in layers[1:]]
     above = [1 - bisect(widths, edge) / len(widths) for edge in edges] + [1.0]
     shares, before = [], 0.0
@@ -215,7 +210,6 @@ class Boxes:
 
     @classmethod
     def _of(cls, first: int, columns: torch.Tensor, overlap: float) -> Boxes:
-        """Return the model of boxes, given as columns x1 y1 width height (and an image index before them)."""
         low, high = columns.amin(dim=0).tolist(), columns.amax(dim=0).tolist()
         whole = (columns == columns.round()).all(dim=0).tolist()
         ranked = sample(columns, SAMPLED).sort(dim=0).values
@@ -271,7 +265,6 @@ class Boxes:
         return values.round() if self.whole[at] else values
 
     def _places(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """Return N boxes or fewer; `draw` adds moved copies of them up to N, so that the boxes overlap as recorded."""
         if self.groups is not None:
             corners = slice(self.first, self.first + 4)
             low, high = self.low[corners], self.high[corners]
@@ -285,5 +278,4 @@ class Boxes:
 
 
 def _sides(rows: torch.Tensor, first: int) -> torch.Tensor:
-    """Return the widths and heights, (N, 2), of rows whose column `first` is x1."""
     return rows[:, first + 2 : first + 4] - rows[:, first : first + 2]

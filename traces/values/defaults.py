@@ -112,7 +112,6 @@ def _between(low: float, high: float, whole: bool = False) -> Make:
 
 
 def _numbers(spec: TensorSpec, low: int, high: int, are_distinct: bool = False) -> Integers | None:
-    """Return a model of integers from `low` to `high`, limited to the range of the dtype; None for an empty range."""
     try:
         high = min(high, torch.iinfo(spec.dtype).max)
     except TypeError:
@@ -133,7 +132,6 @@ def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
 
 
 def _along(call: Call) -> int:
-    """Return the size of the dimension `dim` of `self`, from which an index selects."""
     return int(call["self"].shape[call["dim"]]) if call["self"].shape else 1
 
 
@@ -147,16 +145,10 @@ def _classes(call: Call) -> int:
 
 
 def _plane(dimensions: int) -> Callable[[Call], int]:
-    """Return a function that counts the positions in the last `dimensions` dimensions of the pooled tensor."""
     return lambda call: math.prod(call["self"].shape[-dimensions:])
 
 
 def _in_list(are_distinct: bool) -> Make:
-    """Return a function that makes the value model of an index tensor in a list, as for `index_put`.
-
-    The indices are within the range of the dimension that the tensor indexes.
-    """
-
     def make(spec: TensorSpec, call: Call) -> ValueModel | None:
         sizes = iter(call["self"].shape)
         for index in call["indices"]:
@@ -207,7 +199,6 @@ def _repeats(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _steps(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return the value model of a packed sequence's batch sizes, for sequences that all have the full length."""
     longest = int(call["input"].shape[1 if call["batch_first"] else 0])
     return _numbers(spec, longest, longest)
 
@@ -217,7 +208,6 @@ def _keys(spec: TensorSpec, call: Call) -> ValueModel | None:
 
 
 def _boxes(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return the value model of boxes within an image; the first of five columns is the image's index."""
     columns = spec.shape[-1] - 4
     if len(spec.shape) != 2 or columns not in (0, 1):
         return None
@@ -232,15 +222,10 @@ def _positive_definite(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _triangular(upper_by_default: bool) -> Make:
-    """Return a function that makes the value model of triangular matrices with a diagonal far from zero.
-
-    The argument `upper` of the call selects the triangle; `upper_by_default` is its default.
-    """
     return lambda spec, call: Triangular(bool(call.get("upper", upper_by_default)), 1.0, 2.0, 0.1, 0.0)
 
 
 def _ranges() -> Iterator[Default]:
-    """Yield rows of the table for floats that must lie in a range to be accepted or meaningful."""
     chance, positive, around = _between(0.0, 1.0), _between(0.5, 1.5), _between(-1.0, 1.0)
     yield Default("aten.bernoulli*|aten.multinomial*", "self|p", FLOAT, chance)
     yield Default("aten.binary_cross_entropy*", "target", FLOAT, chance)
@@ -259,7 +244,6 @@ def _ranges() -> Iterator[Default]:
 
 
 def _structures() -> Iterator[Default]:
-    """Yield rows of the table for matrices that are factorized or used to solve linear systems, and for boxes."""
     yield Default("aten.cholesky.*|aten.linalg_cholesky*", "self", FLOAT, _positive_definite)
     yield Default("aten._linalg_eigh*", "A", FLOAT, _positive_definite)
     yield Default("aten.cholesky_inverse*", "self", FLOAT, _triangular(False))
@@ -271,7 +255,6 @@ def _structures() -> Iterator[Default]:
 
 
 def _indices() -> Iterator[Default]:
-    """Yield rows of the table for indices; indices of elements that are written are distinct if possible."""
     yield Default("aten.embedding.*|aten._embedding_bag*.default", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.embedding*_backward*|aten._embedding_bag*", "indices", WHOLE, _below(_embeddings))
     yield Default("aten.*embedding_bag*", "offsets", WHOLE, _equal_lengths)
@@ -292,7 +275,6 @@ def _indices() -> Iterator[Default]:
 
 
 def _numbers_and_masks() -> Iterator[Default]:
-    """Yield rows of the table for class labels, lengths, sort keys and masks."""
     yield Default("aten.*nll_loss*|aten.cross_entropy_loss*", "target", WHOLE, _below(_classes))
     yield Default("aten.one_hot*", "self", WHOLE, _below(lambda call: max(1, call.get("num_classes", 1))))
     yield Default("aten.*ctc_loss*", "targets", WHOLE, _below(_rows("log_probs", -1)))

@@ -102,7 +102,6 @@ def _magnitudes(values: Floats1D) -> NDArray[Any]:
 
 @cache
 def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
-    """Return the bits of a dtype's smallest normal number and of infinity, as integers."""
     integer = _NUMPY_INTEGERS[itemsize]
     real = np.float32 if itemsize == 4 else np.float64
     bounds = np.array([torch.finfo(dtype).tiny, math.inf], dtype=real).view(integer)
@@ -192,7 +191,6 @@ def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled:
 
 
 def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
-    """Return the values with the fewest digits that keep them the same in the dtype, to shorten the trace."""
     if dtype == torch.float64:
         return values
     # a number next to the end of the dtype's range could be rounded out of it
@@ -202,7 +200,6 @@ def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
 
 
 def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds) -> tuple[float, float]:
-    """Return the smallest and the largest plain element, where plain is finite and neither zero nor denormal."""
     if len(values) == len(ranked) + kinds.special:
         plain = ranked[[0, -1]]
     else:
@@ -212,9 +209,6 @@ def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds)
 
 
 def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:
-    """Return the simplest distribution that agrees with the quantiles of `count` elements: `uniform`, `normal`
-    (with this mean and standard deviation) or `quantiles`.
-    """
     low, high = quantiles[0], quantiles[-1]
     # by how much the distribution functions of a sample and of its source differ by chance, plus a margin
     slack = 0.01 + 1 / math.sqrt(count)

@@ -192,7 +192,6 @@ def at_quantiles(
 
 
 def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
-    """Return numbers that are interpolated linearly between neighbouring quantiles."""
     # the difference of two levels can overflow a float
     return levels[cell] * (1 - part) + levels[cell + 1] * part
 

@@ -129,7 +129,6 @@ class Floats(Ordered):
         return values.to(dtype).reshape(shape)
 
     def _values(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` values in which zeros form runs, if runs were recorded; the others are in random order."""
         zeros = round(self.zeros * count)
         if self.zero_runs is None or not zeros:
             return self._other_values(count, dtype, generator, self.zeros)
@@ -142,7 +141,6 @@ class Floats(Ordered):
     def _other_values(
         self, count: int, dtype: torch.dtype, generator: torch.Generator, zeros: float, total: int | None = None
     ) -> torch.Tensor:
-        """Return `count` values in random order, with the recorded shares of nan, infinities and denormals."""
         specials: list[torch.Tensor] = []
         free, device, total = count, generator.device, count if total is None else total
         for value, share in (
@@ -168,7 +166,6 @@ class Floats(Ordered):
         return values
 
     def _plain(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` plain elements (finite, not zero), with the recorded number of distinct values, if any."""
         if self.distinct is None or not count:
             return self.spread.draw(count, dtype, generator)
         kinds = min(count, max(1, self.distinct - sum(share > 0 for share in (self.zeros, self.inf, self.minus_inf))))

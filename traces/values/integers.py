@@ -173,7 +173,6 @@ class Integers(Ordered):
     def _remaining_values(
         self, count: int, low: int, high: int, frequent: torch.Tensor, generator: torch.Generator
     ) -> torch.Tensor:
-        """Return `count` integers that are not frequent values; the smallest is `low` and the largest is `high`."""
         if self.distinct is None:
             rest = between(low, high, count, generator)
             rest[:1], rest[1:2] = low, high
@@ -195,7 +194,6 @@ class Integers(Ordered):
 
 
 def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[list[int]]:
-    """Return the most frequent values as a list of [value, count]."""
     places = np.argsort(-counts, kind="stable")[:FREQUENT]
     most = counts[places]
     # a value that occurs once adds nothing to the range, unless all values are kept
@@ -204,17 +202,12 @@ def _frequent(values: Integers1D, counts: Integers1D, complete: bool) -> list[li
 
 
 def _with_required(frequent: list[list[int]], required: list[list[int]]) -> list[list[int]]:
-    """Return the frequent values and all `required` ones; if necessary, the latter replace the least frequent.
-
-    Both are lists of [value, count].
-    """
     there = {value for value, _ in frequent}
     added = [pair for pair in required if pair[0] not in there]
     return [*frequent[: FREQUENT - len(added)], *added]
 
 
 def _places(values: Integers1D, queries: list[int]) -> Integers1D:
-    """Return the indices in the sorted `values` of those queries that occur there."""
     query_values = np.array(queries, dtype=np.int64)
     places = np.searchsorted(values, query_values).clip(max=len(values) - 1)
     there: Integers1D = places[values[places] == query_values]
@@ -222,7 +215,6 @@ def _places(values: Integers1D, queries: list[int]) -> Integers1D:
 
 
 def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest element that is not a frequent value, or (None, None) if there is none."""
     few = len(frequent) + 1
     others = [value for value in [low, *values[:few].tolist(), *values[-few:].tolist(), high] if value not in frequent]
     return (min(others), max(others)) if others else (None, None)
@@ -246,7 +238,6 @@ def _zipf(counts: Integers1D) -> float:
 
 
 def _summing_to(values: torch.Tensor, total: int) -> torch.Tensor:
-    """Return the values in random order, some of them changed within their range so that their sum is `total`."""
     low, high = (int(bound) for bound in torch.aminmax(values))
     if max(abs(low), abs(high)) * len(values) > checks.HIGHEST:
         return values

@@ -137,7 +137,6 @@ class Triangular:
 
 
 def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return at most `LOOKED_AT` matrices of a batch, (B, N, N), or None if they are not square or not real."""
     shape = tensor.shape
     if tensor.dim() < 2 or shape[-1] != shape[-2] or shape[-1] < 2 or not tensor.dtype.is_floating_point:
         return None
@@ -150,6 +149,5 @@ def _matrices(tensor: torch.Tensor) -> torch.Tensor | None:
 def _general_matrices(
     scale: float, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return normally distributed values with standard deviation `scale`, for a shape that is not square."""
     values = torch.randn(shape, dtype=torch.float64, generator=generator, device=generator.device)
     return (values * scale).to(dtype)

@@ -116,7 +116,6 @@ def _pieces(tensor: torch.Tensor, length: int, most: int, whole_rows: bool = Fal
 
 
 def _holds_constants(part: torch.Tensor) -> bool:
-    """Return True if `part`, divided into pieces of `LENGTH` elements, has a piece of equal elements."""
     flat = part.reshape(-1)
     whole = flat[: len(flat) // LENGTH * LENGTH].view(-1, LENGTH)
     return bool((whole == whole[:, :1]).all(dim=1).any())
@@ -164,7 +163,6 @@ def _offsets(
 
 
 def _starts(count: int, total: int, length: int) -> NDArray[np.int64]:
-    """Return the starts of `count` pieces of `length` elements, one in each of `count` equal parts of `total`."""
     parts, size = np.arange(count), total / count
     return np.floor(parts * size + parts * GOLDEN % 1 * max(0.0, size - length)).astype(np.int64)
 
@@ -202,7 +200,6 @@ def fit(tensor: torch.Tensor, requested_kinds: Collection[str] = (), exact: bool
 
 @lru_cache
 def _kinds(requested: frozenset[str], registered_count: int) -> tuple[type[ValueModel], ...]:
-    """Return the kinds of value models to try, in order."""
     kinds = [kind for name, kind in value_models.items() if name in requested or not getattr(kind, "on_request", False)]
     return tuple(sorted(kinds, key=lambda kind: kind.priority))
 

@@ -120,7 +120,6 @@ def sizes_outputs(op: str, argument: str, dtype: torch.dtype) -> bool:
 
 @lru_cache(maxsize=4096)
 def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[ValueNeed, ...]:
-    """Return the rows of the table that apply to an argument; None for `dtype` selects rows for any dtype."""
     return tuple(
         need
         for need in NEEDS
@@ -143,7 +142,6 @@ def kind_of(dtype: torch.dtype) -> str:
 
 
 def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
-    """Return the size of a dimension of the output tensor with index `which`, or None if it does not exist."""
     specs = list(tensors(outputs))
     if which >= len(specs) or dimension >= len(specs[which].shape):
         return None
@@ -151,10 +149,6 @@ def _size(outputs: Any, which: int = 0, dimension: int = 0) -> int | None:
 
 
 def _with_true(model: Any, outputs: Any) -> Any:
-    """Return the value model with the number of True elements set to the number of rows in the output.
-
-    Models other than `Booleans` are returned unchanged, because they already count zeros exactly.
-    """
     rows = _size(outputs)
     if type(model) is not Booleans or rows is None or rows > model.total:
         return model
@@ -163,19 +157,16 @@ def _with_true(model: Any, outputs: Any) -> Any:
 
 
 def _with_distinct(model: Any, outputs: Any) -> Any:
-    """Return the value model with the number of distinct values set to the number of rows in the output."""
     rows = _size(outputs)
     return replace(model, distinct=rows) if isinstance(model, Integers | Floats) and rows else model
 
 
 def _with_runs(model: Any, outputs: Any) -> Any:
-    """Return the value model; if its values are sorted, as many of them are distinct as the output has rows."""
     is_sorted = isinstance(model, Integers | Floats) and model.rises is not None and 0 in (model.rises, model.falls)
     return _with_distinct(model, outputs) if is_sorted else model
 
 
 def _with_total(model: Any, outputs: Any) -> Any:
-    """Return the value model of the numbers of repeats, with their sum set to the number of rows in the output."""
     rows = _size(outputs)
     return replace(model, total=rows) if isinstance(model, Integers) and rows is not None else model
 

@@ -106,7 +106,6 @@ def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
 
 
 def _in_runs(values: torch.Tensor, count: int, downwards: bool, generator: torch.Generator) -> torch.Tensor:
-    """Return the values rearranged as `count` sorted runs of equal length, whose elements are chosen at random."""
     ranked = values.sort(descending=downwards).values
     if count == 1:
         return ranked
@@ -119,7 +118,6 @@ def _as_array(values: torch.Tensor) -> NDArray[Any]:
 
 
 def _mean_step(values: NDArray[Any]) -> float:
-    """Return the mean absolute difference of neighbouring elements, without infinite ones, or 0 if there are none."""
     with np.errstate(over="ignore", invalid="ignore"):
         distances = np.abs(np.diff(values[: STEPPED + 1].astype(np.float64)))
         mean = float(distances.mean()) if len(distances) else 0.0
@@ -152,7 +150,6 @@ def _random_walk(values: torch.Tensor, step: float, usual: float, generator: tor
 
 
 def _walk_of_rows(ranked: torch.Tensor, noise: torch.Tensor, spread: float) -> torch.Tensor:
-    """Return the rows of `ranked`, (R, W), which are sorted, each rearranged in the order of a separate random walk."""
     folded = ((noise * spread).cumsum(-1).remainder(2) - 1).abs()
     order = torch.from_numpy(folded.numpy().argsort(axis=-1)) if folded.is_cpu else folded.argsort(dim=-1)
     return torch.empty_like(ranked).scatter_(-1, order, ranked)
@@ -166,10 +163,6 @@ def _sorted_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _in_blocks(values: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return the values as about `count` blocks of equal values in random order.
-
-    If random order already has so few blocks, the values are returned unchanged.
-    """
     ranked = values.sort().values
     total = len(ranked)
     changes = ranked[1:] != ranked[:-1]

@@ -81,7 +81,6 @@ class Progression:
 
 
 def _may_be_progression(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor's first elements do not rule out a progression."""
     for count in HEADS:
         head = leading(tensor, count).reshape(-1)
         values = array_of(head.to(torch.float64 if tensor.dtype.is_floating_point else torch.int64))
@@ -94,7 +93,6 @@ def _may_be_progression(tensor: torch.Tensor) -> bool:
 
 
 def _is_progression(blocks: NDArray[Any]) -> bool:
-    """Return True if numbers form an arithmetic progression, which may restart periodically."""
     ramp = blocks[0] + (blocks[1] - blocks[0]) * np.arange(len(blocks))
     breaks = blocks != ramp
     period = int(breaks.argmax())
@@ -104,7 +102,6 @@ def _is_progression(blocks: NDArray[Any]) -> bool:
 
 
 def _looked_at(count: int) -> NDArray[np.int64]:
-    """Return the ascending positions of the elements to compare: all of `count`, or the first and some others."""
     if count <= LOOKED_AT:
         return np.arange(count)
     rest = np.linspace(HEADS[-1], count - 1, LOOKED_AT - HEADS[-1], dtype=np.int64)
@@ -112,7 +109,6 @@ def _looked_at(count: int) -> NDArray[np.int64]:
 
 
 def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
-    """Return the elements of a tensor at positions in row-major order, as float64 or int64."""
     if tensor.is_contiguous():
         offsets = places
     else:
@@ -145,10 +141,6 @@ def _period(
     step: float,
     repeats: int,
 ) -> int | None:
-    """Return the number of blocks in a period of the progression, or None if the progression never restarts.
-
-    A block consists of `repeats` equal elements.
-    """
     at = int(breaks.argmax())
     if not breaks[at]:
         return None
@@ -240,7 +232,6 @@ class Offsets:
         return values.to(dtype).reshape(shape)
 
     def _lengths(self, count: int, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` random lengths that add up to the difference between the last and the first integer."""
         device = generator.device
         if self.lengths is not None:
             sizes = torch.tensor([length for length, _ in self.lengths], dtype=torch.int64, device=device)
@@ -264,7 +255,6 @@ class Offsets:
 
 
 def _summing_to(lengths: torch.Tensor, total: int) -> torch.Tensor:
-    """Return lengths scaled so that their sum is `total`; non-zero lengths stay non-zero if `total` allows it."""
     some = (lengths > 0).long()
     least = int(some.sum())
     if least == 0:
