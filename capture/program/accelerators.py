@@ -1,6 +1,4 @@
-"""Accelerators of the recorded program. A capture only queries accelerators that the program uses, and starts none
-itself.
-"""
+"""Accelerators that the recorded program uses; a capture starts none itself."""
 
 from __future__ import annotations
 
@@ -48,9 +46,6 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
     """Return the accelerator that a call uses, or None if it uses none that the process has started.
 
     The device has no index if the call names a device without one.
-
-    tensors : tensors among the arguments
-    values : other arguments; one of them may be a device
     """
     devices = [tensor.device for tensor in tensors]
     devices += [value for value in values if isinstance(value, torch.device)]
@@ -60,9 +55,7 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return a device with its index; a device without index gets the index of this thread's current device of the same
-    kind.
-    """
+    """Return a device with its index, by default that of this thread's current device of the same kind."""
     index: int | None = device.index
     if index is not None:
         return device
@@ -99,8 +92,7 @@ def is_own_stream() -> bool:
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which `device` is this thread's current device.
 
-    Without this, querying or recording an event creates a CUDA context on the thread's current device, which takes
-    memory.
+    Without it, an event's query or recording creates a CUDA context on the current device, which takes memory.
     """
     module = getattr(torch, device.type)
     if module.current_device() == device.index:
@@ -122,21 +114,16 @@ def synchronize(device: torch.device) -> None:
 
 
 def is_capturing(kind: str) -> bool:
-    """Return True if this thread's current stream captures work for a CUDA or HIP graph instead of running it.
-
-    kind : type of the device
-    """
+    """Return True if this thread's current stream captures work for a CUDA or HIP graph instead of running it."""
     asks = getattr(getattr(torch, kind), "is_current_stream_capturing", None)
     return asks is not None and bool(asks())
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceQueries:
-    """Functions that query this thread's state on one kind of accelerator; implemented in C if torch has such
-    functions.
+    """Functions that query this thread's state on one kind of accelerator, in C if torch has them.
 
     is_capturing : returns True if the current stream captures work for a CUDA or HIP graph
-    current_device : returns the index of the current device
     stream_handle : returns a number that identifies the current stream of the device with this index
     """
 
@@ -147,7 +134,6 @@ class DeviceQueries:
 
 @functools.cache
 def queries_of(kind: str) -> DeviceQueries:
-    """Return the queries for a kind of accelerator that the process has started."""
     module = getattr(torch, kind)
 
     def handle_of_stream(index: int) -> int:
@@ -186,18 +172,14 @@ def graph_classes() -> Iterator[tuple[str, Any]]:
 
 
 class GraphCaptures:
-    """Prevents the recording from querying a device while the program captures a CUDA or HIP graph, because the query
-    would fail.
-    """
+    """Prevents queries of a device while the program captures a CUDA or HIP graph, because they would fail."""
 
     def __init__(self) -> None:
         self._patches = Patches()
         self.forget()
 
     def forget(self) -> None:
-        """Forget the graph captures and queries in progress; also used in a forked process, where only this thread
-        exists.
-        """
+        """Forget the graph captures and queries in progress; also used in a forked process."""
         self._changed = Condition()
         self._ongoing = self._questions = 0
 
@@ -216,8 +198,8 @@ class GraphCaptures:
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """Delay graph captures that the program begins during the block; yield True if devices may be queried in the
-        block, and False if a graph capture is in progress already.
+        """Delay graph captures that begin during the block; yield True if devices may be queried in it, and False if a
+        graph capture is in progress already.
         """
         with self._changed:
             may_ask = self._ongoing == 0

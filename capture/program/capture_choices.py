@@ -36,12 +36,7 @@ def check_choices(model: object, values: str, device_time: str) -> None:
 
 
 def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:
-    """Raise `UserError` if another option needs all calls although the capture keeps only the last ones.
-
-    last : number of calls to keep, or None for all
-    path, values, device_time : options of `Capture` with these names
-    has_limits : True if the recording has a maximum number of calls or bytes
-    """
+    """Raise `UserError` if another option of `Capture` needs all calls although it keeps only the `last` ones."""
     if last is None:
         return
     if last < 1:
@@ -82,10 +77,7 @@ def check_private(private: bool, salt_file: str | Path | None, values: str, grip
 
 
 def policy_of(private: bool, salt_file: str | Path | None) -> Policy | None:
-    """Return the policy by which the records of a private capture are redacted, or None if it is not private.
-
-    salt_file : file with the salt of hashed names; None for a random salt
-    """
+    """Return the policy by which the records of a private capture are redacted, or None if it is not private."""
     from opgrip.traces.analysis.redaction import Policy, salt_of
 
     if not private:

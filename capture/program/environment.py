@@ -23,7 +23,6 @@ from opgrip.traces.table.accelerators import describe_accelerators
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return the fields of a trace's header that describe the process: versions, command, devices, settings, time."""
     number = rank()
     ranks = {} if number is None else {"rank": number, "world_size": int(os.environ["WORLD_SIZE"])}
     accelerator = describe_accelerators(started_devices())
@@ -92,9 +91,7 @@ def read_context() -> tuple[Any, ...]:
 
 
 def read_settings() -> tuple[Any, ...]:
-    """Return the current values of the settings in `SETTINGS` and `CUDA_SETTINGS`; None for settings that cannot
-    be read.
-    """
+    """Return the values of the settings in `SETTINGS` and `CUDA_SETTINGS`; None for settings that cannot be read."""
     values = [_read(read) for read in SETTINGS.values()]
     if is_started("cuda"):
         values += [_read(read) for read in CUDA_SETTINGS.values()]

@@ -1,6 +1,4 @@
-"""Replacement of functions in modules and classes, now or when their module is loaded; replacements can be undone in
-any order.
-"""
+"""Replacement of functions in modules and classes, now or when their module is loaded."""
 
 from __future__ import annotations
 
@@ -13,10 +11,7 @@ from typing import Any
 
 
 class LateModules(MetaPathFinder):
-    """Import hook that calls `loaded` with each module whose name `is_watched` accepts, after the module was loaded.
-
-    It is active from `__enter__` to `__exit__`.
-    """
+    """Import hook that calls `loaded` with each module whose name `is_watched` accepts, after the module was loaded."""
 
     def __init__(self, is_watched: Callable[[str], bool], loaded: Callable[[ModuleType], None]) -> None:
         self.is_watched = is_watched
@@ -32,9 +27,6 @@ class LateModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a watched module, with a loader that reports when the module was loaded; None for
-        other modules.
-        """
         if not self.is_watched(fullname):
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -68,7 +60,7 @@ _MARK = "_opgrip_patch"
 
 
 class Patches:
-    """The functions that one hook has replaced by wrappers, so that they can be restored."""
+    """The functions that one hook has replaced by wrappers; hooks can be undone in any order."""
 
     def __init__(self) -> None:
         self._all: list[tuple[Any, str, _Patch]] = []

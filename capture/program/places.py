@@ -19,10 +19,7 @@ from torch import nn
 
 
 def qualified_name(code: CodeType, module_globals: dict[str, Any]) -> str:
-    """Return the qualified name of a code object's function; its plain name if Python 3.10 does not find the source.
-
-    module_globals : global variables of the function's module, through which the source is found
-    """
+    """Return the qualified name of a code object's function; its plain name if Python 3.10 does not find the source."""
     name: str | None = getattr(code, "co_qualname", None)
     if name is not None:
         return name
@@ -64,8 +61,7 @@ _RUNNER = "opgrip.cli.command"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """Location of a thread in the program, as tracked by the hooks. `Places` creates each location once, so that
-    locations are compared by identity.
+    """Location of a thread in the program. `Places` creates each location once, so that they are compared by identity.
 
     module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
@@ -85,8 +81,6 @@ class Location:
 
 
 class Places:
-    """All locations of the threads of a capture; equal locations are the same object."""
-
     def __init__(self) -> None:
         self._places_by_key: dict[tuple[str, str, str, str | None, str, bool], Location] = {}
 
@@ -110,9 +104,9 @@ class Places:
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
-        """Return the location inside a recorded call of the function `name`, with the module and phase of `place`.
+        """Return the location inside a recorded call of the function `name`.
 
-        gripped : True if the function is gripped, so that the calls in it are recorded too
+        gripped : True if the calls in the function are recorded too
         """
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
@@ -121,7 +115,7 @@ class Places:
 
 
 class ModulePaths:
-    """Paths of the modules that were called so far, identified by id, because modules may redefine `==`.
+    """Paths of the modules that were called so far, by id, because modules may redefine `==`.
 
     model : root of all module paths; without it, each outermost module that is called starts its own path
     """
@@ -132,14 +126,12 @@ class ModulePaths:
             self._name_all(model)
 
     def of(self, module: nn.Module) -> str | None:
-        """Return the path of a module, or None if it is unknown."""
         entry = self._paths_by_id.get(id(module))
         return entry[1] if entry is not None and entry[0]() is module else None
 
     def called(self, module: nn.Module, above: str | None) -> str:
-        """Return the path of a module that is being called.
-
-        above : path of the calling module, or None outside all modules
+        """Return the path of a module that is being called by the module with the path `above`; None outside all
+        modules.
         """
         path = self.of(module)
         if path is None and above is None:
@@ -168,10 +160,8 @@ class ModulePaths:
 class SourceLine:
     """A line of the program's source that a thread executes.
 
-    function : qualified name of the function
-    file : path of the file: for a module derived from its name, such as `mmdet/models/necks/fpn.py`; for a script
-        relative to the working directory
-    line : number of the line
+    file : for a module derived from its name, such as `mmdet/models/necks/fpn.py`; for a script relative to the working
+        directory
     """
 
     function: str
@@ -180,17 +170,14 @@ class SourceLine:
 
 
 class SourceLines:
-    """Finds the frames of the program on a thread's stack, without frames of torch, Triton and opgrip.
-
-    depth : maximum number of lines that `here` returns
-    """
+    """Finds the frames of the program on a thread's stack, without frames of torch, Triton and opgrip."""
 
     def __init__(self, depth: int = 1) -> None:
         self.depth = depth
         self._files: dict[CodeType, str | None] = {}
 
     def here(self) -> tuple[SourceLine, ...]:
-        """Return the lines that the innermost frames of the program in this thread execute, innermost first."""
+        """Return at most `depth` lines that the program's frames in this thread execute, innermost first."""
         frame: FrameType | None = sys._getframe(1)
         sites: list[SourceLine] = []
         while frame is not None and len(sites) < self.depth:
@@ -207,10 +194,9 @@ class SourceLines:
 
 
 def innermost_module() -> nn.Module | None:
-    """Return the module whose method is innermost on this thread's stack, or None.
+    """Return the module whose method, such as `head.loss`, is innermost on this thread's stack, or None.
 
-    Hooks report calls of modules, but only the stack shows a method such as `head.loss()`. The search ends at the frame
-    of the call that the hooks reported.
+    The search ends at the frame of the module's call that the hooks reported.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _CALLS_FORWARD:

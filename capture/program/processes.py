@@ -31,8 +31,6 @@ def own_path(path: str | Path, number: int = 1) -> str | Path:
     """Return the path for the output of this process, with fields such as `%p` replaced.
 
     The rank is added if all ranks would otherwise have the same path.
-
-    number : value of the field `%n`
     """
     pattern = str(path)
     if pattern == "-":
@@ -77,10 +75,7 @@ def _is_being_written(path: Path) -> bool:
 
 
 class ChildFiles:
-    """Traces that child processes wrote next to the trace of this process.
-
-    path : path of this process's trace, which does not exist yet or will be replaced
-    """
+    """Traces that child processes wrote next to the trace of this process."""
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
@@ -92,19 +87,14 @@ class ChildFiles:
         return tuple(child for child, identity in self._find().items() if self._before.get(child) != identity)
 
     def old(self) -> tuple[Path, ...]:
-        """Return the traces of child processes that existed when this object was created, so that an earlier run
-        wrote them.
-        """
+        """Return the traces of child processes that existed when this object was created."""
         return tuple(child for child, identity in self._find().items() if self._before.get(child) == identity)
 
     def cut(self) -> tuple[Path, ...]:
-        """Return the traces that child processes have begun since this object was created and could not end, because
-        they were killed.
-        """
+        """Return the traces that child processes have begun since this object was created and could not end."""
         return tuple(path for path in self._find(CUT) if path not in self._cut_before and not _is_being_written(path))
 
     def remove_old(self) -> None:
-        """Remove the traces in `old`, with their files of full values."""
         from opgrip.traces.io.tensor_file import values_path
 
         for child in self.old():
@@ -127,8 +117,7 @@ class ForkWatch:
     """Calls the function `forked` in every child that the process forks, and `ended` when such a child ends.
 
     `ended` is not called if the child ends without Python's cleanup, for example by `os._exit` or a signal. A worker of
-    a `multiprocessing.Pool` usually ends in this way; therefore it calls `between` before it sends the result of a
-    task.
+    a `multiprocessing.Pool` usually ends in this way, so it calls `between` before it sends the result of a task.
     """
 
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None], between: Callable[[], None]) -> None:
@@ -185,9 +174,7 @@ def rank() -> int | None:
 
 
 def with_mark(path: str | Path, mark: str) -> Path:
-    """Return a path with a mark before its suffixes; for example `step.jsonl.zst` and `rank1` give
-    `step.rank1.jsonl.zst`.
-    """
+    """Return a path with a mark before its suffixes, such as `step.rank1.jsonl.zst`."""
     path = Path(path)
     stem, dot, suffixes = path.name.partition(".")
     return path.with_name(f"{stem}.{mark}{dot}{suffixes}")

@@ -21,11 +21,9 @@ class Budget:
     """Time budget of a capture: a credit that grows by a share of the elapsed time, and from which the time of the
     capture's work is subtracted.
 
-    share : share of the program's time that the capture may take
-    measured_ns : function that returns the measured time of the capture's work in the program's threads
+    measured_ns : returns the measured time of the capture's work in the program's threads
 
     left_out : number of steps that were left out of the recording
-    calls : number of recorded calls
     writing_ns : processor time of the writing thread
     """
 
@@ -54,7 +52,6 @@ class Budget:
         return self._measured_ns() + self._checking_ns + self.writing_ns + of_calls_ns
 
     def update(self) -> None:
-        """Update the credit."""
         with self._lock:
             now, spent = self._now_ns(), self.spent_ns()
             earned = self._earned * (now - self._last_ns)
@@ -131,9 +128,9 @@ class StepTimes:
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float) -> None:
-        """Note that this thread begins a step, or that it is now outside of all steps. Either ends its previous step.
+        """Note that this thread begins a step, or with None that it is now outside of all steps. Either ends its
+        previous step.
 
-        is_recorded : True if the step is recorded, False if it is left out of the recording; None if no step begins
         measured_ns : measured time of the capture's own work in the program's threads since the recording began
         """
         here, now = self._here, self._processor_ns()
@@ -152,8 +149,8 @@ class StepTimes:
         here.since_ns, here.measured_ns = self._processor_ns(), measured_ns
 
     def extra_ns(self) -> float | None:
-        """Return the time that recording adds to a step and the steps after it, without the work that is measured
-        directly; None before enough steps were timed.
+        """Return the time that recording adds to a step and the steps after it, beyond the measured work; None before
+        enough steps were timed.
         """
         if min(self._recorded.count, self._after.count, self._left_out.count) < ENOUGH:
             return None

@@ -45,8 +45,8 @@ class DeviceTimer:
     ) -> Callable[..., Any]:
         """Return a wrapper that runs an operator, and records an event before and after it.
 
-        device : device that the operator uses; without an index, the thread's current device at each call
-        started : function that returns the start of the running call on the host in ns, which identifies the call
+        device : without an index, the thread's current device at each call
+        started : returns the start of the running call on the host in ns, which identifies the call
         """
         queries = queries_of(device.type)
         begin = self._begin
@@ -66,8 +66,6 @@ class DeviceTimer:
     ) -> Callable[..., Any]:
         """Return a wrapper that runs an operator, and before each call notes the current stream of the operator's
         device.
-
-        device, started : as for `timed`
         """
         queries = queries_of(device.type)
 
@@ -83,7 +81,7 @@ class DeviceTimer:
         return run
 
     def times_ns(self, starts: Sequence[int], may_ask: bool = True) -> list[int]:
-        """Return the device times in ns of the calls with these starts, and remove them; empty if no call was timed.
+        """Remove and return the device times in ns of the calls with these starts; empty if no call was timed.
 
         may_ask : False if devices must not be queried now; no time is read then
         """
@@ -98,7 +96,7 @@ class DeviceTimer:
         return times
 
     def forget(self, starts: Sequence[int]) -> None:
-        """Release the events of the calls with these starts for reuse without reading them."""
+        """Release the events of the calls with these starts without reading them."""
         if not self._open and not self._streams:
             return
         for start in starts:

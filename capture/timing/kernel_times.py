@@ -1,7 +1,6 @@
 """Device time of calls, derived from an accelerator's own records of kernels, copies and fills.
 
-torch's profiler collects these records, without additional work per call. Each record is then assigned to the calls of
-the same thread during which it was launched.
+torch's profiler collects the records. Each is assigned to the calls of the same thread during which it was launched.
 """
 
 from __future__ import annotations
@@ -54,7 +53,6 @@ class KernelTimes:
 
     failure : reason why the records are missing, or None
     fallback : reason why calls were timed by events instead, or None
-    graphs : the CUDA graphs that the program captured
     is_cut : True if torch's profiler stopped collecting records too early
     """
 
@@ -112,11 +110,7 @@ class KernelTimes:
             self._refuse(one_line(error))
 
     def _launch_first(self) -> bool:
-        """Launch kernels of the capture when a window begins, because torch's profiler may lose the first records of a
-        window.
-
-        Return True if they were launched.
-        """
+        """Launch kernels of the capture, because torch's profiler may lose the first records of a window."""
         kind = next(iter(recorded_activities()), None)
         # a kernel launched during a capture would become part of the program's graph
         return kind is not None and is_started(kind) and not is_capturing(kind) and launch_nothing(kind)
@@ -128,9 +122,8 @@ class KernelTimes:
             self.fallback = reason
 
     def renew(self, graphs: GraphCaptures) -> None:
-        """End the collection of records after many calls, and begin another, because records stay in memory until then.
-
-        graphs : the program's graph captures, during which devices must not be queried
+        """End the collection of records after many calls, and begin another, because records stay in memory until
+        then.
         """
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
         if is_long and threading.get_ident() == self._thread:
@@ -141,11 +134,7 @@ class KernelTimes:
                     self._start()
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of torch's function that prepares a profile; the wrapper first stops the capture's own
-        profile.
-
-        torch allows only one profile at a time, and would otherwise refuse the program's profile.
-        """
+        """Stop the capture's profile before the program prepares its own, because torch allows only one at a time."""
 
         @functools.wraps(original)
         def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -160,10 +149,8 @@ class KernelTimes:
         return prepare
 
     def _abandon(self) -> None:
-        """Drop the records of the current window; for use in a thread other than the one that began the window.
-
-        A profile can only end in the thread that began it, and ending it after another profile has begun crashes the
-        process.
+        """Drop the current window in another thread: only the thread that began a profile may end it, else the process
+        crashes.
         """
         self._patches.undo()
         self._profile, self._ended_ns = None, perf_counter_ns()
@@ -202,9 +189,8 @@ class KernelTimes:
             self._ended_ns = perf_counter_ns()
 
     def expect(self, signature: int, device: torch.device, graphs: GraphCaptures) -> bool:
-        """Return True if records of kernels, and not events, will provide the times of a signature's calls on a device.
-
-        graphs : the program's graph captures, during which devices must not be queried
+        """Return True if records of kernels, and not events, will provide the times of a signature's calls on a
+        device.
         """
         if self._profile is None and not self._is_required:
             is_here = self._is_entered and threading.get_ident() == self._thread
@@ -232,7 +218,7 @@ class KernelTimes:
 
         thread : number of the thread in the trace
         idents : numbers by which the accelerator's records may identify the thread
-        signatures, starts, ends : signature, start and end of each call; times in ns
+        starts, ends : times in ns
         """
         first = self._calls_by_thread[thread]
         self._calls_by_thread[thread] += len(starts)
@@ -242,16 +228,12 @@ class KernelTimes:
             self._blocks.append(WrittenCalls(thread, idents, first, signatures, starts, ends.tolist(), untimed))
 
     def take_windows(self) -> list[Window]:
-        """Remove and return the windows, periods in which torch's profiler collected records, that have ended."""
         windows = self._windows[:]
         del self._windows[: len(windows)]
         return windows
 
     def records(self, windows: Sequence[Window]) -> Iterator[Record]:
-        """Yield the trace's records of device times and kernels for the calls in these windows.
-
-        windows : periods for which torch's profiler collected records
-        """
+        """Yield the trace's records of device times and kernels for the calls in these windows."""
         if not windows:
             return
         kernels: KernelCounts = {}
@@ -290,9 +272,7 @@ class KernelTimes:
 
 
 def check_kernels(device: str | None = None) -> None:
-    """Raise `UserError` if the given device keeps no records of its kernels, or without one if no device of this
-    machine does.
-    """
+    """Raise `UserError` if the device, or without one every device of this machine, keeps no records of its kernels."""
     kinds = recorded_activities()
     if device is None and kinds:
         return
@@ -308,7 +288,6 @@ KernelCounts: TypeAlias = dict[int, dict[str, list[int]]]
 
 
 def add_kernel(kernels: KernelCounts, signature: int, item: LaunchedWork) -> None:
-    """Count a kernel that a call of a signature launched, in `kernels`."""
     count = kernels.setdefault(signature, {}).setdefault(item.name, [0, 0])
     count[0] += 1
     count[1] += item.duration_ns
@@ -333,16 +312,13 @@ class GraphNodes:
     def note(self, graph: Graph, parts: Iterable[WrittenCalls]) -> None:
         """Remember a captured graph.
 
-        parts : calls in the graph by thread, with the index of each call in the graph in place of its signature
+        parts : its calls by thread, with the index of each call in the graph in place of its signature
         """
         self._graphs[graph.signature] = _Nodes(graph.calls)
         self._calls += ((graph.signature, part) for part in parts)
 
     def find(self, windows: Sequence[Window]) -> None:
-        """Find the nodes of the graphs that were captured in these windows, and the call that added each.
-
-        windows : periods for which torch's profiler collected records
-        """
+        """Find the nodes of the graphs that were captured in these windows, and the call that added each."""
         nodes = [item for window in windows for item in nodes_in(window.events, window.distance_ns)]
         for signature, calls in self._calls:
             own = (item for item in nodes if item.thread in calls.idents)
@@ -357,9 +333,7 @@ class GraphNodes:
         signatures.
 
         The kernels of a launch are in the order in which the nodes were added. If there are more or fewer kernels than
-        nodes, the kernels count for the signature of the launch.
-
-        of_launches : kernels of each launch
+        nodes, they count for the signature of the launch.
         """
         times: dict[int, list[int]] = {}
         for (number, *_), items in of_launches.items():

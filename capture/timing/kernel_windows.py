@@ -37,7 +37,6 @@ class WrittenCalls:
     thread : thread number in the trace
     idents : numbers by which the records may identify the thread
     first : index of the first call among all calls of the thread
-    signatures : numbers of the calls' signatures
     starts, ends : times by `perf_counter_ns`
     device_ns : device time of each call so far, -1 if unknown
     """
@@ -54,12 +53,9 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield, for each kernel, copy or fill that a thread launched, the block and index of the innermost call around the
-    launch, and the launched work.
+    """Yield the work that a thread launched, each with the block and index of the innermost call around the launch.
 
     The time of the work is added to the device time of all calls around the launch.
-
-    blocks, launched : calls of the thread, and work that it launched
     """
     blocks = list(blocks)
     calls = sorted(
@@ -91,10 +87,8 @@ def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> 
 class Window:
     """Records of work launched between two times by `perf_counter_ns`.
 
-    profile : profile that owns the memory of `events`, kept so that they stay valid
-    events : events of torch's profiler
+    profile : owner of the memory of `events`, kept so that they stay valid
     distance_ns : time by the events' clock minus time by `perf_counter_ns`
-    started_ns, ended_ns : times at which the profiler's collection of records began and ended
     last_ns : time just before the capture waited for the accelerator at the end of the window
     has_own_kernels : True if the capture launched kernels when the window began, before any call
     """
@@ -111,12 +105,10 @@ class Window:
         return launched_by(self.events, self.distance_ns)
 
     def complete_from_ns(self, launched: Iterable[LaunchedWork]) -> int:
-        """Return the time from which the records are complete: torch's profiler loses some at the start of a window.
+        """Return the time from which the records are complete.
 
         With CUDA 12.6 to 13.0, torch drops the records of the first kernels, because their times are invalid
         (https://github.com/pytorch/pytorch/issues/192021).
-
-        launched : work recorded in the window
         """
         if not self.has_own_kernels:
             return self.started_ns

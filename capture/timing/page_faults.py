@@ -1,15 +1,13 @@
 """Page faults during a call, and calls whose page faults took much longer than usual.
 
-If the result of a call is in new pages, the call causes a page fault per 4 kB, which makes a simple operator several
-times as slow as with memory that the process already has. Whether there are new pages depends on the memory that the
-program freed before. Therefore the trace contains the number of page faults, and a replay can reproduce them.
+A call whose result is in new pages causes a page fault per 4 kB, which makes a simple operator several times as slow.
+Whether pages are new depends on the memory that the program freed before, so the trace contains the number of faults
+and a replay can reproduce them.
 
-A virtual machine may have returned free memory to its host. The first use of each such page then waits for the host,
-which can take a hundred times as long as a usual page fault. The kernel time per page fault reveals this, and calls in
-which it is at least twice the usual time are marked.
-
-Most kernels count this time in ticks, which are much longer than many calls. Therefore it is first evaluated for all
-calls of a block together, and then per signature, where a few ticks have little weight.
+A virtual machine may have returned free memory to its host. The first use of such a page then takes up to a hundred
+times as long as a usual page fault, and calls whose kernel time per fault is at least twice the usual time are marked.
+Most kernels count this time in ticks, which are longer than many calls, so it is first evaluated for all calls of a
+block together, and then per signature.
 """
 
 from __future__ import annotations
@@ -54,9 +52,9 @@ def _bytes(tensor: torch.Tensor) -> int:
 class CountedCall(NamedTuple):
     """Page faults and times of one call.
 
-    faults : page faults of all threads, because the operator's worker threads write the result
-    start_ns, duration_ns : start and duration without the counting itself, which is part of the call's recorded time
-    system_ns, processor_ns : kernel time and total processor time of all threads, which most kernels count in ticks
+    faults : of all threads, because the operator's worker threads write the result
+    start_ns, duration_ns : without the counting itself, which is part of the call's recorded time
+    system_ns, processor_ns : kernel time and total processor time of all threads
     """
 
     faults: int
@@ -120,8 +118,6 @@ class SlowMemory:
     """Detects calls whose page faults took much longer than usual.
 
     usual_ns : usual time of a page fault in ns; None if unknown, which means that no call counts as slow
-
-    excess_ns : additional time of slow calls so far
     """
 
     def __init__(self, usual_ns: float | None) -> None:
@@ -129,11 +125,10 @@ class SlowMemory:
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the index of each call of a block whose page faults were slow, and the estimated additional time of
-        the call in ns.
+        """Return the index of each call of a block whose page faults were slow, and its estimated additional time in
+        ns.
 
         counted : measured page faults by index of the call
-        signatures : signature of each call of the block
         """
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
@@ -162,9 +157,8 @@ class SlowMemory:
 def _means(
     group: NDArray[np.intp], values: NDArray[np.float64], weights: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
-    """Return, for each call, the ratio of summed values to summed weights over the calls of its group.
-
-    A small group's ratio is close to that of all calls.
+    """Return, for each call, the ratio of summed values to summed weights in its group; in small groups close to the
+    overall ratio.
     """
     overall = values.sum() / weights.sum()
     sums, totals = (np.bincount(group, weights=column) for column in (values, weights))
@@ -183,8 +177,6 @@ Runs = list[tuple[int, int]]  # runs of consecutive indices, each as first index
 
 
 class OwnWork:
-    """Time intervals of the capture's own work between or within the calls of one thread."""
-
     def __init__(self) -> None:
         # start and end of each, as plain integers, which Python's garbage collector does not count
         self._intervals: list[int] = []
@@ -198,8 +190,7 @@ class OwnWork:
         return now - began_ns
 
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
-        """Return the calls that the capture's own work perturbed, as runs of consecutive calls: (index of the first,
-        number of calls).
+        """Return the calls that the capture's own work perturbed, as runs of consecutive calls: (first index, length).
 
         starts, ends : times in ns of calls in the order in which they ended
         open_since_ns : start of the first call that has not ended; `NONE_OPEN` if all calls have ended

@@ -1,7 +1,7 @@
 """Private interfaces of torch's compiler and of higher-order operators, such as `torch.cond`, which take functions.
 
-They are used so that dispatch modes of a capture and the compiler do not affect each other, and so that a mode sees the
-calls inside higher-order operators.
+With them, dispatch modes of a capture and the compiler do not affect each other, and a mode sees the calls inside
+higher-order operators.
 """
 
 from __future__ import annotations
@@ -29,18 +29,17 @@ private_places = _places.report
 _set_strategy = _places.take(
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     None,
-    "modes run in torch's guard against its compiler if it has one, else without a guard",
+    "modes run with torch's compiler disabled, if torch can do that",
 )
 _actions = _places.take("torch._C._dynamo.eval_frame._FrameAction", None, "as for set_code_exec_strategy")
 _strategy_of = _places.take("torch._C._dynamo.eval_frame._FrameExecStrategy", None, "as for set_code_exec_strategy")
 
 
 def hide_from_compiler(function: FunctionType) -> bool:
-    """Keep torch.compile from tracing a function and everything that it calls.
+    """Keep torch.compile from tracing a function and everything that it calls; return False if this torch cannot do
+    that.
 
-    Return False if this version of torch cannot do that. A function that is not hidden would be compiled too when a
-    dispatch mode runs it inside a compiled region. torch's public way, a guard around the mode's handler, is not used
-    because it makes a mode that does nothing 1.5 times as slow.
+    torch's public way, a guard around the mode's handler, makes a mode that does nothing 1.5 times as slow.
     """
     try:
         _set_strategy(function.__code__, _strategy_of(_actions.SKIP, _actions.SKIP))
@@ -58,7 +57,7 @@ _MODE_FLAGS = tuple(
         "_is_in_non_infra_torch_dispatch_mode",
         _OF_COMPILED,
     )
-    if _places.take(f"{_MODES_MODULE}.{name}", None, "nothing: this torch keeps no such flag") is not None
+    if _places.take(f"{_MODES_MODULE}.{name}", None, "nothing is lost: this torch keeps no such flag") is not None
 )
 
 
@@ -68,7 +67,7 @@ _flags_lock = threading.RLock()
 _modes_here = _places.take(
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
     None,
-    "a forked process takes the modes of its parent's other threads for its own",
+    "a forked process counts the modes of its parent's other threads as its own",
 )
 
 
@@ -86,10 +85,9 @@ os.register_at_fork(after_in_child=_renew_flags)
 class OrderlyMode(TorchDispatchMode):
     """A dispatch mode that can be left in any order, and by several threads at once.
 
-    torch keeps flags, shared by all threads, that show whether a mode is on. A mode that is left resets the flags to
-    the values from when it was entered. If the first of two modes is left first, the second one therefore leaves the
-    flags set for ever, and torch.compile stops compiling. This class restores the flags from before the first mode when
-    the last mode is left.
+    torch keeps flags, shared by all threads, that show whether a mode is on, and a mode that is left resets them to the
+    values from when it was entered. If the first of two modes is left first, the flags stay set for ever, and
+    torch.compile stops compiling. This class restores the flags from before the first mode when the last one is left.
     """
 
     _entered = 0
@@ -122,9 +120,7 @@ class OrderlyMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True if torch may compile in this thread while the mode is on, because the thread has hidden
-        its modes.
-        """
+        """Tell torch whether it may compile although this mode is active: True inside `modes_hidden_from_compiler`."""
         return getattr(_hidden, "modes", False)
 
 
@@ -132,7 +128,7 @@ _hidden = threading.local()
 _set_compiled_flag = _places.take(
     "torch._C._dynamo.guards.set_is_in_mode_without_ignore_compile_internals",
     lambda value: None,
-    "nothing: this torch keeps no such flag",
+    "nothing is lost: this torch keeps no such flag",
 )
 
 
@@ -164,17 +160,17 @@ def modes_hidden_from_compiler() -> Iterator[None]:
 _runs_compiled_code = _places.take(
     "torch.utils._python_dispatch.TorchDispatchMode.ignore_compile_internals",
     None,
-    "such modes are called modes of torch's own, and run in its guard against its compiler",
+    "such modes are declared as torch's own, and run with its compiler disabled",
 )
-_disable_dynamo = _places.take("torch._disable_dynamo", lambda function: function, "nothing hides such modes")
+_disable_dynamo = _places.take("torch._disable_dynamo", lambda function: function, "the compiler may trace such modes")
 _skip_code = _places.take(
-    "torch._C._dynamo.eval_frame.skip_code", lambda code: None, "nothing: versions without it know such modes"
+    "torch._C._dynamo.eval_frame.skip_code", lambda code: None, "nothing is lost: versions without it know such modes"
 )
 
 
 def leave_compiled(mode: type[TorchDispatchMode]) -> None:
-    """Let compiled code run unchanged while a mode of a class is on, if the class's `ignore_compile_internals`
-    returns True.
+    """Let compiled code run unchanged while a mode of a class is on, if the class's `ignore_compile_internals` returns
+    True.
     """
     if _runs_compiled_code is not None:
         return
@@ -198,14 +194,12 @@ _sees_higher_order = _places.take(
     "each operator that takes functions gets a rule for each of our modes",
 )
 _higher_order: Mapping[str, Any] = _places.take(
-    "torch._ops._higher_order_ops", {}, "no rules: programs with such operators end where torch wants one"
+    "torch._ops._higher_order_ops", {}, "no rules: programs with such operators fail if torch requires one"
 )
 
 
 def see_higher_order(mode: type[TorchDispatchMode]) -> None:
-    """Register a class of modes with all higher-order operators, so that modes of this class receive calls of these
-    operators.
-    """
+    """Let modes of a class receive the calls of higher-order operators."""
     if _sees_higher_order is None:
         for operator in _higher_order.values():
             if mode not in operator.python_key_table:
@@ -230,10 +224,9 @@ def is_higher_order(func: Any) -> bool:
 
 
 def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """Return the code that a higher-order operator runs after all modes have handled it.
+    """Return the code that a higher-order operator runs after all modes have handled it, with the current mode off.
 
-    Return None if another mode, a tensor subclass or a transform still has to handle it. The code runs while the
-    current mode is off; the caller can turn the mode on again around it.
+    Return None if another mode, a tensor subclass or a transform still has to handle it.
     """
     if _keys_of is None or _resolve is None:
         return None
@@ -249,9 +242,8 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
 
 
 def _under_modes(code: FunctionType) -> Callable[..., Any]:
-    """Return code that can run while the capture's mode is on.
-
-    If the code begins by asserting that no mode is on, the result is a copy that does not see the mode.
+    """Return code that runs while the capture's mode is on: a copy that does not see the mode, if it asserts that none
+    is on.
     """
     if _MODE_HERE not in code.__code__.co_names:
         return code
@@ -269,21 +261,19 @@ _compiles = _places.take_later(
 
 
 def place_of_compiling() -> tuple[Any, str] | None:
-    """Return the module and the name of the context manager in which torch compiles functions of higher-order
-    operators.
+    """Return the module and name of the context manager in which torch compiles functions of higher-order operators.
 
-    The result is None if this version of torch has none.
+    Return None if this version of torch has none.
     """
     return None if _compiles() is None else (import_module(_UTILS), _COMPILES)
 
 
 _stance = _places.take_later(
-    "torch._dynamo.eval_frame._stance", None, "a stance that the program has taken itself is not known, and left out"
+    "torch._dynamo.eval_frame._stance", None, "the compiler stance that the program has set is unknown, and ignored"
 )
 
 
 def stance_here() -> str:
-    """Return the stance of the compiler that was set with `torch.compiler.set_stance`."""
     if _stance() is None:
         return "default"
     # read it each time, because each change replaces the object
@@ -294,10 +284,8 @@ def stance_here() -> str:
 def compiling_as_unwatched(entered: Callable[[], Any], stance: Callable[[], str]) -> Callable[[], Any]:
     """Return a replacement for the context manager `entered`, in which torch compiles as without a capture.
 
-    Higher-order operators need this compilation to find the variables over which their functions close. An eager stance
-    or an active mode would prevent it.
-
-    stance : returns the stance that the program has set
+    Higher-order operators need this to find the variables over which their functions close; an eager stance or an
+    active mode would prevent it.
     """
 
     @contextmanager

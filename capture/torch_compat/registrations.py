@@ -19,10 +19,14 @@ _places = PrivatePlaces()
 private_places = _places.report
 
 _definitions: Mapping[str, Any] = _places.take(
-    "torch._library.custom_ops.OPDEFS", {}, "traces do not say which module registered an operator of Python"
+    "torch._library.custom_ops.OPDEFS",
+    {},
+    "traces do not say which module registered an operator that is defined in Python",
 )
 _describe_registration: Callable[[str], str] = _places.take(
-    "torch._C._dispatch_dump", lambda name: "", "traces do not say which file registered an operator of a library"
+    "torch._C._dispatch_dump",
+    lambda name: "",
+    "traces do not say which file registered an operator that is defined in a library",
 )
 _REGISTERED_AT = re.compile(r"^(?:debug|schema): .*registered at (.+\.py):\d+", re.MULTILINE)
 _MAIN = ("__main__", "__mp_main__")
@@ -82,9 +86,8 @@ def _module_of_file(operator: str) -> str | None:
 
 
 def _library_called(namespace: str) -> str | None:
-    """Return the compiled module whose name ends in an operator's namespace, such as `vllm._C` for `_C`.
-
-    If there is none, return the only library that torch has loaded, or None.
+    """Return the compiled module whose name ends in a namespace, such as `vllm._C` for `_C`, else the only loaded
+    library.
     """
     for file, name in _files().items():
         if name.rpartition(".")[2] == namespace and file.endswith(tuple(EXTENSION_SUFFIXES)):

@@ -53,7 +53,7 @@ storage_address: Callable[[torch.Tensor], int] = _places.take(
     "torch._C._storage_address", _storage_address, "a Python object of the storage is created to read its address"
 )
 
-_NEVER_ABSENT = "none: no capture begins"
+_NEVER_ABSENT = "none: a capture cannot begin"
 
 # function that returns the address of a storage object and reserves it until `unpin`, without keeping the memory alive
 pin: Callable[[torch.UntypedStorage], int] = _places.take("torch.UntypedStorage._weak_ref", None, _NEVER_ABSENT)
@@ -71,12 +71,13 @@ def is_made_of_tensors(kind: type) -> bool:
 
 
 def is_fake(kind: type) -> bool:
-    """Return True for the class of fake tensors, which have no values."""
     # the class is known by name, because its module takes a second to import
     return kind.__name__ == "FakeTensor"
 
 
-_infra_mode = _places.take("torch._C._get_dispatch_mode", None, "calls under a FakeTensorMode are known by results")
+_infra_mode = _places.take(
+    "torch._C._get_dispatch_mode", None, "calls under a FakeTensorMode are recognized by their results"
+)
 _mode_keys = _places.take("torch._C._TorchDispatchModeKey", None, "as for torch._C._get_dispatch_mode")
 
 
@@ -90,16 +91,14 @@ def is_plain(kind: type) -> bool:
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
-# function that returns a context in which tensor operations run outside all dispatch modes
-#
-# It is written in C, because a context manager in Python can be interrupted after it is entered but before its block;
-# the thread would then stay without modes.
+# function that returns a context in which tensor operations run outside all dispatch modes. It is in C: one in Python can
+# be interrupted between its start and its block, and the thread would then stay without modes
 without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
-    "torch._C._DisableTorchDispatch", nullcontext, "modes of the program see our own work"
+    "torch._C._DisableTorchDispatch", nullcontext, "dispatch modes of the program see the work of the capture"
 )
 # function that returns a context in which tensor operations run without the `__torch_function__` of subclasses
 without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
-    "torch._C.DisableTorchFunction", nullcontext, "subclasses of the program see our own work"
+    "torch._C.DisableTorchFunction", nullcontext, "tensor subclasses of the program see the work of the capture"
 )
 
 
@@ -109,8 +108,8 @@ _has_kernel: Callable[[str, str], bool] = _places.take(
 
 
 def is_composite(func: Any) -> bool:
-    """Return True if an operator calls others and has no separate kernel, or if this version of torch does not provide
-    this information.
+    """Return True if an operator calls others and has no kernel of its own, or if this version of torch does not
+    tell.
     """
     return _has_kernel(func.name(), "CompositeImplicitAutograd")
 
@@ -128,19 +127,15 @@ _dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuard
 
 
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
-    """Return a compiled test that shows if the arguments of another call have the same metadata and scalars as these.
+    """Return a compiled test that shows if the arguments of another call, a tuple, have the same metadata and scalars.
 
     The test compares everything in a signature except shared memory: class, dtype, device, layout, shape, stride,
-    offset, `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It never
-    passes if one of these differs. It may fail for equal arguments if the state of the dispatcher differs.
+    offset, `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It may fail
+    for equal arguments if the state of the dispatcher differs. The result is None if an argument has an unsupported
+    type or this version of torch lacks such tests.
 
     typed_lists : True if an argument that is a list of integers in one call is one in all calls, which allows a faster
         test
-
-    Returns
-    -------
-    A function that takes the arguments as a tuple, or None if an argument has an unsupported type or this version of
-    torch lacks such tests.
     """
     return _compiled_check(lambda root: _add_items(root, root.tuple_getitem_manager, args, typed_lists), tuple(args))
 
@@ -284,12 +279,12 @@ def _has_reduction_numbers() -> bool:
 
 
 _places.declare(
-    "torch.classes.c10d.ReduceOp.op", _has_reduction_numbers, "which reduction a collective does is not recorded"
+    "torch.classes.c10d.ReduceOp.op", _has_reduction_numbers, "the reduction of a collective is not recorded"
 )
 
 
 def reduction_number(reduction: Any) -> int | None:
-    """Return torch's number for a reduction object, or None if this version of torch does not provide it."""
+    """Return torch's number for a reduction object, or None if this version of torch has none."""
     return int(reduction.op()) if hasattr(reduction, "op") else None
 
 
@@ -301,7 +296,7 @@ _resolve_group = _places.take_later(
 
 
 def group_of_name(name: str) -> Any:
-    """Return the process group with this name, or None if there is none or this version of torch cannot find it."""
+    """Return the process group with this name, or None if it is not found."""
     resolve = _resolve_group()
     if resolve is None:
         return None
@@ -312,20 +307,21 @@ def group_of_name(name: str) -> Any:
 
 
 _current_mode: Callable[[], Any] = _places.take(
-    "torch.utils._python_dispatch._get_current_dispatch_mode", lambda: None, "steps are left whatever mode is on"
+    "torch.utils._python_dispatch._get_current_dispatch_mode",
+    lambda: None,
+    "a step may end while a dispatch mode of the program is still active",
 )
 
 
 def innermost_mode() -> Any:
-    """Return the dispatch mode that sees the calls of this thread first, or None if no mode is on.
-
-    It is also None if this version of torch does not provide the information.
+    """Return the dispatch mode that sees the calls of this thread first; None if no mode is on, or if torch does not
+    tell.
     """
     return _current_mode()
 
 
-_wrapped_call = _places.take("torch.nn.Module._wrapped_call_impl", None, "calls under way are known by `_call_impl`")
-_call = _places.take("torch.nn.Module._call_impl", None, "a step that is under way can be taken for several")
+_wrapped_call = _places.take("torch.nn.Module._wrapped_call_impl", None, "running calls are recognized by `_call_impl`")
+_call = _places.take("torch.nn.Module._call_impl", None, "one running step may be recorded as several")
 # code objects of the functions that run while a module is called
 MODULE_CALLS = frozenset(function.__code__ for function in (_wrapped_call, _call) if function is not None)
 
@@ -347,10 +343,7 @@ _CURRENT_DEVICE = _queries(current_device="_accelerator_getDeviceIndex")
 
 
 def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return torch's C functions for those attributes of `DeviceQueries` that have one, by name of the attribute.
-
-    kind : type of the device
-    """
+    """Return torch's C functions for a device type, by the attribute of `DeviceQueries` that they replace."""
     if kind in _STREAM_QUERIES:
         return _STREAM_QUERIES[kind]
     return _CURRENT_DEVICE if kind == out_of_tree_device() else {}

@@ -1,7 +1,4 @@
-"""Conversion of the calls that threads' modes have collected to blocks of calls in the trace.
-
-Backward calls get scopes that refer to their forward calls.
-"""
+"""Conversion of the calls that threads' modes have collected to blocks of calls in the trace."""
 
 from __future__ import annotations
 
@@ -37,11 +34,10 @@ class Blocks:
 
     looks : True to request observations of the values of later calls
 
-    calls : number of calls converted so far
-    marks : number of `record_function` labels included in `calls`, by signature
+    calls : number of calls converted so far, including marks
+    marks : number of `record_function` labels, by signature
     perturbed : number of other calls that are marked as perturbed
     newest : largest storage number in the calls
-    duration_ns : sum of the durations of calls
     is_contended : True if other processes used the processors while the next calls ran
     """
 
@@ -70,7 +66,7 @@ class Blocks:
         self._first_pair, self._described = FIRST_PAIR, np.empty((0, 5), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
-        """Remove and return the calls that all threads' modes have collected, in parts of at most `BLOCK` calls.
+        """Remove and return the calls that all threads have collected, in parts of at most `BLOCK` calls.
 
         room : maximum number of calls to take in total, or None for all
         """
@@ -202,14 +198,10 @@ class Blocks:
 
     @property
     def own_written(self) -> int:
-        """Number of calls written, without `record_function` labels."""
         return self.calls - self.marks.total()
 
     def count_own(self) -> int:
-        """Return the number of calls without `record_function` labels, including calls that are not written yet.
-
-        Each request only looks at the calls that were added since the previous request.
-        """
+        """Return the number of calls without `record_function` labels, including calls that are not written yet."""
         pairs, marks = self.recorder.scopes.pairs, self.recorder.signatures.marks
         with self._counting:
             for mode in self.recorder.threads.all:
@@ -221,7 +213,6 @@ class Blocks:
             return self.own_written + self._in_flight + sum(calls for _, calls in self._counted.values())
 
     def begin_file(self) -> None:
-        """Start a new file, which contains no earlier records."""
         self.calls = self.perturbed = 0
         self.marks.clear()
         self._threads.clear()
@@ -229,7 +220,7 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Discard the page faults, device times and own work that were measured for calls that are not written."""
+        """Discard what was measured for calls that are not written."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
@@ -247,10 +238,7 @@ class Blocks:
             yield replace(entered, thread=self._threads[mode.number])
 
     def entered(self) -> Iterator[tuple[ThreadMode, Entered]]:
-        """Yield the calls that each thread is running now, with the dispatch mode that records the thread.
-
-        Each record has the number of this mode as its thread's number.
-        """
+        """Yield the calls that each thread is running now, each with the mode whose number it has as thread number."""
         for mode in self.recorder.threads.all:
             for start, node in self._running(mode):
                 opened = self.recorder.signatures.open_record(node.number)
@@ -274,10 +262,8 @@ class Blocks:
         return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[:used][is_flow], open_since_ns), used
 
     def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return five integers, (N, 5), about each (signature, scope) pair with these numbers, (N,).
-
-        The columns are signature, scope, and 1 or 0 for a `record_function` label, for a signature with an argument
-        that requires a gradient, and for one with a tensor on an accelerator.
+        """Return signature, scope, and three flags for each pair number, (N, 5): is a `record_function` label, has an
+        argument that requires a gradient, has a tensor on an accelerator.
         """
         pairs, signatures = self.recorder.scopes.pairs, self.recorder.signatures
         if pairs is not self._pairs:

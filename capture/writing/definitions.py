@@ -1,6 +1,4 @@
-"""Records to which calls refer, which are written only to files whose calls need them; and the limits of a
-recording.
-"""
+"""Records to which calls refer, which are written only to files that need them; and the limits of a recording."""
 
 from __future__ import annotations
 
@@ -56,12 +54,8 @@ class _File:
 class Definitions:
     """Records to which other records refer, by name (see `name_of`), for one file or several successive files.
 
-    Records are redacted when they are written to a file.
-
-    privacy : policy by which records are redacted, or None to write their lines unchanged
+    privacy : policy by which records are redacted when they are written, or None
     keeps_written : True to keep written records for further files
-
-    file : state of the file that is being written
     """
 
     def __init__(self, privacy: Policy | None = None, keeps_written: bool = True) -> None:
@@ -74,7 +68,6 @@ class Definitions:
         self.file = _File(self.make_redaction())
 
     def make_redaction(self) -> Redaction | None:
-        """Return a redaction for another file, or None if nothing is redacted."""
         return None if self._privacy is None else Redaction(self._privacy)
 
     def add(self, pending: Iterable[Pending]) -> None:
@@ -92,18 +85,15 @@ class Definitions:
                 self.file.late.add(name)
 
     def lines_for(self, records: Iterable[Record]) -> bytes:
-        """Return, encoded as lines, the definitions that some records need and that the file does not contain yet."""
+        """Return the encoded definitions that some records need and that the file does not contain yet."""
         return self._take(name for record in records for name in references_of(record))
 
     def other_lines(self) -> bytes:
-        """Return, encoded as lines, all definitions that the file does not contain yet."""
+        """Return all encoded definitions that the file does not contain yet."""
         return self._take(list(self._lines))
 
     def all_lines(self, redaction: Redaction | None) -> bytes:
-        """Return the lines of all definitions except threads, for another file.
-
-        redaction : redaction of that file; None if nothing is redacted
-        """
+        """Return the encoded definitions except threads, for another file with its own redaction."""
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
@@ -117,7 +107,6 @@ class Definitions:
         return sum(len(content) for content in lines if isinstance(content, bytes))
 
     def encode(self, records: Iterable[Record], redaction: Redaction | None) -> bytes:
-        """Return the lines of some records, which are redacted first if there is a redaction."""
         if redaction is not None:
             records = [item for record in records for item in redaction.records(record)]
         return b"".join(map(encode_line, records))
@@ -164,7 +153,6 @@ def name_of(record: Record) -> Hashable:
 
 
 def references_of(record: Record) -> Iterator[Hashable]:
-    """Yield the names of the records to which a record refers."""
     match record:
         case Signature():
             yield from ((Values, number) for number in numbers_of((record.args, record.kwargs)) if number is not None)
@@ -196,9 +184,8 @@ def references_of(record: Record) -> Iterator[Hashable]:
 class RecordingLimits:
     """Limits at which a recording ends while the program continues; None for no limit.
 
-    calls : maximum number of calls
-    bytes : maximum number of bytes before compression, including full values
-    memory : approximate maximum number of bytes that the capture keeps in memory
+    bytes : before compression, including full values
+    memory : approximate number of bytes that the capture keeps in memory
     """
 
     calls: int | None = None
@@ -206,7 +193,6 @@ class RecordingLimits:
     memory: int | None = None
 
     def is_over_memory(self, recorder: Recorder) -> bool:
-        """Return True if a recorder uses more memory than the limit."""
         if self.memory is None:
             return False
         return len(recorder.signatures) * SIGNATURE_BYTES + recorder.threads.waiting * INTEGER_BYTES > self.memory
@@ -218,11 +204,11 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Split a block in two: the first calls that, with the records they need, take at most `room` bytes by an estimate,
-    and the rest. The first part has at least one call.
+    """Split a block in two: the first calls (at least one) that, with the records they need, take at most about `room`
+    bytes, and the rest.
 
-    pairs : signature, scope and number of tensors for each number of a pair in `block.calls`
-    held : records of signatures and scopes that are not in the file yet
+    pairs : signature, scope and number of tensors, by number of a pair in `block.calls`
+    held : records that are not in the file yet
     """
     names: set[Hashable] = set()
     count = size = 0

@@ -1,10 +1,8 @@
 """A flight recorder: it keeps the latest calls in memory and in a ring file, and writes them as a trace on some events.
 
-The latest calls can be read however the process ends. While Python runs, they are written as a trace. If the process
-dies (`kill -9`, a segmentation fault, `os._exit`), its ring file remains and can be read like a trace. The ring file
-may lack the calls of the last half second; with `write_ahead` it has all calls. It is removed when the recording ends.
-
-A call only costs the copying of its integers, because records are created when a trace is written.
+If the process dies (`kill -9`, a segmentation fault, `os._exit`), the ring file remains and can be read like a trace;
+it may lack the calls of the last half second, unless `write_ahead` is set. `opgrip.traces.formats.flight_ring`
+documents its layout. It is removed when the recording ends.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ OpenDump = Callable[[int, dict[str, Any]], TraceWriter]
 
 
 class Ring:
-    """The latest calls of all threads, up to a maximum number."""
-
     def __init__(self, last: int) -> None:
         self.last = last
         self.blocks: list[ThreadCalls] = []
@@ -86,12 +82,10 @@ class Ring:
 class FlightRecorder(Flusher):
     """A writing thread that keeps the latest calls, instead of writing all calls to a file.
 
-    open_dump : opens a trace for the latest calls
     last : number of calls to keep
     path : path of the trace, next to which the ring file lies
     make_header : returns the header of a trace with some fields added
 
-    dumps : paths of the traces that were written
     left_out : number of traces not written because of the limit `MOST_DUMPS`
     """
 
@@ -133,19 +127,18 @@ class FlightRecorder(Flusher):
                 self.recorder.stop()
 
     def write_running(self) -> None:
-        """Write the calls that threads are running now to the ring file."""
         if os.getpid() == self.recorder.pid and not self._is_broken and not self.learning:
             with self._turn():
                 self._mirror.add_running()
 
     def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
-        """Write the kept calls as a trace; return its path, or None if nothing was written.
+        """Write the kept calls that are not in an earlier trace; return the trace's path.
 
-        Calls that are already in an earlier trace are not written again.
+        Return None if there are no such calls, in a forked process, or if writing fails; the error is then in
+        `failure`.
 
-        reason : reason to record in the trace's header
         always : True to write even if `MOST_DUMPS` traces were written
-        wait : True to wait for values that are still on an accelerator
+        wait : False in a signal handler, to write in this thread and not to wait for values on an accelerator
         """
         if not wait:
             # this is a signal handler, which may have interrupted code that the writing thread waits for
@@ -181,8 +174,6 @@ class FlightRecorder(Flusher):
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
         """Write the kept calls before the program's handler of a signal runs; return True if the handler may run now.
 
-        name : name of the signal
-        always : as for `dump`
         again : raises the signal again; it is called later if the calls cannot be written now
         """
         if self._holder == threading.get_ident():
@@ -206,7 +197,6 @@ class FlightRecorder(Flusher):
 
     @property
     def signatures(self) -> int:
-        """Number of signatures in the last trace, without `record_function` labels."""
         return self._signatures - len(self.blocks.marks)
 
     @contextmanager
@@ -306,10 +296,8 @@ Payload = Sequence[bytes | NDArray[np.int64]]
 class RingFile:
     """A file of fixed size to which chunks are added, which remains readable if the process dies.
 
-    trace : path of the trace; the file is in the same folder, with `.part` and the process id in its name
-    size : minimum size of the file in bytes
-
-    Raises OSError if the file cannot be created or its disk space cannot be reserved.
+    trace : path of the trace, next to which the file lies
+    size : minimum size in bytes
     """
 
     def __init__(self, trace: Path, size: int) -> None:
@@ -331,9 +319,7 @@ class RingFile:
     def add(self, kind: int, numbers: Sequence[int], payload: Payload = ()) -> bool:
         """Add a chunk to the file; return False if it does not fit.
 
-        kind : kind of the chunk, see `opgrip.traces.formats.flight_ring`
         numbers : up to three integers for the head of the chunk
-        payload : content of the chunk
         """
         pieces = [piece if isinstance(piece, bytes) else piece.tobytes() for piece in payload]
         start = self._end + 8 * HEAD
@@ -362,11 +348,7 @@ class RingFile:
 class RingMirror:
     """Keeps a copy of a flight recorder's data in a ring file, which is replaced when it is full.
 
-    A new file is complete before the old one is removed, so that a readable file always exists. If writing fails, the
-    error becomes the recorder's `failure`, and the latest calls are only in memory.
-
-    path : path of the trace, next to which the ring file lies
-    make_header : returns the header of a trace with some fields added
+    A new file is complete before the old one is removed. If writing fails, the error becomes the recorder's `failure`.
     """
 
     def __init__(self, flight: FlightRecorder, path: Path, make_header: Callable[[dict[str, Any]], Header]) -> None:

@@ -31,9 +31,9 @@ class SignalWatch:
     The program may set its handler later, and `signal.getsignal` returns the program's handler. Ignored signals stay
     ignored, and handlers that are not in Python stay in place.
 
-    stopped : function called with the name, True if the signal ends the program, and a function that raises the signal
-        again; it returns True if the program's handler should run now
-    handled : function called after the program's handler has returned
+    stopped : gets the name, True if the signal ends the program, and a function that raises the signal again; returns
+        True if the program's handler should run now
+    handled : called after the program's handler has returned
 
     refused : reason why signals are not watched, or None
     """
@@ -129,10 +129,7 @@ WRITTEN = "_opgrip_written"
 
 
 class Flights:
-    """Makes the flight recorder of a capture write the latest calls on signals, failures and requests.
-
-    last : number of calls to keep
-    """
+    """Makes the flight recorder of a capture write the latest calls on signals, failures and requests."""
 
     def __init__(self, recorder: Recorder, last: int) -> None:
         self.signals = SignalWatch(self._at_signal, self._at_handled)
@@ -149,11 +146,7 @@ class Flights:
     def recorder_to(
         self, path: str | Path, begin_file: BeginFile, make_header: Callable[[dict[str, Any]], Header]
     ) -> FlightRecorder:
-        """Return a flight recorder for this process, whose first trace gets the path `path`.
-
-        begin_file : opens a trace
-        make_header : returns the header of a trace with some fields added
-        """
+        """Return a flight recorder for this process, whose first trace gets the path `path`."""
 
         def open_dump(number: int, fields: dict[str, Any]) -> TraceWriter:
             return begin_file(dump_path(Path(path), number), fields)
@@ -173,15 +166,13 @@ class Flights:
     def dump(self, reason: str, always: bool = True) -> Path | None:
         """Write the latest calls; return the path of the trace, or None if nothing was written.
 
-        reason : reason to record in the trace's header
         always : True to write even if the maximum number of traces is reached
         """
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write the latest calls because an error ended a step or the program; this happens only once for each error.
-
-        always : True to write even if the maximum number of traces is reached
+        """Write the latest calls because an error ended a step or the program; this happens only once for each
+        error.
         """
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)
@@ -200,7 +191,6 @@ class Flights:
             setattr(error, WRITTEN, (*own, path is not None))
 
     def notes(self) -> Iterator[str]:
-        """Yield messages for the user about signals that were not watched and traces that were not written."""
         if self.signals.refused is not None:
             yield f"signals were not watched: {self.signals.refused}"
         if self._flight is not None and self._flight.left_out:

@@ -36,12 +36,11 @@ UNLIMITED = RecordingLimits()
 class Flusher:
     """A thread that writes the data of a recorder to a file while the context is active, and the rest at its end.
 
-    open_writer : function that opens the file; called when there is data to write
+    open_writer : opens the file; called when there is data to write
     learns : True if some steps are not recorded; records to which no recorded call refers are not written then
 
     learning : True while calls are discarded
     failure : error that stopped the writing, or None
-    discarded : True to leave no file
     discards_empty : True to leave no file if no call was recorded
     reached : name of the limit that ended the recording, or None
     """
@@ -106,10 +105,9 @@ class Flusher:
                 self._contention.close()
 
     def run_job(self, job: Callable[[], object]) -> None:
-        """Run a function in the writing thread and wait for it.
+        """Run a function in the writing thread, which the program's exceptions do not reach, and wait for it.
 
-        The program's exceptions do not reach that thread. If the program is interrupted, this ends the wait but not the
-        job.
+        If the program is interrupted, this ends the wait but not the job.
         """
         if not self._is_running() or self._thread.ident == threading.get_ident():
             job()
@@ -150,9 +148,8 @@ class Flusher:
     def flush(self, pause_s: float = 0.0) -> None:
         """Write the data since the last flush. Do nothing in a forked child, whose file belongs to the parent.
 
-        pause_s : pause in seconds after each block of calls, so that the program's threads need not wait long for
-            Python's interpreter lock. Without pauses, writing would delay concurrent calls by the interpreter's switch
-            interval of 5 ms
+        pause_s : pause in seconds after each block of calls; without pauses, writing would delay the program's threads
+            by the interpreter's switch interval of 5 ms
         """
         if os.getpid() != self.recorder.pid or self.failure is not None:
             return
@@ -198,9 +195,7 @@ class Flusher:
         self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
-        """Return an error to raise that names the cause and the path of an incomplete trace; None if writing has
-        not failed.
-        """
+        """Return an error that names the cause and the path of an incomplete trace; None if writing has not failed."""
         if self.failure is None:
             return None
         reason = reason_of(self.failure)
@@ -219,14 +214,12 @@ class Flusher:
 
     @property
     def signatures(self) -> int:
-        """Number of signatures, without `record_function` labels, that are in the file or will be written to it."""
         signatures = self.recorder.signatures
         if self._held is None or not (self._learns or self.reached is not None):
             return len(signatures) - len(signatures.marks)
         return self._held.file.signatures - len(self.blocks.marks)
 
     def write_running(self) -> None:
-        """Write the calls that threads are running now."""
         with self._writing:
             try:
                 running = list(self.blocks.running())
