@@ -14,7 +14,6 @@ from opgrip.cli.progress import loading
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command. `opcapture --help` documents it."""
     argv = sys.argv[1:] if argv is None else list(argv)
     if argv and argv[0] in VERBS:
         return run_command(make_verb_parser(argv[0]), lambda args: int(args.run(args)), argv[1:])

@@ -1,6 +1,4 @@
-"""Comparison of a trace with the operators that torch's profiler reports for the same steps, to find operators that
-a capture misses.
-"""
+"""Comparison of a trace with the operators that torch's profiler reports for the same steps."""
 
 from __future__ import annotations
 
@@ -24,8 +22,7 @@ from opgrip.traces.schema.records import OPERATOR, Calls, End, Signature
 class CountDifference:
     """An operator whose calls torch and a trace count differently.
 
-    op : operator, such as `aten::add`
-    torch_calls, trace_calls : number of calls that torch reports, and number in the trace
+    op : operator without its variant, such as `aten::add`
     explained : reason why the capture does not see the operator, if known; see docs/capture.md
     """
 
@@ -42,8 +39,6 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
     contains it; otherwise the operators that it calls are counted instead. Variants such as `add` and `add_` count
     together, because torch may choose another variant under a dispatch mode. The printing of tensors is ignored,
     because torch turns dispatch modes off for it.
-
-    steps : function that runs the steps
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
@@ -59,10 +54,7 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
 
 
 def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[CountDifference]:
-    """Return the operators whose numbers of calls differ, largest difference first.
-
-    torch_counts, trace_counts : number of calls by operator that torch reports, and in the trace
-    """
+    """Return the operators whose numbers of calls differ, largest difference first."""
     differing = []
     for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
         forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]

@@ -232,7 +232,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def check_grips(args: argparse.Namespace) -> None:
-    """Raise `UserError` if `--grip` is used with `--private`, or `--grip-to` without `--grip`."""
     if args.private and args.grip:
         raise UserError(
             "--private cannot be combined with --grip, which writes source and values", "leave out one of them"
@@ -242,12 +241,10 @@ def check_grips(args: argparse.Namespace) -> None:
 
 
 def check_not_for_models(args: argparse.Namespace) -> None:
-    """Raise `UserError` if a capture of a script has options that only apply to models."""
     refuse_options(args, OPTIONS, ("models",), "a script after -- has its own options")
 
 
 def check_on_demand(args: argparse.Namespace) -> None:
-    """Raise `UserError` if options of recordings on demand are set without `--on-demand`."""
     if args.on_demand:
         return
     for _, word, default, _ in options_in(OnDemandOptions):

@@ -49,10 +49,7 @@ def ignore_own_warnings() -> None:
 
 
 def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
-    """Raise `UserError` if the capture that the options request is impossible, or if its trace cannot be written.
-
-    device : device on which the steps run, or None if unknown
-    """
+    """Raise `UserError` if the capture that the options request is impossible, or if its trace cannot be written."""
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
@@ -90,10 +87,8 @@ def make_capture(
 ) -> Capture:
     """Return the capture that the options request; it has not begun yet.
 
-    output : path of the trace
     details : fields for the trace's header
     model : module whose submodules give the calls their module paths, or None
-    schedule : steps to record
     """
     recording = asdict(from_arguments(RecordingOptions, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
@@ -108,7 +103,6 @@ def output_of(args: argparse.Namespace, name: str) -> str:
 
 
 def capture_of(program: ModelProgram, args: argparse.Namespace) -> Capture:
-    """Return the capture for a program's steps as the options request it; it has not begun yet."""
     model = {"name": program.name, "run": args.run, **program.details}
     settings = {"seed": args.seed, "warmup": args.warmup, "steps": args.steps, "device": args.device}
     learned = min(args.warmup, MOST_LEARNED)
@@ -152,14 +146,12 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 def warm_up(
     program: ModelProgram, args: argparse.Namespace, advance: Callable[[], None] = lambda: None, learned: int = 0
 ) -> list[Any]:
-    """Run the warm-up steps without capture, except the last `learned` ones; return the inputs of all steps that
-    remain.
+    """Run the warm-up steps except the last `learned` ones; return the inputs of all remaining steps.
 
     The inputs are generated here so that their generation is not captured.
 
     advance : called after each step
-    learned : number of warm-up steps that the caller runs under the capture, which then examines their signatures
-        without recording calls
+    learned : number of warm-up steps that the caller runs under the capture
     """
     for _ in range(args.warmup - learned):
         run_step(program, program.inputs())
@@ -168,7 +160,6 @@ def warm_up(
 
 
 def run_step(program: ModelProgram, inputs: object) -> None:
-    """Run one step with the given inputs; raise `UserError` if it fails."""
     try:
         program.step(inputs)
     except UserError:
@@ -178,7 +169,6 @@ def run_step(program: ModelProgram, inputs: object) -> None:
 
 
 def check_written(capture: Capture) -> None:
-    """Raise the error that prevented the trace from being written, if there is one."""
     if isinstance(capture.failure, BrokenPipeError):
         raise capture.failure
     if capture.problem is not None:
@@ -186,9 +176,7 @@ def check_written(capture: Capture) -> None:
 
 
 def values_problem(capture: Capture) -> str | None:
-    """Return the reason why the full values of tensors (`--values full`) could not be written; None if they were
-    written or not requested.
-    """
+    """Return the reason why full values were requested and could not be written, or None."""
     full = capture.full_values
     if full is None or full.failure is None:
         return None

@@ -47,8 +47,6 @@ MOST_NAMES = 4  # maximum number of files or operators that are listed by name; 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     """Yield the lines printed after a capture: recorded calls, path of the trace, missing parts, and what to do
     next.
-
-    interrupted : True if the user interrupted the program
     """
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
@@ -133,7 +131,7 @@ LONGTAIL_TOP = 30
 
 
 def run(args: argparse.Namespace, program: Sequence[str] | None) -> int:
-    """Run the command: capture a script, or build, warm up and capture a model; return the exit status.
+    """Capture a script, or build, warm up and capture a model; return the exit status.
 
     program : script and its arguments, or None to capture a model
     """
@@ -274,8 +272,8 @@ def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
     """Return in ns the time that a capture adds to a call of a small operator, and the time that it adds between two
     calls.
 
-    Without a capture, only the time from the start of one call to the start of the next is known. A recorded call's
-    duration beyond that time counts as added to the call, and the rest of the increase as added between calls.
+    Without a capture, only the time between starts is known. A recorded call's duration beyond it counts as added to
+    the call.
     """
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:

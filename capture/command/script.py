@@ -57,7 +57,7 @@ def run_script(
     An exception that ends the script is reported by `sys.excepthook`.
 
     arguments : as in `check_script`
-    compiled : function that compiles a script's source, given source and file name; None for Python's own `compile`
+    compiled : compiles source, given its file name; None for Python's own `compile`
     ended_in : called with the exception that ends the script, including `SystemExit`
 
     Raises UserError: the script could not be started.

@@ -1,4 +1,4 @@
-"""The agent: a thread in the recorded process that waits for clients' requests to record."""
+"""The agent: a thread in the recorded process that waits for requests to record, from clients or the program itself."""
 
 from __future__ import annotations
 
@@ -55,9 +55,8 @@ PAUSE_S = 0.1  # pause in seconds before another attempt, for example after the 
 
 
 class Agent:
-    """Agent of this process, which answers requests over a socket.
+    """Agent of this process, which answers requests over the socket `path`.
 
-    path : path of the socket
     failures : number of errors in the agent, by message; they do not reach the program
     """
 
@@ -86,7 +85,6 @@ class Agent:
 
     @property
     def is_recording(self) -> bool:
-        """True while a recording runs, or waits for its first step."""
         return self._session is not None
 
     def start(self) -> None:
@@ -135,10 +133,7 @@ class Agent:
             raise
 
     def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
-        """Wait until a recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others.
-
-        waiting : called with the reason if no step begins for some time
-        """
+        """Wait until a recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others."""
         try:
             result = session.finish(waiting)
             self.recordings += bool(result["file"])
@@ -155,7 +150,6 @@ class Agent:
         return session is not None
 
     def about(self) -> dict[str, Any]:
-        """Return a description of this process: its program, rank and state."""
         torch = sys.modules.get("torch")
         return {
             "pid": os.getpid(),
@@ -189,7 +183,6 @@ class Agent:
                 self._free.release()
 
     def abandon(self) -> None:
-        """Close this forked process's copy of its parent's agent."""
         if self._session is not None:
             self._session.abandon()
         self._listener.close()
@@ -364,7 +357,7 @@ def _renew() -> None:
 
 
 def listen_to(number: signal.Signals) -> None:
-    """Record the next steps whenever a signal arrives. The result is printed to stderr, because no client waits for it.
+    """Record the next steps whenever a signal arrives, and report each recording on stderr.
 
     Raises UserError: the program already handles that signal, or this is not its main thread.
     """
@@ -403,7 +396,6 @@ def _record() -> None:
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print lines about a recording to stderr, because no client waits for them."""
     with suppress(Exception):
         for line in lines:
             print(f"opgrip: {line}", file=sys.stderr, flush=True)
@@ -428,8 +420,6 @@ def record_at_start(agent: Agent) -> None:
 
 
 class MarkedSteps:
-    """Counts the steps that the program marks with `step()`, and notifies the current recording of each."""
-
     def __init__(self) -> None:
         self.listeners: tuple[Callable[[], None], ...] = ()
         self._next = count().__next__
@@ -499,15 +489,12 @@ def trigger(
     step_module: str | None = None,
     **options: Any,
 ) -> Triggered:
-    """Record the next steps of this program, in any of its threads; return at once, while the recording runs in the
-    background.
+    """Record the next steps of this program, in any of its threads, in the background.
 
     ::
 
         if latency > limit:
             opgrip.capture.trigger("slow-%t.jsonl", steps=1, warmup=0)
-
-    Later failures raise no exception; see `Triggered.problem`.
 
     output : name of the trace, a pattern such as `step-%h-%p-%n.jsonl`; None for the pattern set at the program's start
     steps : number of recorded steps; 3 unless the program was started with another number
@@ -516,7 +503,8 @@ def trigger(
     step_module : pattern for the classes of modules whose outermost calls count as steps
     options : options of `Capture`
 
-    Raises UserError: the agent, or the thread that records, cannot be started.
+    Raises UserError: the agent, or the thread that records, cannot be started. Later failures are in
+    `Triggered.problem`.
     """
     # import here: two threads that import torch at once get incomplete modules
     from opgrip.capture.on_demand import session

@@ -1,8 +1,7 @@
 """Start of a process's agent, with given settings or because of a start-up file in the Python environment.
 
-`opgrip autostart on` writes the start-up file, for programs whose command line cannot be changed. The file does nothing
-unless the variable `OPGRIP_CAPTURE` is set. Python loads this module at the start of every program, so it imports
-little.
+`opgrip autostart on` writes the start-up file. If the variable `OPGRIP_CAPTURE` is set, Python loads this module at the
+start of every program, so it imports little.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _has_begun = False
 
 
 def begin() -> None:
-    """Start the agent as soon as the program has loaded torch, if `OPGRIP_CAPTURE` is set. Never raises an error."""
+    """Start the agent as soon as the program has loaded torch, if `OPGRIP_CAPTURE` is set."""
     global _has_begun
     # Python reads the file twice if an environment has two names for one folder
     if _has_begun or not os.environ.get(VARIABLE):
@@ -95,8 +94,7 @@ def start(settings: AgentSettings) -> Agent:
 
 
 def load_recording(torch: ModuleType | None = None) -> None:
-    """Import the modules for recording right after torch was loaded, so that clients do not have to wait for the
-    import.
+    """Import the modules for recording right after torch was loaded, so that clients do not have to wait for them.
 
     Do nothing in processes started by multiprocessing, such as data loaders, because they are rarely recorded.
     """

@@ -48,7 +48,7 @@ MOST_WORKERS = 4  # maximum number of process ids of workers that are printed
 class RecordableProcess:
     """A running process with an agent, which can be asked to record.
 
-    pid, socket : process id, and path of the agent's socket
+    socket : path of the agent's socket
     about : description by the process (see `Agent.about`); empty if it did not answer in time
     """
 
@@ -117,8 +117,6 @@ def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableP
 def record(process: RecordableProcess, request: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Record steps of a process, report the progress, and return the result, as `Agent.finish` does.
 
-    request : fields of the request to record
-
     Raises UserError: the process refuses the request, or ends before its recording does.
     """
     connection = _send(process, RECORD, request)
@@ -156,8 +154,6 @@ def _follow(
 
 def converse(process: RecordableProcess, do: str) -> Iterator[dict[str, Any]]:
     """Send a request without fields to a process and yield its answers as they arrive.
-
-    do : kind of the request, one of `REQUESTS`
 
     Raises UserError: the process refuses the request, or does not answer in time.
     """

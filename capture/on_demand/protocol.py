@@ -43,9 +43,7 @@ class MessageSocket:
     def receive(self, seconds: float | None) -> dict[str, Any] | None:
         """Return the next message, or None if the other end has closed.
 
-        Raises ValueError for data that is not a message.
-
-        Raises TimeoutError if the message is not complete within `seconds`.
+        Raises ValueError: the data is not a message. TimeoutError: the message is not complete within `seconds`.
         """
         until = None if seconds is None else monotonic() + seconds
         while b"\n" not in self._buffer:
@@ -82,7 +80,7 @@ def peer_of(link: socket.socket) -> tuple[int, int] | None:
 
 
 def may_ask(link: socket.socket) -> bool:
-    """Return True if the process at the other end of a connection belongs to root or to the user of this process."""
+    """Return True if the process at the other end of a connection belongs to root or to this user."""
     peer = peer_of(link)
     # without peer credentials, the folder and the socket are private to the user
     return peer is None or peer[1] in (os.geteuid(), 0)
@@ -132,9 +130,7 @@ _MOST_TEXT = 40
 
 
 def check_request(request: Mapping[str, Any]) -> str:
-    """Return the kind of a request; raise `ValueError` if a message is not a request of this version of the
-    protocol.
-    """
+    """Return the kind of a request; raise `ValueError` if it is not a request of this version of the protocol."""
     if request.get("protocol") != PROTOCOL:
         raise ValueError(
             f"the request does not use protocol {PROTOCOL}, as this process does: use one version of opgrip for both"
@@ -146,7 +142,6 @@ def check_request(request: Mapping[str, Any]) -> str:
 
 
 def request_of(message: Mapping[str, Any]) -> RecordingRequest:
-    """Return the recording that a message requests; raise `ValueError` if a field has a wrong type or range."""
     names = [item.name for item in fields(RecordingRequest)]
     values = {name: message[name] for name in names if message.get(name) is not None}
     for name, value in values.items():
@@ -160,7 +155,6 @@ def request_of(message: Mapping[str, Any]) -> RecordingRequest:
 
 
 def check_answer(answer: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if fields of an answer are missing or have a wrong type."""
     for name, value in answer.items():
         if name in _ANSWER_KINDS and not _is_of_kind(value, _ANSWER_KINDS[name]):
             from opgrip.cli.command import printable
@@ -183,10 +177,7 @@ def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """Return lines for the user about a recording: its calls, the path of its trace, and what is missing.
-
-    result : result of the recording, as `Agent.finish` returns it
-    """
+    """Return lines for the user about a recording's result, as `Agent.finish` returns it."""
     if result.get("problem"):
         return [f"no trace was written: {result['problem']}"]
     if not result.get("file"):
@@ -243,9 +234,7 @@ def check_private(folder: Path) -> None:
 
 
 def sockets() -> Iterator[Path]:
-    """Yield the sockets of the processes to which this user may send requests; root may send them to all users'
-    processes.
-    """
+    """Yield the sockets of this user's processes, and for root of all users' processes."""
     for folder in dict.fromkeys(_all_folders()):
         with suppress(OSError, UserError):
             check_private(folder)
@@ -253,7 +242,6 @@ def sockets() -> Iterator[Path]:
 
 
 def socket_path(folder: Path) -> Path:
-    """Return an unused path for a socket of this process."""
     return folder / f"{os.getpid()}-{os.urandom(4).hex()}{_SUFFIX}"
 
 

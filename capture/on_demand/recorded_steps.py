@@ -1,4 +1,4 @@
-"""Selection of the steps to record on demand, and recording of each step in its thread."""
+"""Steps of a program: where each begins and ends, which are recorded on demand, and the reason if none begins."""
 
 from __future__ import annotations
 
@@ -45,9 +45,7 @@ class Extent:
 
 
 class ThreadLife:
-    """Object in a thread's local storage, which is deleted when the thread ends. It identifies the thread, whose number
-    may be reused.
-    """
+    """Object in a thread's local storage that identifies the thread, whose number may be reused, and ends with it."""
 
     __slots__ = ("__weakref__",)
 
@@ -61,7 +59,7 @@ this_thread = _Here()
 
 
 class StepRecording:
-    """Decides which steps are recorded, and records each in the thread that runs it.
+    """Decides which steps are recorded, and records each in the thread that runs it. Errors do not reach the program.
 
     steps : number of recorded steps that have ended
     cut : number of steps that were unfinished when the recording or their thread ended
@@ -90,8 +88,6 @@ class StepRecording:
     def begin_step(self, nested: bool) -> ThreadStep | None:
         """Record this thread until `end_step` is called, and return the step; return None if it is not recorded.
 
-        Never raises an error.
-
         nested : True if the step is one call of a module, which always ends before a dispatch mode that was on when it
             began. If False, the step is refused while a dispatch mode of the program is on
         """
@@ -114,9 +110,8 @@ class StepRecording:
             return None
 
     def end_step(self, step: ThreadStep) -> bool:
-        """Stop recording the thread of `step`; return False if that is not possible yet and must be tried again later.
-
-        Never raises an error.
+        """Stop recording the thread of `step`; return False if that is not possible yet and must be tried again
+        later.
         """
         try:
             is_left = self.capture.leave_step(step)
@@ -198,8 +193,6 @@ class StepRecording:
 
 
 class StepSource(ABC):
-    """Context manager that detects the program's steps in one way."""
-
     def __init__(self, recording: StepRecording) -> None:
         self.recording = recording
         self._hooks = ExitStack()
@@ -214,7 +207,6 @@ class StepSource(ABC):
 class ThreadState(threading.local):
     """State of a thread with respect to its steps.
 
-    step : the step that the thread is in, or None
     left_on : an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
     in_call : True during a call of a module that could be a step
     """

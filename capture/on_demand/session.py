@@ -33,12 +33,6 @@ from opgrip.traces.values import value_models
 
 @dataclass(slots=True)
 class ThreadStep:
-    """A step that is being recorded.
-
-    mode : dispatch mode of the thread that runs the step
-    mark : `record_function` block around the step's calls, or None
-    """
-
     mode: ThreadMode
     mark: record_function | None = None
 
@@ -46,7 +40,7 @@ class ThreadStep:
 class StepCapture(Capture):
     """A capture that records each thread from the start to the end of its steps, and not between them.
 
-    Threads started during a step are not recorded. Only a thread itself can remove its dispatch mode, and a mode that
+    Threads started during a step are not recorded: only a thread itself can remove its dispatch mode, and a mode that
     is never removed would slow the thread for ever.
 
     warmup : True to begin with steps whose calls are examined but not recorded
@@ -104,7 +98,7 @@ class StepCapture(Capture):
             self._flusher.set_learning(learning)
 
     def leaves_out_step(self) -> bool:
-        """Return True if the step that begins now in this thread must be left out, to keep within `max_overhead`."""
+        """Return True if the step that begins now must be left out, to keep within `max_overhead`."""
         budget = self._recorder.budget
         return budget is not None and budget.leaves_out_step()
 
@@ -114,10 +108,8 @@ class StepCapture(Capture):
             self._recorder.budget.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
-        """Start recording this thread.
+        """Start recording this thread; `nested` as for `StepRecording.begin_step`.
 
-        nested : True if the step is one call of a module, which always ends before a dispatch mode that was on when it
-            began. If False, the step is refused while a dispatch mode of the program is on
         label : label of the step's calls in the trace
 
         Raises RuntimeError: a dispatch mode of the program is active, which might end before the step.
@@ -203,10 +195,6 @@ class RecordingSession:
         self._grace_s = GRACE_S
 
     def begin(self) -> None:
-        """Begin to record with the next step.
-
-        Raises UserError: no file can be written.
-        """
         self._capture.open()
         try:
             self._steps.source.enter()
@@ -215,10 +203,7 @@ class RecordingSession:
             raise
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
-        """Wait until the recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others.
-
-        waiting : called with the reason if no step begins for some time
-        """
+        """Wait until the recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others."""
         try:
             self._wait(waiting)
         finally:
@@ -240,7 +225,6 @@ class RecordingSession:
         self._stopping.set()
 
     def abandon(self) -> None:
-        """Release everything in a forked process, where only this thread exists."""
         self._recording.abandon()
         self._steps.source.leave()
 
@@ -293,8 +277,8 @@ _keepers: list[GraphKeeper] = []
 
 
 def load() -> None:
-    """Import the modules that the first recording needs, which takes seconds. From now on, keep the calls of CUDA
-    graphs that the program captures.
+    """Import the modules that the first recording needs, which takes seconds, and keep the calls of CUDA graphs that
+    the program captures from now on.
     """
     load_private()
     value_models.names()

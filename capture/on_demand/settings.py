@@ -49,7 +49,6 @@ class AgentSettings:
 
 
 def default_settings() -> AgentSettings:
-    """Return the settings of a process that was started without any."""
     return AgentSettings(program_name(), str(Path(DEFAULT).absolute()))
 
 

@@ -33,7 +33,6 @@ class ProcessVerb:
 
 
 def make_verb_parser(verb: str) -> argparse.ArgumentParser:
-    """Return the parser of a subcommand; its parsed arguments have a function `run` that executes the subcommand."""
     declared = VERBS[verb]
     epilog = f"examples:\n{declared.examples}"
     parser = OneLineParser(f"opcapture {verb}", description=declared.description, epilog=epilog)

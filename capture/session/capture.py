@@ -65,8 +65,6 @@ Result = TypeVar("Result")
 
 
 class Counts(NamedTuple):
-    """Counts of a recording; `Capture` has properties with these names."""
-
     calls: int = 0
     signatures: int = 0
     dropped: int = 0
@@ -176,7 +174,6 @@ class Capture:
     if not TYPE_CHECKING:
 
         def __new__(cls, *values: Any, **options: Any) -> Any:
-            """Return a new object; raise TypeError with the most similar parameter if a name is unknown."""
             parameters = signature(cls.__init__).parameters
             for name in options.keys() - parameters.keys():
                 if all(parameter.kind != Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -288,13 +285,17 @@ class Capture:
         Parameters
         ----------
         reason : reason to record in the trace's header
+
+        Raises
+        ------
+        UserError : the capture was created without `last`
         """
         if self._flights is None:
             raise UserError("this capture does not keep its last calls", "create it with last=N")
         return self._flights.dump(reason)
 
     def note_error(self, error: BaseException, is_last: bool = True) -> None:
-        """Report an error that ended the program (`is_last`) or a step, and with the option `last` write the latest
+        """Report an error that ended the program (`is_last`) or a step; with the option `last`, write the latest
         calls.
         """
         if self._flights is not None:
@@ -505,12 +506,11 @@ class Capture:
 
     @property
     def keeps_last(self) -> bool:
-        """True if only the latest calls are kept, as with the option `last`."""
         return self._flights is not None
 
     @property
     def custom_operators(self) -> list[str]:
-        """Names of the operators that a private trace contains although they belong to the program."""
+        """Names of custom operators that `private` leaves readable, because a replay needs them."""
         return self._recorder.pending.custom_operators
 
     def notes(self) -> Iterator[str]:

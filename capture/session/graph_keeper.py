@@ -31,8 +31,7 @@ from opgrip.traces.schema.records import Context, Scope, Signature
 class GraphKeeper:
     """A context in which the calls of each CUDA or HIP graph are kept as long as the graph exists.
 
-    The program's threads are recorded only while they capture a graph, in the same way as by `Capture`; compiled
-    regions stay compiled.
+    Threads are recorded only while they capture a graph; compiled regions stay compiled.
     """
 
     def __init__(self) -> None:

@@ -14,11 +14,7 @@ from opgrip.capture.recording.recorder import Recorder
 
 
 class Watching:
-    """Turns the hooks of a capture, and the dispatch mode of the current thread, on and off.
-
-    watches : context managers of the hooks, in the order in which they are entered
-    with_mode : True to also record the current thread
-    """
+    """Turns the hooks of a capture, and with `with_mode` the dispatch mode of the current thread, on and off."""
 
     def __init__(
         self, recorder: Recorder, watches: Sequence[AbstractContextManager[Any]], with_mode: bool = True
@@ -86,7 +82,6 @@ class Schedule:
             raise ValueError("a schedule needs at least 1 active step, and no number of steps may be negative")
 
     def records(self, step: int) -> bool:
-        """Return True if the step with this index, from 0, is recorded."""
         return self._is_within(step) and self._place(step) >= self.wait + self.warmup
 
     def learns(self, step: int) -> bool:
@@ -94,7 +89,6 @@ class Schedule:
         return self._is_within(step) and self.wait <= self._place(step) < self.wait + self.warmup
 
     def is_over(self, step: int) -> bool:
-        """Return True if neither the step with this index, from 0, nor any later one is recorded."""
         return bool(self.repeat) and step - self.skip >= self.repeat * self._cycle
 
     def _is_within(self, step: int) -> bool:

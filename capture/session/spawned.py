@@ -1,8 +1,8 @@
 """Recording of the processes that a program spawns with `multiprocessing`.
 
-A spawned process receives the settings through the pipe that `multiprocessing` uses; its environment and command line
-do not change. It is recorded from the start of its work, or from when it loads torch, until its end. A process whose
-Python cannot import opgrip runs without recording.
+A spawned process receives the settings through the pipe that `multiprocessing` uses. It is recorded from the start of
+its work, or from when it loads torch, until its end. A process whose Python cannot import opgrip runs without
+recording.
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ else:
 class SpawnWatch:
     """Sends the capture's settings to the processes that this process spawns between `start` and `stop`.
 
-    describe : function that returns the settings for a process that is being spawned (see `begin`), or None to leave it
-        unrecorded
-    failed : function called with an error because of which a spawned process is not recorded
+    describe : returns the settings for `begin` in a process that is being spawned, or None to leave it unrecorded
+    failed : called with an error because of which a spawned process is not recorded
     """
 
     def __init__(self, describe: Callable[[], Mapping[str, Any] | None], failed: Callable[[Exception], None]) -> None:
@@ -77,7 +76,7 @@ class _Beginning:
 
 
 def begin(settings: bytes) -> None:
-    """Arrange that this spawned process is recorded from the start of its work. Never raises an error.
+    """Arrange that this spawned process is recorded from the start of its work.
 
     settings : pickled dictionary with `root` (trace of the main process), `policy` (how records are redacted) and
         `options` (of `Capture`)

@@ -91,8 +91,8 @@ def is_plain(kind: type) -> bool:
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
-# function that returns a context in which tensor operations run outside all dispatch modes. It is in C: one in Python can
-# be interrupted between its start and its block, and the thread would then stay without modes
+# function that returns a context in which tensor operations run outside all dispatch modes. One in Python could be
+# interrupted between its start and its block, and the thread would then stay without modes
 without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C._DisableTorchDispatch", nullcontext, "dispatch modes of the program see the work of the capture"
 )

@@ -1,8 +1,7 @@
 """Blocks of calls as numpy columns, and their lines in the file.
 
-A long trace consists mostly of blocks. Therefore numpy decodes their columns directly from the JSON text, which takes
-less than half the time of creating Python integers. Lines that this decoder does not accept are parsed as ordinary
-JSON.
+A long trace consists mostly of blocks, so numpy decodes their columns directly from the JSON text, in less than half
+the time of creating Python integers. Lines that this decoder does not accept are parsed as ordinary JSON.
 """
 
 from __future__ import annotations
@@ -45,10 +44,7 @@ def encode_storages(numbers: Sequence[int] | NDArray[np.int64], newest: int) -> 
 
 
 def decode_storages(codes: list[int], newest: int) -> list[int]:
-    """Return the storage numbers that `encode_storages` encoded.
-
-    newest : largest storage number in earlier blocks
-    """
+    """Return the storage numbers that `encode_storages` encoded."""
     numbers = []
     for code in codes:
         if code > 0:
@@ -133,7 +129,6 @@ def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[t
     """Return a mask of the perturbed calls of a block.
 
     runs : `perturbed` of the block: index of the first call of each run, and number of calls in it
-    calls : number of calls in the block
     """
     if not runs:
         return np.zeros(calls, dtype=np.bool_)
@@ -188,10 +183,7 @@ def json_keys_of_calls() -> set[str]:
 
 
 def parse_block(line: bytes) -> CallBlock | None:
-    """Return the block of calls in a line of a trace, or None if the line does not have the form that captures write.
-
-    `calls_from_json` reads lines of any other form, and reports errors in them.
-    """
+    """Return the block of calls in a line of a trace, or None if `calls_from_json` must read the line."""
     if not line.startswith(_PREFIX):
         return None
     try:
@@ -289,7 +281,6 @@ def check_times(starts: Integers, durations: Integers) -> None:
 
 
 def check_tensors(tensors: Integers, storages: Integers) -> None:
-    """Raise `FormatError` if the calls' numbers of tensors do not add up to the number of storages."""
     if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
         raise FormatError(f"a block of calls has {len(storages)} storage numbers, but another number of tensors")
 

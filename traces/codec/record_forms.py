@@ -111,9 +111,8 @@ def from_json(form: Mapping[str, Json]) -> Record | None:
 
 
 def unknown_fields(form: Mapping[str, Json]) -> list[str]:
-    """Return the names of fields of a record's JSON object that this version does not know.
-
-    The result is empty for headers and value models, which may have any fields.
+    """Return the names of fields of a record's JSON object that this version does not know; none for headers and value
+    models, which may have any fields.
     """
     fields = _FIELDS.get(form["type"])
     return [] if fields is None else [name for name in form if name != "type" and name not in fields]
@@ -195,11 +194,7 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
 
 def key_of_part(key: str, *places: str) -> str:
-    """Return a key for some of the calls that have the same `key_of_case`: those from certain call sites.
-
-    key : result of `key_of_case`
-    places : texts that identify the call sites
-    """
+    """Return a key for those calls with the same `key_of_case` that come from certain call sites."""
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
 
 

@@ -173,9 +173,8 @@ Write = Callable[[Any], Json]
 
 @lru_cache(maxsize=256)
 def _writers(kind: type) -> list[tuple[str, str, Any, Write | None]]:
-    """Return name, JSON key, default and writing function of each field of a dataclass.
-
-    The default is `MISSING` if the field is always written.
+    """Return name, JSON key, default (`MISSING` if always written) and writing function of each field of a
+    dataclass.
     """
     hints = get_type_hints(kind)
     writers = []
@@ -224,7 +223,6 @@ def leaves(value: object) -> Iterator[object]:
 
 
 def tensors(value: object) -> Iterator[TensorSpec]:
-    """Yield the `TensorSpec` of each tensor in nested arguments, in order."""
     return (leaf for leaf in leaves(value) if isinstance(leaf, TensorSpec))
 
 
@@ -253,10 +251,9 @@ def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
 class ArgumentKind(NamedTuple):
     """A kind of argument that is written as a JSON object with one key, the name of the kind, and a body.
 
-    type : Python type of the argument
     form : type by which `convert` checks the body; None if `read` checks it
-    read : function that returns the argument for a converted body
-    write : function that returns the body for an argument
+    read : returns the argument for a converted body
+    write : returns the body for an argument
     """
 
     type: type

@@ -1,5 +1,5 @@
-"""Types for the fields of records, conversion of untrusted JSON values to these types, and limits for untrusted files.
-The limits keep a file from filling the memory, or from taking minutes to read.
+"""Types for the fields of records, conversion of untrusted JSON values to these types, and limits that keep a file from
+filling the memory, or from taking minutes to read.
 """
 
 from __future__ import annotations
@@ -74,9 +74,8 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)")
 
 
 def convert(value: Json, kind: Any, place: str = "") -> Any:
-    """Convert parsed JSON to a value of type `kind`.
-
-    JSON objects become dataclasses; keys that are not fields are ignored.
+    """Convert parsed JSON to a value of type `kind`; JSON objects become dataclasses, and keys that are not fields are
+    ignored.
 
     place : name of the value in error messages
 
@@ -151,35 +150,30 @@ def check_finite(tree: Json) -> None:
 
 
 def integer(value: Json) -> int:
-    """Return a value that is a 64-bit integer; raise `FormatError` for other values."""
+    """Return the value if it is a 64-bit integer, else raise `FormatError`."""
     if type(value) is not int or not -LIMIT <= value < LIMIT:
         raise FormatError(f"expected a 64-bit integer, got {str(value)[:60]!r}")
     return value
 
 
 def elapsed_ns(value: Json) -> int:
-    """Return a value that is a duration in ns, a non-negative integer; raise `FormatError` for other values."""
     return int(convert(value, Count))
 
 
 def integers(value: Json) -> list[int]:
-    """Return a value that is a list of 64-bit integers; raise `FormatError` for other values."""
     return list(convert(value, list[Int64]))
 
 
 def text(value: Json) -> str:
-    """Return a value that is a string of at most `NAME_LENGTH` characters; raise `FormatError` for other values."""
     return str(convert(value, Name))
 
 
 def sizes(value: Json) -> tuple[int, ...]:
-    """Return the sizes of a tensor, a JSON list, as a tuple; raise `FormatError` for other values."""
     result: tuple[int, ...] = convert(value, tuple[Count, ...])
     return result
 
 
 def device_name(value: Json) -> str:
-    """Return a value that is the name of a device; raise `FormatError` for other values."""
     return str(convert(value, DeviceName))
 
 
@@ -203,7 +197,6 @@ class Allowance:
 
     what : noun for the limited content in error messages
     least : limit for an empty file
-    per_byte : increase of the limit for each byte of the file
     """
 
     what: str
@@ -233,7 +226,6 @@ class SizeMeter:
             raise self.refusal(f"a line is longer than {LINE_BYTES >> 20} MB")
 
     def check_line(self, line: bytes) -> None:
-        """Count a line and its values; raise `UserError` if a limit is exceeded."""
         self.check_pending(len(line))
         packed_bytes = self._packed_bytes
         # each item has at least two characters
@@ -250,7 +242,6 @@ class SizeMeter:
                     raise self.refusal(f"its {packed_bytes:,} bytes decompress to more than {limit:,} {allowance.what}")
 
     def check_unknown(self, count: int) -> None:
-        """Raise `UserError` if `count`, the number of records of unknown types, is too large."""
         if count > UNKNOWN_RECORDS:
             raise self.refusal(f"more than {UNKNOWN_RECORDS:,} of its records have unknown types")
 
@@ -261,11 +252,7 @@ class SizeMeter:
 
 
 def check_nesting(line: bytes, form: Any) -> None:
-    """Raise `FormatError` for JSON whose lists and objects are nested too deeply.
-
-    line : text of the JSON
-    form : the parsed JSON
-    """
+    """Raise `FormatError` for JSON whose lists and objects are nested too deeply."""
     if line.count(b"[") + line.count(b"{") <= NESTING:
         return
     level = [form]

@@ -1,9 +1,9 @@
 """Arguments of operators: schemas, tensors of a signature, arguments that a call writes into, Triton kernel launches.
 
-A launch of a Triton kernel is recorded as a call of kind `extension` with the name `module:kernel`. Its positional
-arguments are the kernel's runtime arguments, in the order of its parameters; its keyword arguments are `grid`,
-`constants` (by parameter) and `options` of the compiler, such as `num_warps`. A constant that is a Triton type is
-represented by torch's dtype, and a constant that is another kernel by a `NamedSpec`.
+A launch of a Triton kernel is a call of kind `extension` with the name `module:kernel`. Its positional arguments are
+the kernel's runtime arguments; its keyword arguments are `grid`, `constants` (by parameter) and `options` of the
+compiler, such as `num_warps`. A constant that is a Triton type is represented by torch's dtype, and another kernel by a
+`NamedSpec`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ def is_launch(signature: Signature) -> bool:
 class Interface:
     """The tensors in the arguments and results of a signature.
 
-    inputs : tensors in the arguments, in order
     outputs : tensors in the results of the first call
     opaque : True if some arguments are of a kind that a trace cannot hold
     """
@@ -73,7 +72,7 @@ class Interface:
     opaque: bool = False
 
     def memory_of(self, mentioned: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages of the argument tensors, and the storages of the result tensors.
+        """Return the storages of the argument tensors, and of the result tensors.
 
         mentioned : storages of all tensors of a call, arguments first
         """
@@ -100,7 +99,6 @@ def schema_arguments(op: str) -> tuple[tuple[str, str], ...]:
 
 
 def schema_of(signature: Signature) -> Any:
-    """Return torch's schema of a signature's operator, or None if torch does not know the operator."""
     return schema_named(signature.op) if signature.kind == OPERATOR else None
 
 

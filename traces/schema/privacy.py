@@ -1,8 +1,8 @@
 """Privacy of the fields of a trace: how each field is treated when the trace is redacted.
 
-A field of a record or of an argument declares its privacy in its type: `module: Annotated[str, hashed("module")]`.
-Fields of the header and of other dictionaries are declared by name in the tables below. A field without a declaration
-is left out by a redaction, and makes a test fail. `traces/analysis/redaction` applies the declarations.
+A field of a record or of an argument declares its privacy in its type: `module: Annotated[str, hashed("module")]`;
+fields of dictionaries are declared in the tables below. A field without a declaration is left out, and makes a test
+fail.
 """
 
 from __future__ import annotations
@@ -64,7 +64,6 @@ def replaced(kind: str) -> Privacy:
 
 @cache
 def privacy_of(cls: type[Any]) -> Mapping[str, Privacy | None]:
-    """Return the declared privacy of each field of a dataclass, or None for a field without a declaration."""
     privacy: dict[str, Privacy | None] = dict.fromkeys(item.name for item in fields(cls))
     for name, hint in get_type_hints(cls, include_extras=True).items():
         for item in getattr(hint, "__metadata__", ()):

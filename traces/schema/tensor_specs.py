@@ -15,7 +15,6 @@ from opgrip.traces.schema.privacy import NESTED, Public, hashed, public, replace
 
 
 def plain_name(value: object) -> str:
-    """Return the name of a dtype, layout or memory format without `torch.`."""
     return str(value).removeprefix("torch.")
 
 
@@ -31,7 +30,6 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def tensor_outline(dtype: torch.dtype, shape: Iterable[int]) -> str:
-    """Return a short description of a tensor, such as `float32[64,256]`."""
     return f"{plain_name(dtype)}[{','.join(map(str, shape))}]"
 
 
@@ -192,7 +190,6 @@ MadeOf: TypeAlias = Coo | Compressed | PerTensor | PerChannel | Nested
 
 
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor with this shape, in elements."""
     strides = []
     step = 1
     for size in reversed(shape):
@@ -211,18 +208,12 @@ def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def bounding_shape(sizes: list[list[int]] | tuple[tuple[int, ...], ...], dimensions: int) -> tuple[int, ...]:
-    """Return the shape of a nested tensor: the number of its tensors, and their largest size in each dimension.
-
-    sizes : sizes of each of its tensors
-    dimensions : number of dimensions of the nested tensor
-    """
+    """Return the shape of a nested tensor: the number of its tensors, and their largest size in each dimension."""
     return (len(sizes), *(max((item[place] for item in sizes), default=0) for place in range(dimensions - 1)))
 
 
 def memory_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype with which a tensor's memory can be accessed: that of its elements, or integers for quantized
-    and bits dtypes, which torch cannot access.
-    """
+    """Return the dtype with which a tensor's memory can be accessed; integers for quantized and bits dtypes."""
     if _BITS.fullmatch(str(dtype)):
         return torch.uint8 if dtype.itemsize == 1 else torch.int16
     return QUANTIZED.get(dtype, dtype)
@@ -269,10 +260,9 @@ def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -
 
 
 def compressed_grid(spec: TensorSpec) -> tuple[int, int]:
-    """Return the number of compressed rows of a sparse tensor, and the number of blocks in each.
+    """Return the number of compressed rows (or columns) of a sparse tensor, and the number of blocks in each.
 
-    In layouts that are compressed by column, columns take the place of rows. In layouts without blocks, a block is one
-    element.
+    In layouts without blocks, a block is one element.
     """
     assert isinstance(spec.made_of, Compressed), "the tensor has a compressed layout"
     plain, values = spec.made_of.plain, spec.made_of.values

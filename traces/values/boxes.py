@@ -25,12 +25,7 @@ MAX_CELLS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A grid in which all boxes have the same size.
-
-    size : width and height of each box
-    step : distance between neighbouring boxes, in x and y
-    cells : number of boxes of the grid, in x and y
-    """
+    """A grid of boxes of one size, `step` apart in x and y, with `cells` boxes in x and y."""
 
     size: tuple[float, float]
     step: tuple[float, float]
@@ -60,9 +55,9 @@ def overlapping(boxes: torch.Tensor) -> float:
 
 
 def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` boxes, (count, 4) x1 y1 x2 y2, in random order: the given boxes and slightly moved copies of them.
+    """Return `count` boxes, (count, 4) x1 y1 x2 y2, in random order: the given (K, 4) float64 ones and slightly moved
+    copies.
 
-    boxes : (K, 4) float64
     dtype : dtype to which the boxes will be converted
     """
     places = torch.arange(count, device=boxes.device)
@@ -86,9 +81,8 @@ def draw_separate_boxes(
 ) -> torch.Tensor:
     """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
 
-    The boxes are arranged in layers, each of which is a grid of boxes of one size. Sides halve from layer to layer, so
-    that a box of one layer has at most a quarter of the area of any box of another. This is true for both definitions
-    of a side, x2 - x1 and x2 - x1 + 1.
+    The boxes are arranged in layers, each a grid of boxes of one size. Sides halve from layer to layer, so that a box
+    of one layer has at most a quarter of the area of any box of another, whether a side is x2 - x1 or x2 - x1 + 1.
 
     low, high : range of x1, y1, width and height; shorter sides are used if the boxes do not fit otherwise
     widths : equidistant quantiles of the width
@@ -244,8 +238,7 @@ class Boxes:
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return boxes whose columns follow the quantiles, or are uniform if `quantiles` is None.
 
-        If `groups` is known, this number of boxes are separate, and the others are slightly moved
-        copies of them.
+        If `groups` is known, this number of boxes are separate, and the others are slightly moved copies of them.
         """
         columns, numel = len(self.low), torch.Size(shape).numel()
         count = -(-numel // columns)

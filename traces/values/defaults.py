@@ -1,8 +1,7 @@
 """Default values for arguments without recorded values: values that the operator accepts and usually receives.
 
-Files of other tools contain only shapes. By default, floats are drawn from a normal distribution, and integers are
-zero. Such values would be rejected as probabilities; as a mask they would select nothing, and as indices they would
-always read the same row.
+Files of other tools contain only shapes. Random floats would be rejected as probabilities; integers of zero would
+select nothing as a mask, and always read the same row as indices.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ SHARED = 0.05  # off-diagonal elements of a positive definite matrix, relative t
 class Default:
     """A row of the table of default values: which arguments it applies to, and the value model that they get.
 
-    op : shell patterns of operator names, separated by `|`
-    argument : shell patterns of argument names, in the same form
+    op, argument : shell patterns of names, separated by `|`
     of : kind of dtype to which the row applies
-    make : function that returns the value model for a tensor, or None if the call does not determine it
+    make : returns the value model for a tensor, or None if the call does not determine it
     """
 
     op: str
@@ -49,7 +47,6 @@ class Default:
     make: Make
 
     def is_about(self, op: str, argument: str, kind: str) -> bool:
-        """Return True if the row applies to an argument of an operator; `kind` is the kind of the tensor's dtype."""
         return self.of == kind and matches_any(argument, self.argument) and matches_any(op, self.op)
 
 
@@ -59,7 +56,6 @@ def default_values(
     """Return a call's arguments with default value models for tensors without recorded values, and these models by
     number.
 
-    op : name as in a signature
     args, kwargs : nested values and `TensorSpec`
     outputs : outputs of the call if they are known, for example to find how many elements a mask selects
     first : number of the first model; it is negative, because numbers in a trace are not, and further numbers decrease
@@ -172,9 +168,8 @@ def _all(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
-    """Return the value model of a mask for `index_put`, with one true element per row of the argument `values`.
-
-    If `values` is broadcast, half of all elements are true.
+    """Return a mask for `index_put` with one true element per row of `values`, or half of all if `values` is
+    broadcast.
     """
     total = math.prod(spec.shape)
     shape = call["values"].shape
@@ -183,7 +178,7 @@ def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _equal_lengths(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return the value model of the offsets of `embedding_bag`, with which all bags have the same number of indices."""
+    """Return offsets of `embedding_bag` with which all bags have the same number of indices."""
     bags, indices = math.prod(spec.shape), math.prod(call["indices"].shape)
     each = indices // max(1, bags - bool(call.get("include_last_offset")))
     if bags < 2:

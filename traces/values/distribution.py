@@ -34,7 +34,6 @@ class Kinds:
 
     @property
     def special(self) -> int:
-        """Return the number of all elements that are zero, denormal, nan or infinite."""
         return self.zeros + self.denormals + self.nan + self.inf + self.minus_inf
 
 
@@ -46,10 +45,7 @@ def as_floats(tensor: torch.Tensor) -> Floats1D:
 
 
 def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of floats without the sign bit, as integers, which have the order of the absolute values.
-
-    The dtype must have two bytes or more.
-    """
+    """Return the bits of floats without the sign bit, as integers, which have the order of the absolute values."""
     integer = _INTEGERS[tensor.itemsize]
     return tensor.view(integer) & torch.iinfo(integer).max
 
@@ -84,7 +80,6 @@ def is_plain(values: Floats1D, dtype: torch.dtype) -> NDArray[np.bool_]:
 
 
 def draw_denormals(count: int, dtype: torch.dtype, signed: bool, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` denormal numbers (N,), of both signs if `signed` is True."""
     integer = _INTEGERS[dtype.itemsize]
     device = generator.device
     bits = torch.randint(1, smallest(dtype), (count,), dtype=integer, generator=generator, device=device)
@@ -155,12 +150,10 @@ class Distribution:
 
 
 def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled: int) -> Distribution:
-    """Return the distribution of the plain elements, which are finite and neither zero nor denormal.
-
-    All fields are zero if there are no such elements.
+    """Return the distribution of the plain elements, which are finite and neither zero nor denormal; all fields are
+    zero if there are none.
 
     dtype : original dtype of the values
-    kinds : numbers of the other elements
     sampled : number of elements that are examined; the range covers all elements
     """
     count = len(values) - kinds.special
@@ -245,7 +238,6 @@ class Probabilities:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Probabilities | None:
-        """Return the model if the rows of a float tensor are probabilities of at least two classes, or None."""
         if not tensor.dtype.is_floating_point or tensor.itemsize < 2 or tensor.dim() < 1 or tensor.shape[-1] < 2:
             return None
         # the sum of rounded numbers has the error of several roundings
@@ -268,7 +260,6 @@ class Probabilities:
             raise FormatError(f"zeros and denormals: expected shares with a sum of at most 1, got {shares}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return rows with the recorded mean of the largest probability and the recorded zeros and denormals."""
         length = shape[-1] if shape else 1
         count, device = torch.Size(shape).numel(), generator.device
         rows = count // length
@@ -295,9 +286,7 @@ class Probabilities:
         return values.to(dtype).reshape(shape)
 
     def _spread(self, logits: torch.Tensor, length: int) -> float:
-        """Return the factor by which normally distributed logits must be multiplied for the recorded mean of the
-        largest probability.
-        """
+        """Return the factor of normally distributed logits that gives the recorded mean of the largest probability."""
         part = logits[: max(1, TRIED // length)]
         low, high = 0.0, 1.0
         while high < 1e4 and float((part * high).softmax(-1).amax(-1).mean()) < self.peak:

@@ -21,16 +21,11 @@ UNSIGNED = (1 << 64) - 1
 
 
 def whole(value: Any, what: str, low: int = LOWEST, high: int = HIGHEST) -> None:
-    """Raise `FormatError` if a field is not an integer from `low` to `high`, by default any 64-bit integer.
-
-    what : noun for the field in the message, with its article
-    """
     if type(value) is not int or not low <= value <= high:
         raise FormatError(f"{what}: expected an integer from {low} to {high}, got {str(value)[:40]}")
 
 
 def finite(value: Any, what: str) -> None:
-    """Raise `FormatError` if a field is not a finite number; `what` is the noun for the field in the message."""
     if type(value) not in (int, float) or (not -UNSIGNED <= value <= UNSIGNED and type(value) is int):
         raise FormatError(f"{what}: expected a number, got {str(value)[:40]}")
     if not math.isfinite(value):
@@ -38,29 +33,23 @@ def finite(value: Any, what: str) -> None:
 
 
 def share(value: Any, what: str) -> None:
-    """Raise `FormatError` if a field is not a number from 0 to 1; `what` is the noun for the field in the message."""
     finite(value, what)
     if not 0 <= value <= 1:
         raise FormatError(f"{what}: expected a number from 0 to 1, got {value}")
 
 
 def flag(value: Any, what: str) -> None:
-    """Raise `FormatError` if a field is not a boolean; `what` is the noun for the field in the message."""
     if type(value) is not bool:
         raise FormatError(f"{what}: expected true or false, got {str(value)[:40]}")
 
 
 def listed(values: Any, what: str, least: int, most: int) -> None:
-    """Raise `FormatError` if a field is not a list of `least` to `most` items; `what` is its noun in the message."""
     if not isinstance(values, list) or not least <= len(values) <= most:
         raise FormatError(f"{what}: expected a list of {least} to {most} items, got {str(values)[:40]}")
 
 
 def rising(values: Any, what: str, length: int) -> None:
-    """Raise `FormatError` if a field is not an ascending list of `length` finite numbers, such as quantiles.
-
-    what : noun for the field in the message
-    """
+    """Check that a field is an ascending list of `length` finite numbers, such as quantiles."""
     listed(values, what, length, length)
     for value in values:
         finite(value, what)
@@ -69,9 +58,8 @@ def rising(values: Any, what: str, length: int) -> None:
 
 
 def counted(pairs: Any, what: str, most: int) -> None:
-    """Raise `FormatError` if a field is not a list of at most `most` pairs (value, count) of integers.
-
-    The sum of the counts must fit in 64 bits. `what` is the noun for the field in the message.
+    """Check that a field is a list of at most `most` pairs (value, count) of integers, whose counts add up to 64
+    bits.
     """
     listed(pairs, what, 0, most)
     for pair in pairs:
@@ -128,7 +116,6 @@ def runs_of(mask: NDArray[np.bool_]) -> int:
 
 
 def shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Return the elements, or rows, of a tensor in random order."""
     return values[torch.randperm(len(values), generator=generator, device=generator.device)]
 
 
@@ -152,11 +139,9 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 
 
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
-    """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights.
+    """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights, (P,) float64.
 
-    total : integer that is at least the number of parts
-    weights : (P,) float64, one per part
-    most : upper limit of each part; raised if parts within it cannot add up to `total`; None for no limit
+    most : upper limit of each part; raised if parts within it cannot add up to `total`
     """
     steps = weights.cumsum(0)
     steps = (steps / steps[-1] * (total - len(weights))).long()
@@ -197,5 +182,5 @@ def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor
 
 
 def scaled(share: int, whole: int, size: int) -> int:
-    """Return `share`, a count out of `whole` elements, scaled to a tensor of `size` elements, as an integer."""
+    """Return a count out of `whole` elements, scaled to a tensor of `size` elements."""
     return share if size == whole else round(share * size / whole)

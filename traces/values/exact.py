@@ -27,7 +27,6 @@ class Exact:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Exact | None:
-        """Return the model of a small tensor, or None for a larger one."""
         if tensor.numel() > MAX_ELEMENTS:
             return None
         return cls(tensor.reshape(-1).tolist())
@@ -38,14 +37,12 @@ class Exact:
             check_element(value)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return a tensor with the values, which are repeated or cut to fill its shape."""
         values = elements(self.data, dtype, generator.device)
         count = torch.Size(shape).numel()
         return values.repeat(-(-count // len(self.data)))[:count].reshape(shape)
 
 
 def check_element(value: Any) -> None:
-    """Raise `FormatError` if `value` is not a number that a tensor can hold."""
     if not isinstance(value, bool | int | float | complex):
         raise FormatError(f"exact values: expected a number, got {str(value)[:40]}")
     if isinstance(value, int) and not LOWEST <= value <= UNSIGNED:
@@ -76,7 +73,6 @@ class Constant:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Constant | None:
-        """Return the model of a constant tensor, or None for other tensors."""
         first, last = (tensor[(at,) * tensor.dim()] for at in (0, -1))
         value, other = first.item(), last.item()
         if value != value:
@@ -110,7 +106,6 @@ class Booleans:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Booleans | None:
-        """Return the model of a boolean tensor, or None for other dtypes."""
         if tensor.dtype != torch.bool:
             return None
         flat = array_of(tensor).reshape(-1)
@@ -125,9 +120,8 @@ class Booleans:
                 raise FormatError(f"runs of true booleans: expected at least 1 for {self.true:,} true booleans, got 0")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return booleans with the recorded numbers of True elements and of runs, at random positions.
-
-        Both numbers are scaled if the size differs from the recorded one.
+        """Return booleans with the recorded numbers of True elements and of runs, scaled to the shape, at random
+        positions.
         """
         count = torch.Size(shape).numel()
         true = scaled(self.true, self.total, count)
@@ -158,7 +152,6 @@ class OneHot:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> OneHot | None:
-        """Return the model of a one-hot tensor with at least two classes, or None for other tensors."""
         if tensor.dim() < 2 or tensor.shape[-1] < 2 or tensor.dtype.is_complex:
             return None
         first = tensor[(0,) * (tensor.dim() - 1)]
@@ -184,7 +177,6 @@ class OneHot:
         checks.whole(self.others + sum(count for _, count in self.frequent), "a count of rows", 1)
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return one-hot rows in random order with the recorded frequency of each class."""
         length = shape[-1] if shape else 1
         rows, device = torch.Size(shape).numel() // length, generator.device
         total = self.others + sum(count for _, count in self.frequent)

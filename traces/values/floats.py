@@ -67,7 +67,6 @@ class Floats(Ordered):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Floats | None:
-        """Return the model of a floating-point or complex tensor, or None for other dtypes."""
         if tensor.dtype.is_complex:
             tensor = torch.view_as_real(tensor)
         if not tensor.dtype.is_floating_point:
@@ -117,9 +116,6 @@ class Floats(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return numbers from the distribution, with the recorded shares of zeros, denormals, nan and infinities, and
-        in the recorded order.
-        """
         if dtype.is_complex:
             return torch.view_as_complex(self.draw((*shape, 2), dtype.to_real(), generator))
         wide = dtype.is_floating_point and dtype.itemsize > 1
@@ -181,5 +177,4 @@ class Floats(Ordered):
 
     @property
     def spread(self) -> Distribution:
-        """Return the distribution of the plain elements, which are finite and neither zero nor denormal."""
         return Distribution(self.mean, self.std, self.low, self.high, self.shape, self.quantiles, self.whole)

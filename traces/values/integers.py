@@ -43,8 +43,8 @@ def is_narrow(low: int, high: int, count: int) -> bool:
 
 
 def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
-    """Return the distinct values in a sample of the elements, and their counts; and the estimated number of distinct
-    values in all elements.
+    """Return the distinct values in a sample of the elements, their counts, and the estimated number of distinct values
+    in all elements.
     """
     values, counts = tally(every_so_many(flat, SAMPLED))
     # equal elements have equal hashes, so the number of distinct values in a part of the hashes can be extrapolated
@@ -93,7 +93,6 @@ class Integers(Ordered):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Integers | None:
-        """Return the model of an integer tensor, or None for other dtypes."""
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         # torch lacks most operations for the wider unsigned types
@@ -151,7 +150,6 @@ class Integers(Ordered):
         self.check_order()
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return integers with the recorded frequent values, number of distinct values, and order."""
         count, device = torch.Size(shape).numel(), generator.device
         fitted_count = self.others + sum(n for _, n in self.frequent)
         repeats = torch.tensor([n * count // fitted_count for _, n in self.frequent], dtype=torch.int64, device=device)

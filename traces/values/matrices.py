@@ -33,9 +33,8 @@ class Factorable:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Factorable | None:
-        """Return the model of float matrices of two or more rows, of which all examined ones have a Cholesky factor.
-
-        Return None for other tensors.
+        """Return the model of float matrices of two or more rows if all examined ones have a Cholesky factor, else
+        None.
         """
         matrices = _matrices(tensor)
         if matrices is None or matrices.shape[-1] > LARGEST:
@@ -93,7 +92,6 @@ class Triangular:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Triangular | None:
-        """Return the model of triangular float matrices of at least two rows, or None for other tensors."""
         matrices = _matrices(tensor)
         if matrices is None:
             return None
@@ -120,9 +118,7 @@ class Triangular:
             raise FormatError(f"matrices: expected 0 < low <= high and a spread of at least 0, got {numbers}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return triangular matrices whose linear systems have bounded solutions; the solutions of random
-        triangular systems are not bounded.
-        """
+        """Return triangular matrices whose linear systems have bounded solutions, unlike those of random ones."""
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _general_matrices(self.high, shape, dtype, generator)
         device = generator.device

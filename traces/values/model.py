@@ -50,13 +50,11 @@ class _Memory:
 def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a tensor's elements as a read-only array over the same memory, which the array keeps alive.
 
-    `Tensor.numpy` makes the memory non-resizable, so that the program could neither free a parameter's memory nor let
-    an output grow. This function leaves it resizable; it must not be resized while the array is in use.
+    `Tensor.numpy` would make the memory non-resizable, so that the program could neither free a parameter's memory nor
+    let an output grow.
 
-    Raises TypeError, RuntimeError as from `Tensor.numpy`, if numpy lacks the dtype or the memory is not on the
-    host.
-
-    Raises ValueError if the program has freed the memory.
+    Raises TypeError, RuntimeError: numpy lacks the dtype, or the memory is not on the host. ValueError: the program has
+    freed the memory.
     """
     form = _FORMS.get(tensor.dtype)
     if form is None or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
@@ -87,11 +85,10 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pieces(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a sample of a tensor, (R, C), in row-major order: evenly spread rows, or pieces of long rows.
+    """Return a sample of a tensor of more than `MOST` elements, (R, C), in row-major order: evenly spread rows, or
+    pieces of long rows.
 
     If the elements of a piece are all equal, as in a rarely used embedding table, more and shorter pieces are returned.
-
-    tensor : strided, of more than `MOST` elements
     """
     part = _pieces(tensor, LENGTH, MOST)
     if not _holds_constants(part):
@@ -122,9 +119,8 @@ def _holds_constants(part: torch.Tensor) -> bool:
 
 
 def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torch.Tensor:
-    """Return the elements of a tensor at some memory offsets, in the shape of `offsets`.
+    """Return the elements of a tensor at some memory offsets, in elements, in the shape of `offsets`.
 
-    offsets : distances in elements from the tensor's first element in memory
     extent : number larger than every offset
     """
     memory = tensor.as_strided((extent,), (1,))
@@ -205,10 +201,7 @@ def _kinds(requested: frozenset[str], registered_count: int) -> tuple[type[Value
 
 
 def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a view of evenly spread elements of a large tensor.
-
-    most : maximum number of elements; a tensor with fewer is returned unchanged
-    """
+    """Return a view of at most `most` evenly spread elements of a tensor."""
     while tensor.numel() > most:
         longest = max(range(tensor.dim()), key=lambda dimension: tensor.shape[dimension])
         if tensor.shape[longest] == 1:
@@ -221,7 +214,7 @@ def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a view of the first elements of a tensor in row-major order, about `most`; complete rows if they fit."""
+    """Return a view of about `most` first elements of a tensor in row-major order; complete rows if they fit."""
     for dimension in range(tensor.dim()):
         if tensor.numel() <= most:
             break

@@ -1,8 +1,7 @@
 """Table of the value models that operators need for their arguments, and of facts that recorded outputs reveal.
 
-The table is written for people who read and extend it. Most rows name a value model that is chosen for such values even
-without the row. `factorable` and `triangular` are only tried for arguments whose row names them, because fitting them
-is expensive.
+Most rows name a value model that is chosen for such values even without the row. `factorable` and `triangular` are only
+tried for arguments whose row names them, because fitting them is expensive.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ class ValueNeed:
 
     op : shell patterns of operator names, separated by `|`; after an exclamation mark, patterns of operators to which
         the row does not apply
-    argument : shell patterns of argument names, in the same form
+    argument : shell patterns of argument names, separated by `|`
     model : name of the value model that the argument needs; empty if any model will do
     why : reason why other values are wrong or slow
     varies : True if other values drawn from the same model can change the operator's time or the sizes of its outputs
-    refine : function that adds to the model what follows from the recorded outputs
+    refine : adds to the model what follows from the recorded outputs
     of : kinds of dtypes to which the row applies, out of `bool`, `int` and `float`; empty for all
     """
 
@@ -50,14 +49,12 @@ class ValueNeed:
     of: str = ""
 
     def is_about(self, op: str) -> bool:
-        """Return True if the row applies to some argument of an operator."""
         return matches_any(op, self.op.removeprefix("!")) is not self.op.startswith("!")
 
     @property
     def counts_all(self) -> bool:
-        """Return True if a value model must be fitted to all elements of a large tensor.
-
-        A few elements can then decide the sizes of outputs or which memory is read.
+        """True if a value model must be fitted to all elements of a large tensor, because a few decide sizes or
+        accessed memory.
         """
         return self.why == _COUNT or self.model not in ("", "floats")
 
@@ -65,7 +62,6 @@ class ValueNeed:
 def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
     """Return the first value model that fits an argument of an operator, or None for an empty tensor.
 
-    op : operator as in a signature, such as `aten.nonzero.default` or `mmcv._ext:nms`
     argument : name of the parameter in the operator's schema; for an extension function, the keyword, or the position
         as text
     """
@@ -74,10 +70,8 @@ def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | N
 
 
 def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
-    """Return a value model with fields replaced that follow from the recorded outputs, such as the number of True
-    elements.
+    """Return a value model with fields that follow from the recorded outputs, such as the number of True elements.
 
-    op, argument : operator, and argument that the value model describes
     outputs : outputs of the call, as nested `TensorSpec`
     """
     for need in _needs(op, argument, None):
@@ -130,12 +124,11 @@ def _needs(op: str, argument: str, dtype: torch.dtype | None) -> tuple[ValueNeed
 
 
 def matches_any(name: str, patterns: str) -> bool:
-    """Return True if a name matches one of the shell patterns, which are separated by `|`."""
     return any(fnmatchcase(name, pattern) for pattern in patterns.split("|"))
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """Return the kind of a dtype: `bool`, `int`, or `float`, which includes complex dtypes."""
+    """Return `bool`, `int`, or `float`, which includes complex dtypes."""
     if dtype == torch.bool:
         return "bool"
     return "float" if dtype.is_floating_point or dtype.is_complex else "int"
@@ -172,10 +165,7 @@ def _with_total(model: Any, outputs: Any) -> Any:
 
 
 def _with_groups(model: Any, outputs: Any) -> Any:
-    """Return the value model of the input boxes, with the number of groups set to the number of boxes in the output.
-
-    A group is a box and the boxes that non-maximum suppression removes because they overlap it.
-    """
+    """Set the number of groups, each a box and the boxes that it suppresses, to the number of boxes in the output."""
     rows = _size(outputs)
     return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model
 

@@ -43,7 +43,6 @@ class Ordered:
     by_row: bool = False
 
     def check_order(self) -> None:
-        """Raise `FormatError` if a field is invalid, for example if `rises` and `falls` add up to more than one."""
         for value, what in ((self.rises, "a share of rises"), (self.falls, "a share of falls")):
             if value is not None:
                 checks.share(value, what)
@@ -57,11 +56,7 @@ class Ordered:
         checks.flag(self.by_row, "sorted rows")
 
     def arranged(self, values: torch.Tensor, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-        """Return the values, (N,), rearranged so that neighbours rise and fall as often as recorded.
-
-        values : (N,), in random order
-        shape : shape of the tensor that the values will fill
-        """
+        """Return the values, (N,) in random order, rearranged so that neighbours rise and fall as often as recorded."""
         pairs = len(values) - 1
         if self.rises is None or self.falls is None or pairs < 1:
             return values
@@ -80,15 +75,12 @@ class Ordered:
 
 
 def last_length(tensor: torch.Tensor) -> int:
-    """Return the size of the last dimension; 1 for a tensor without dimensions."""
     return tensor.shape[-1] if tensor.dim() else 1
 
 
 def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
-    """Return the fields of `Ordered` for the elements of a tensor, by name.
-
-    values : (N,), in row-major order
-    row : length of the last dimension; N for a tensor with one dimension
+    """Return the fields of `Ordered` for elements, (N,), in row-major order; `row` is the length of the last
+    dimension.
     """
     flat = values[: max(1, LOOKED_AT // row) * row if row < len(values) else LOOKED_AT]
     pairs = len(flat) - 1
@@ -128,10 +120,7 @@ def _mean_step(values: NDArray[Any]) -> float:
 
 
 def _random_walk(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
-    """Return the values in the order of a random walk between the smallest and the largest value.
-
-    The walk visits all parts of the sorted values equally often.
-    """
+    """Return the values in the order of a random walk that visits all parts of the sorted values equally often."""
     # values are in random order, so any part is representative and each row can have its own walk
     sample, rest = values[:WALK], values[WALK:]
     # the mean step of the walk is 0.8 times its spread; random pairs are a third of the range apart on average
@@ -197,7 +186,6 @@ class Permutation(Ordered):
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Permutation | None:
-        """Return the model of distinct integers that include all integers of their range, or None for other tensors."""
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             return None
         if tensor.itemsize == 1 and tensor.numel() > 256:

@@ -38,7 +38,6 @@ class Progression:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Progression | None:
-        """Return the model of integers or floats that form such a progression exactly, or None for other tensors."""
         narrow = tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1
         if tensor.dtype == torch.bool or tensor.dtype.is_complex or narrow:
             return None
@@ -73,7 +72,6 @@ class Progression:
                 checks.finite(value, "a progression")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return the same numbers, which continue periodically if the shape is larger than the recorded one."""
         places = torch.arange(torch.Size(shape).numel(), device=generator.device)
         places = places // self.repeats % self.period
         whole = type(self.start) is type(self.step) is int
@@ -120,9 +118,8 @@ def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArray[Any]) -> int | None:
-    """Return the position of the first element that differs from the tensor's first element, or None.
-
-    The position is exact if the tensor consists of blocks of equal elements.
+    """Return the position of the first element that differs from the first one; exact if the tensor has blocks of equal
+    elements.
     """
     differs = values != values[0]
     at = int(differs.argmax())
@@ -182,7 +179,6 @@ class Offsets:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Offsets | None:
-        """Return the model of ascending integers in one dimension, or None for other tensors."""
         dtype = tensor.dtype
         if tensor.dim() != 1 or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
             return None
@@ -223,7 +219,6 @@ class Offsets:
             raise FormatError("offsets: expected `lengths` or `quantiles`, got neither")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return ascending integers from `first` to `last`; their differences have the recorded distribution."""
         values = torch.full((torch.Size(shape).numel(),), self.first, dtype=torch.int64, device=generator.device)
         if len(values) > 1:
             lengths = self._lengths(len(values) - 1, generator)
