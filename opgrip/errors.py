@@ -40,9 +40,7 @@ def raise_if_from_program(error: BaseException) -> None:
 
 
 def is_from_program(error: BaseException) -> bool:
-    """Return True if a signal handler, trace function or other thread raised the exception, or if it is no
-    `Exception`.
-    """
+    """Return True if a signal handler, trace function or other thread raised it, or if it is no `Exception`."""
     if not isinstance(error, Exception):
         return True
     entries = list(_entries(error.__traceback__))
@@ -184,18 +182,14 @@ MOST = 1000  # maximum number of characters of an unknown error's message
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` for the innermost line of a traceback that belongs to the user's code; "" if there is
-    none.
-    """
+    """Return ` at FILE:LINE` for the innermost line of a traceback that belongs to the user's code, if any."""
     files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]
     return f" at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""
 
 
 def cause_of(error: BaseException, most: int = MOST) -> str:
-    """Return the cause of an error on one line: a short text for common errors such as lack of memory, else its
-    message.
-    """
+    """Return the cause of an error on one line, in short words for common errors such as lack of memory."""
     try:
         text = " ".join(str(error).split())
     except Exception:

@@ -174,9 +174,7 @@ class Cut:
         return size if self.sample is None else min(size, self.sample)
 
     def places(self, count: int) -> Sequence[int]:
-        """Return the indices of the cases that the options select from a file with `count` cases, in ascending
-        order.
-        """
+        """Return the indices of the selected cases of a file with `count` cases, in ascending order."""
         stop = min(count, count if self.stop is None else self.stop)
         if count and stop <= self.start:
             end = "" if self.stop is None else f" to --stop {self.stop}"

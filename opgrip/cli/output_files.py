@@ -65,9 +65,7 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Check an output file, if there is one, as `check_writable` does, and that its name ends in one of the suffixes,
-    if any.
-    """
+    """Check an output file, if there is one, as `check_writable` does, and the ending of its name."""
     if path is None:
         return
     if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):
@@ -97,9 +95,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def open_ordinary(path: Path) -> IO[bytes]:
-    """Open a file for reading and writing; it is created if missing, and refused if it is a link, folder, pipe or
-    device.
-    """
+    """Open or create a file for reading and writing; refuse a link, folder, pipe or device."""
     problem = UserError(f"{path} is not a regular file", "remove it")
     try:
         # opening a link would change its target, and opening a pipe would block
@@ -138,9 +134,7 @@ def discard(file: IO[bytes]) -> None:
 
 
 def abandon(file: IO[bytes]) -> None:
-    """Make an open temporary file write to the null device: after a fork, only the parent may write to the real
-    file.
-    """
+    """Make an open temporary file write to the null device, as a forked process must not write to it."""
     if file.closed:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -37,9 +37,7 @@ def running_profile() -> str | None:
 
 
 def injected_profiler() -> str | None:
-    """Return a text such as `nsys profiles the program` if an external profiler takes the records of kernels, else
-    None.
-    """
+    """Return a text such as `nsys profiles the program` if an external profiler takes kernels' records."""
     return next((f"{name} profiles the program" for key, name in _INJECTIONS.items() if key in os.environ), None)
 
 
@@ -70,9 +68,7 @@ _sleep = _places.take("torch.cuda._sleep", None, "the first calls of a captured 
 
 
 def launch_nothing(kind: str) -> bool:
-    """Launch empty kernels, so that the first recorded kernels are not the program's; return False without such a
-    kernel.
-    """
+    """Launch empty kernels, if there are any, so that the first recorded kernels are not the program's."""
     if kind != "cuda" or _sleep is None:
         return False
     for _ in range(FIRST_KERNELS):

@@ -143,9 +143,7 @@ class Contention:
 
     @property
     def is_shared(self) -> bool:
-        """Return True if other programs used more than a tenth of this process's processors in the last fraction of a
-        second.
-        """
+        """Return True if other programs recently used more than a tenth of this process's processors."""
         self._look_at_others()
         return self._others > MOST_BY_OTHERS
 

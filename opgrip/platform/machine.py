@@ -31,9 +31,7 @@ def page_size(header: Mapping[str, Any]) -> int | None:
 
 
 def cache_folder() -> Path:
-    """Return the folder for compiled code and measured speeds: `$OPGRIP_CACHE`, or `opgrip` in the user's cache
-    folder.
-    """
+    """Return the folder for compiled code and measured speeds, by default `opgrip` in the user's cache folder."""
     folder = os.environ.get("OPGRIP_CACHE")
     if folder:
         return Path(folder).expanduser()
@@ -74,9 +72,7 @@ def available_memory(device: str) -> int | None:
 
 
 def free_memory(device: str) -> int | None:
-    """Return the number of free bytes on a device, or None if unknown; on the CPU, the limit of a container counts
-    too.
-    """
+    """Return the number of free bytes on a device, or on the CPU in this container; None if unknown."""
     module = _module_of(device)
     if module is not None:
         return int(module.mem_get_info(device)[0]) if hasattr(module, "mem_get_info") else None
@@ -201,9 +197,7 @@ class Gpu:
         self._whole = handle if whole is None else whole
 
     def energy_mj(self) -> float | None:
-        """Return the energy that the GPU has used since its driver was loaded; None for older GPUs and MIG
-        instances.
-        """
+        """Return the energy used since the GPU's driver was loaded; None for older GPUs and MIG instances."""
         return _number(self._read("nvmlDeviceGetTotalEnergyConsumption", self._handle))
 
     def power_mw(self) -> float | None:

@@ -44,9 +44,7 @@ class PrivatePlaces:
         return thing
 
     def declare(self, name: str, is_usable: Callable[[], bool], otherwise: str) -> None:
-        """Declare a private interface of torch; `is_usable` returns True if this version of torch has it in the
-        expected form.
-        """
+        """Declare a private interface of torch; `is_usable` returns True if it has the expected form."""
         if not otherwise.strip() or name in self._places:
             raise ValueError(f"{name} is declared twice, or without a text on what happens if torch lacks it")
         self._places[name] = (is_usable, otherwise)

@@ -201,9 +201,7 @@ class Child:
                 text = text[os.write(self._to, text) :]
 
     def receive(self, wait_s: float = POLL_S) -> list[Any] | Ended:
-        """Return the messages that the child sends within `wait_s` seconds, or an `Ended` if it has ended or took too
-        long.
-        """
+        """Return the messages that arrive within `wait_s` seconds, or an `Ended` if the child ended or was killed."""
         if not select.select([self._from], [], [], wait_s)[0]:
             self._end_if_late()
             return []
@@ -218,9 +216,7 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
-        """Return the result that the child sends by `answer`, or an `Ended`; raise a `UserError` that the child
-        sent.
-        """
+        """Return the result that the child sends by `answer`, or an `Ended`; raise its `UserError`."""
         answer: dict[str, Any] | None = None
         while not isinstance(received := self.receive(), Ended):
             for message in received:
@@ -422,9 +418,7 @@ BWRAP = "bwrap"
 
 
 def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return the words before a command with which bubblewrap runs it, without network and with `writable` folders
-    only.
-    """
+    """Return the words before a command that make it run without network, with only `writable` folders."""
     binds = [word for folder in writable for word in ("--bind", folder, folder)]
     mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
     return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]

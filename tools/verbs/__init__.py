@@ -1,6 +1,4 @@
-"""The subcommands of `opgrip`. Each is a module of this package, or an entry point `opgrip.verbs` of another
-package.
-"""
+"""The subcommands of `opgrip`: modules of this package, and entry points `opgrip.verbs` of other packages."""
 
 from __future__ import annotations
 

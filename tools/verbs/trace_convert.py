@@ -1,6 +1,4 @@
-"""`opgrip trace convert`, `export-case` and `tuner`: files for other tools, scripts, and lists for tuners of
-kernels.
-"""
+"""`opgrip trace convert`, `export-case` and `tuner`: write files for other tools, and scripts."""
 
 from __future__ import annotations
 

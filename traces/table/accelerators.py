@@ -115,9 +115,7 @@ def device_of(signature: Signature) -> str:
 
 
 def describe_accelerators(devices: Sequence[str]) -> Facts:
-    """Return facts about devices such as `cuda:0` under the keys `devices`, `libraries` and `settings`; {} without
-    devices.
-    """
+    """Return facts about devices such as `cuda:0` under the keys `devices`, `libraries` and `settings`."""
     if not devices:
         return {}
     kinds = {torch.device(device).type for device in devices}

@@ -68,9 +68,7 @@ class Typical:
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Return the durations of calls in ns, with the typical duration of the signature for perturbed calls, if
-        known.
-        """
+        """Return the durations of calls in ns, with the signature's typical duration for perturbed calls."""
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)
@@ -118,9 +116,7 @@ def with_functions(calls: pd.DataFrame) -> Times:
 
 
 def summarize_kernels(kernels: Sequence[Kernels], op_by_signature: Mapping[int, str]) -> pd.DataFrame:
-    """Return one row per kernel and operator that launched it, longest time first; `share` is of the time of all
-    kernels.
-    """
+    """Return one row per kernel and operator, longest time first; `share` is of the time of all kernels."""
     rows = [
         (name, op_by_signature.get(record.signature, ""), launches, device_ns / 1e3)
         for record in kernels
@@ -162,9 +158,7 @@ def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
 
 
 def known_streams(numbers: np.ndarray[Any, Any], is_on_host: np.ndarray[Any, Any]) -> pd.arrays.IntegerArray:
-    """Return the column of stream numbers; the value is missing for stream 0 of a call that may not have used a
-    device.
-    """
+    """Return the column of stream numbers, without stream 0 of calls that may not have used a device."""
     return pd.arrays.IntegerArray(numbers, is_on_host & (numbers == 0))
 
 

@@ -243,9 +243,7 @@ def call_filter(
     op: str | Sequence[str],
     steps: range | int | None,
 ) -> CallFilter | None:
-    """Return the filter for these conditions, or None if all are empty; if steps are selected, the trace is read
-    once.
-    """
+    """Return the filter for these conditions, or None if all are empty."""
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
     if phases and not any(matches(name, phases) for name in PHASES):
         raise UserError(f"unknown phase {', '.join(map(str, phases))}", f"choose from {', '.join(PHASES)}")

@@ -216,9 +216,7 @@ class Trace:
         return distinct_calls(self.source, self.names)
 
     def call_parts(self) -> Iterator[tuple[pd.DataFrame, Integers]]:
-        """Yield `calls` in parts in start order, each with its storages, in memory that does not grow with their
-        number.
-        """
+        """Yield `calls` in start order in parts of limited size, each with its storages."""
         if is_made(self, "calls") or self.source.is_kept or self._has_function_times:
             yield self.calls, self.storages
             return
@@ -465,9 +463,7 @@ def check_columns(*names: str) -> None:
 
 
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
-    """Return a bar chart of the result of `Trace.summary(by, parts)`; bars show numbers of calls if no call has a
-    time.
-    """
+    """Return a bar chart of `Trace.summary(by, parts)`; bars show numbers of calls if no call has a time."""
     if table.empty:
         raise UserError("the trace has no calls", "capture a step that runs some")
     measure = "time_us" if table["time_us"].any() else "calls"

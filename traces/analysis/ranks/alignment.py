@@ -360,9 +360,7 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """Return at most `most` collectives of each process group: every 2nd, 4th, ..., so that all ranks keep the same
-    ones.
-    """
+    """Return at most `most` collectives of each process group, the same ones for all ranks."""
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
     counts = np.bincount(numbers, minlength=1)[numbers] if numbers else np.empty(0, dtype=np.int64)

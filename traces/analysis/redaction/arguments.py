@@ -65,9 +65,7 @@ class Position:
 
 @cache
 def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
-    """Return (field, privacy, default) for each field that must be redacted. The privacy is None for a field that is
-    replaced by its default; otherwise the default is None.
-    """
+    """Return (field, privacy, None), or (field, None, its replacement), for each field that must be redacted."""
     privacies = privacy_of(cls)
     work: list[tuple[str, Privacy | None, Any]] = []
     for item in fields(cls):
@@ -297,9 +295,7 @@ def _extent(tree: Any) -> int:
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return the name and type that the operator's schema declares; the text of `place` and "" if it lacks the
-    argument.
-    """
+    """Return name and type from the operator's schema, or the text of `place` and "" if it lacks the argument."""
     parameters = schema_arguments(op)
     if isinstance(place, int):
         return parameters[place] if place < len(parameters) else (str(place), "")
@@ -307,8 +303,8 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return replacements for the numbers in a call of `arange` or `range`, by position or keyword: the new range
-    starts at zero and has as many elements, with a step of 1 or -1. Empty for other operators and unknown outputs.
+    """Return numbers for a call of `arange` or `range` that starts at zero and returns as many elements, by
+    argument.
     """
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
