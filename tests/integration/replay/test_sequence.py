@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from threading import Thread as PythonThread
@@ -21,26 +22,36 @@ from programs import captured, train_tiny_net
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from opgrip.capture import Capture
 from opgrip.capture.models import load_program
 from opgrip.capture.models.program import ModelOptions
 from opgrip.errors import UserError
+from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.operators.lookup import CHECKED_ON_CPU, DIVIDE, NO_INDICES, takes_any_numbers
-from opgrip.replay.results.results import OK
+from opgrip.replay.reports.step_report import print_sequence
+from opgrip.replay.results.results import FAILED, OK, SKIPPED, UNSUPPORTED
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import workload_for
+from opgrip.replay.sequences import step_passes
+from opgrip.replay.sequences import step_replay as sequence
 from opgrip.replay.sequences.call_timers import SequenceSettings
 from opgrip.replay.sequences.dry_run import OTHER_SHAPES, DryRun, never_flowing, switching
 from opgrip.replay.sequences.step_memory import StepMemory
+from opgrip.replay.sequences.step_options import rows_of, totals_of
 from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import Trace, load
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.records import EXTENSION, Calls, Record, Scope, Signature, Thread, Values
+from opgrip.traces.schema.records import EXTENSION, OPERATOR, Calls, Record, Scope, Signature, Thread, Values
 from opgrip.traces.values.boxes import Boxes
 from opgrip.traces.values.exact import Exact
 from opgrip.traces.values.floats import Floats
 from opgrip.traces.values.integers import Integers
 
 SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
+
+
 ROOM = 1 << 32
 
 
@@ -57,7 +68,7 @@ def floats(storage: torch.UntypedStorage) -> list[float]:
     return torch.empty(0).set_(storage).tolist()
 
 
-def redrawn(dry_run: DryRun) -> dict[str, set[int]]:
+def refilled(dry_run: DryRun) -> dict[str, set[int]]:
     pairs = zip(dry_run.flow.calls, dry_run.plans, strict=True)
     return {call.op: part.refilled for call, part in pairs if part.refilled}
 
@@ -217,7 +228,7 @@ def test_data_dependent_values_are_drawn_or_substituted_and_reported(tmp_path: P
     trace = captured(tmp_path, program)
     result = replay_sequence(trace, SETTINGS)
     # the mask, and numbers with as many distinct values; calls that take the substitutes use them unchanged
-    assert redrawn(after_dry_run(trace)) == {"aten.index.Tensor": {1}, "aten._unique2.default": {0}}
+    assert refilled(after_dry_run(trace)) == {"aten.index.Tensor": {1}, "aten._unique2.default": {0}}
     assert result.redrawn == 2
     assert told(result) == {"aten.unique_dim.default": f"substituted: {OTHER_SHAPES}"}
     assert (result.substituted, result.unsupported) == (1, 0)
@@ -255,7 +266,7 @@ def test_unchecked_indices_remain_in_the_recorded_range(tmp_path: Path) -> None:
         torch.ops.aten.embedding_dense_backward(grad, indices, 10, -1, True)
 
     dry_run = after_dry_run(captured(tmp_path, program))
-    assert redrawn(dry_run) == {"aten.embedding_dense_backward.default": {1}}
+    assert refilled(dry_run) == {"aten.embedding_dense_backward.default": {1}}
 
 
 @pytest.mark.parametrize(
@@ -272,15 +283,17 @@ def test_diverged_floats_are_drawn_again(tmp_path: Path, values: torch.Tensor) -
         (x * 2).exp()
 
     dry_run = after_dry_run(captured(tmp_path, program))
-    assert redrawn(dry_run) == {"aten.mul.Tensor": {0}}
+    assert refilled(dry_run) == {"aten.mul.Tensor": {0}}
 
 
 def test_recorded_non_finite_floats_flow(tmp_path: Path) -> None:
     x = torch.tensor([1.0, float("nan"), 2.0])
-    assert redrawn(after_dry_run(captured(tmp_path, lambda: (x * 2).exp()))) == {}
+    assert refilled(after_dry_run(captured(tmp_path, lambda: (x * 2).exp()))) == {}
 
 
 ROW = torch.ones(1, 5)
+
+
 CALLS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "index": lambda x, i: torch.ops.aten.index(x, [i]),
     "index_put": lambda x, i: torch.ops.aten.index_put(x, [i], ROW[0]),
@@ -541,13 +554,6 @@ def test_arbitrary_numbers_of_an_untrusted_trace_raise_only_user_errors(
         hostile(tmp_path_factory.mktemp("hostile"), signature, storages, [Values(5, Exact([1, HUGE]))])
 
 
-def test_memory_limit_is_respected(tmp_path: Path) -> None:
-    x = torch.ones(1 << 20)
-    trace = captured(tmp_path, lambda: (x + 1, torch.ones(3).sin()))
-    result = replay_sequence(trace, replace(SETTINGS, room_bytes=1 << 20))
-    assert told(result) == {"aten.add.Tensor": "unsupported: it needs 4194304 bytes, more memory than is available"}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("run", ["predict", "train"])
 def test_builtin_detector_replays_at_full_size(tmp_path: Path, run: str) -> None:
@@ -556,3 +562,119 @@ def test_builtin_detector_replays_at_full_size(tmp_path: Path, run: str) -> None
     result = replay_sequence(trace, replace(SETTINGS, repeats=1))
     assert result.replayed > 0.95 * result.calls
     assert result.replayed_peak_bytes == pytest.approx(result.captured_peak_bytes, rel=0.05)
+
+
+MB = 1 << 20
+
+
+FEW = TensorSpec((8,), (1,), torch.float32, "cpu")
+
+
+LARGE = TensorSpec((MB // 4,), (1,), torch.float32, "cpu")
+
+
+UNMADE = TensorSpec((1 << 50,), (1,), torch.float32, "cpu")
+
+
+def trace_of(path: Path, *calls: tuple[Signature, int, int], values: list[Record] = []) -> Trace:  # noqa: B006
+    """Write a trace of calls with their operators, input storages and output storages."""
+    count = len(calls)
+    signatures = {call[0].number: call[0] for call in calls}
+    block = Calls(
+        *(0, [call[0].number for call in calls], [0] * count, [10 * place for place in range(count)], [5] * count),
+        *([2] * count, [number for call in calls for number in call[1:]]),
+    )
+    records = [*values, *signatures.values(), Scope(0, "", "", "forward"), Thread(0, "MainThread"), block]
+    return load(write(path, records))
+
+
+@pytest.mark.parametrize(
+    ("spec", "values", "reason"),
+    [
+        (UNMADE, [], f"it needs {1 << 52} bytes, more memory than is available"),
+        (
+            replace(FEW, values=7),
+            [Values(7, Floats(1e308, 1e308, 1e308, 1e308, 0.0, 0.0, 0.0, 0.0))],
+            "value cannot be converted to type float",
+        ),
+    ],
+)
+def test_missing_results_lose_only_the_calls_that_take_them(
+    tmp_path: Path, spec: TensorSpec, values: list[Record], reason: str
+) -> None:
+    cos = Signature(0, OPERATOR, "aten.cos.default", (FEW,), {}, spec, raised="RuntimeError: planted")
+    exp = Signature(1, OPERATOR, "aten.exp.default", (spec,), {}, FEW)
+    tan = Signature(2, OPERATOR, "aten.tan.default", (FEW,), {}, FEW)
+    calls = [(tan, 0, 1), (cos, 0, 2), (exp, 2, 3), (tan, 3, 4)]
+    trace = trace_of(tmp_path / "t.jsonl", *calls, values=values)
+    result = replay_sequence(trace, SETTINGS)
+    assert (result.replayed, result.unsupported, result.repeats) == (2, 2, 3)
+    assert reason in told(result)["aten.exp.default"]
+    rows = {row.op: row for row in rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))}
+    assert [rows[f"aten.{name}.default"].status for name in ("cos", "exp", "tan")] == [SKIPPED, UNSUPPORTED, OK]
+    assert rows["aten.tan.default"].median_us
+
+
+def test_results_without_memory_are_found_in_the_dry_run(tmp_path: Path) -> None:
+    signature = Signature(0, OPERATOR, "aten.to_sparse.default", (FEW,), {}, FEW)
+    calls = [(signature, 0, 1 + place) for place in range(sequence.MOST_FAILURES + 5)]
+    result = replay_sequence(trace_of(tmp_path / "t.jsonl", *calls), SETTINGS)
+    assert (result.substituted, result.repeats) == (result.calls, 3)
+
+
+def test_memory_drawn_for_failing_calls_is_freed(tmp_path: Path) -> None:
+    # the dimension is out of range
+    bad = [Signature(number, OPERATOR, "aten.cumsum.default", (LARGE, 5 + number), {}, LARGE) for number in range(10)]
+    sin = Signature(10, OPERATOR, "aten.sin.default", (LARGE,), {}, LARGE)
+    calls = [(signature, 0, 1 + place) for place, signature in enumerate([*bad, sin])]
+    trace = trace_of(tmp_path / "t.jsonl", *calls)
+    result = replay_sequence(trace, replace(SETTINGS, room_bytes=5 * MB))
+    assert (result.replayed, result.unsupported) == (1, 10)
+    assert "more memory than is available" not in " ".join(told(result).values())
+
+
+def test_substitutes_are_kept_only_if_memory_suffices(tmp_path: Path) -> None:
+    bad = Signature(0, OPERATOR, "aten.cumsum.default", (FEW, 5), {}, LARGE)
+    exp = Signature(1, OPERATOR, "aten.exp.default", (LARGE,), {}, LARGE)
+    calls = [call for place in range(1, 21, 2) for call in ((bad, 0, place), (exp, place, place + 1))]
+    trace = trace_of(tmp_path / "t.jsonl", *calls)
+    result = replay_sequence(trace, replace(SETTINGS, room_bytes=4 * MB))
+    assert (result.replayed, result.unsupported, result.repeats) == (10, 10, 3)
+
+
+def test_more_memory_never_replays_fewer_calls(tmp_path: Path) -> None:
+    x = torch.ones(MB // 4)
+    with Capture(tmp_path / "t.jsonl"):
+        for _ in range(5):
+            x.cumsum(0).add_(1).sin()
+    trace = load(tmp_path / "t.jsonl")
+    results = [replay_sequence(trace, replace(SETTINGS, room_bytes=room * MB)) for room in (1, 2, 3, 4, 5)]
+    replayed = [result.replayed for result in results]
+    assert replayed == sorted(replayed)
+    assert (replayed[0], replayed[-1]) == (0, 15)
+    assert {result.repeats for result in results} == {3}
+
+
+def test_step_without_a_complete_pass_has_no_ok_rows_and_a_reason(
+    tiny_trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = step_passes.run_call
+
+    def failing(dry_run: DryRun, call: Any, part: Any, watch: Any) -> None:
+        if call.op == "aten.relu_.default":
+            raise RuntimeError("planted")
+        run(dry_run, call, part, watch)
+
+    monkeypatch.setattr(step_passes, "run_call", failing)
+    trace = load(tiny_trace)
+    result = replay_sequence(trace, SETTINGS)
+    reason = "all 20 passes failed, the last one in aten.relu_.default: RuntimeError: planted"
+    assert (result.repeats, result.failure) == (0, reason)
+    assert totals_of(result)["replayed_ms"] is None
+    rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
+    assert {row.status for row in rows} <= {FAILED, UNSUPPORTED}
+    assert {row.error for row in rows if row.status == FAILED and "relu" not in row.op} == {reason}
+    shown = StringIO()
+    print_sequence(result, rows, 3, shown)
+    assert f"nothing was measured: {reason}" in shown.getvalue()
+    assert "nan" not in shown.getvalue()

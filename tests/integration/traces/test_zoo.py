@@ -5,21 +5,29 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from programs import ROOT, run_command, succeed
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import ROOT, SHIPPED_TRACES, run_command, succeed
 from project_files import pyproject
 
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.errors import MissingFileError, UserError
 from opgrip.traces import load
+from opgrip.traces.analysis.differences import compare_traces
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.manifest import MODELS, SUFFIX
-from opgrip.zoo.making import count_distinct, record_of, write_manifest
+from opgrip.zoo.making import command_of, count_distinct, pack, record_of, short_quantiles, write_manifest
 
 TRACES = read_manifest()
+
+
 MADE = [trace for trace in TRACES if trace.recording is not None]
+
+
 MOST_BYTES = 25_000_000  # limit of the size of all files together
 
 
@@ -33,11 +41,8 @@ def test_manifest_survives_reading_and_writing(tmp_path: Path) -> None:
     assert (tmp_path / "zoo.json").read_bytes() == (ROOT / "traces" / "zoo.json").read_bytes()
 
 
-def test_every_trace_has_a_unique_name() -> None:
+def test_names_are_unique_and_a_model_has_one_library_and_family() -> None:
     assert len(set(names_of(TRACES))) == len(TRACES)
-
-
-def test_model_has_one_library_and_one_family() -> None:
     about = {(trace.model, trace.library, trace.family) for trace in TRACES}
     assert len(about) == len({trace.model for trace in TRACES})
 
@@ -74,11 +79,8 @@ def test_files_are_those_that_the_manifest_describes() -> None:
     assert {name: (len(text), sha256(text).hexdigest()) for name, text in data.items()} == described
 
 
-def test_every_file_is_in_the_manifest() -> None:
+def test_files_are_those_of_the_manifest_and_together_small() -> None:
     assert {path.name for path in MODELS.glob(f"*{SUFFIX}")} == {f"{trace.name}{SUFFIX}" for trace in MADE}
-
-
-def test_all_files_together_are_small() -> None:
     assert sum(path.stat().st_size for path in MODELS.glob(f"*{SUFFIX}")) <= MOST_BYTES
 
 
@@ -144,3 +146,37 @@ def test_unknown_trace_is_reported_in_one_line() -> None:
 def test_trace_that_is_not_installed_names_its_package() -> None:
     with pytest.raises(MissingFileError, match=r"absent\.predict of the zoo is not installed: .* opgrip-zoo"):
         zoo_file(replace(TRACES[0], model="absent", run="predict"))
+
+
+NUMBERS = st.floats(-1e30, 1e30, allow_nan=False)
+
+
+@given(st.lists(NUMBERS, min_size=2, max_size=30).map(sorted))
+def test_shortened_quantiles_keep_order_ends_and_equality(quantiles: list[float]) -> None:
+    shortened = short_quantiles(quantiles)
+    assert shortened == sorted(shortened)
+    assert (shortened[0], shortened[-1]) == (quantiles[0], quantiles[-1])
+    same = [one == other for one, other in pairwise(quantiles)]
+    assert same == [one == other for one, other in pairwise(shortened)]
+    assert all(abs(one - other) <= 1e-3 * abs(other) for one, other in zip(shortened, quantiles, strict=True))
+    assert short_quantiles([1.23456789, 2.3456789, 3.456789]) == [1.23456789, 2.346, 3.456789]
+
+
+@pytest.mark.slow
+def test_packed_trace_has_equal_calls_and_values_and_its_recipe(tmp_path: Path) -> None:
+    path = SHIPPED_TRACES[0]
+    trace = ZooTrace("m", "predict", "mmdet", "two-stage", ["--model", "m.py"])
+    packed = pack(path, trace, tmp_path / "m.predict.jsonl.zst")
+    assert command_of(packed) == ["opcapture", "--model", "m.py"]
+    difference = compare_traces(load(path), load(packed), ("plain", "packed"))
+    assert difference.changed == []
+    assert [name for name, *_ in difference.facts] == ["command"]
+    assert packed.stat().st_size < path.stat().st_size / 6
+
+
+def test_file_that_is_not_a_trace_has_no_command(tmp_path: Path) -> None:
+    for content in (b"", b"{}\n", b"[]\n", b"\x28\xb5\x2f\xfd"):
+        (tmp_path / "t.jsonl").write_bytes(content)
+        (tmp_path / "t.jsonl.zst").write_bytes(content)
+        assert command_of(tmp_path / "t.jsonl") is None
+        assert command_of(tmp_path / "t.jsonl.zst") is None

@@ -1,0 +1,539 @@
+"""Tests of the rows and totals of a step replay, of calls that were disturbed, and of step replay in a mode."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+import pytest
+import torch
+from programs import refusal, succeed
+
+from opgrip.capture import Capture
+from opgrip.errors import UserError
+from opgrip.replay import load_results
+from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.command.replay import replay
+from opgrip.replay.inputs.inputs import device_map
+from opgrip.replay.modes import Mode, ModeOptions, Program, Task, modes
+from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.memory import Function
+from opgrip.replay.outcome import Results
+from opgrip.replay.replay_options import request_with
+from opgrip.replay.reports.step_report import print_sequence
+from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, WRONG, Result
+from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.workload import Workload, workload_for
+from opgrip.replay.sequences import call_timers as slowdown
+from opgrip.replay.sequences import step_passes
+from opgrip.replay.sequences.call_timers import HostTimer, SequenceSettings, Slowdown, sequence_settings
+from opgrip.replay.sequences.step_options import SequenceColumns, rows_of, totals_of
+from opgrip.replay.sequences.step_passes import Pass, paired_saving, run_timed
+from opgrip.replay.sequences.step_replay import MOST_DROPPED, SequenceResult, replay_sequence
+from opgrip.traces import Trace, load
+
+PASSES = 2
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Simulate a machine without contention for replays, which run in this process for that purpose."""
+
+    def replay_here(workload: Workload, *__: object) -> SequenceResult:
+        return replay_sequence(workload.trace, sequence_settings(workload))
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"is_slowed": False, "is_contended": False, "contended_calls": frozenset()}.items():
+            patch.setattr(Slowdown, name, value)
+        patch.setattr(import_module("opgrip.replay.sequences.step_replay"), "replay_apart", replay_here)
+        yield
+
+
+@pytest.fixture(scope="module")
+def results(tiny_trace: Path) -> Results:
+    with quiet():
+        return replay(tiny_trace, sequence=True, iterations=PASSES)
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trace, SequenceResult]:
+    """Return the trace and replay of a program with substituted calls and calls that do not run."""
+    path, x = tmp_path_factory.mktemp("odd") / "t.jsonl", torch.ones(100)
+    torch.manual_seed(1234)
+    with Capture(path):
+        x.to_mkldnn().to_dense()
+        with pytest.raises(RuntimeError):
+            torch.mm(x, x)
+        # value models do not show which rows are equal
+        torch.randint(0, 10, (500, 3)).unique(dim=0).float().sqrt()
+    trace = load(path)
+    settings = workload_for(RunRequest(), trace)
+    with quiet():
+        return trace, replay_sequence(trace, replace(sequence_settings(settings), repeats=1))
+
+
+def test_row_contains_the_times_of_all_calls_of_a_signature(results: Results, tiny_trace: Path) -> None:
+    cases = make_cases(load(tiny_trace))
+    assert [(row.case, row.op, row.count, row.share, row.captured_us) for row in results] == [
+        (case.number, case.op, case.count, case.share, case.captured_us) for case in cases
+    ]
+    for row in results:
+        assert (row.status, row.mode, row.method, row.cache) == (OK, "eager", "sequence", "program")
+        assert row.faithful
+        assert row.samples == PASSES * row.count
+        assert row.p10_us is not None
+        assert row.median_us is not None
+        assert row.p90_us is not None
+        assert 0 < row.p10_us <= row.median_us <= row.p90_us
+        assert row.noisy is not None
+    total_ms = sum(row.samples * (row.mean_us or 0) for row in results) / 1e3
+    assert total_ms == pytest.approx(sum(results.header["sequence"]["passes"]["replayed_ms"]))
+
+
+def test_step_totals_are_in_the_header(results: Results) -> None:
+    step = results.header["sequence"]
+    assert step["calls"] == step["replayed"] == sum(row.count for row in results)
+    assert 0 < step["replayed_p10_ms"] <= step["replayed_ms"] <= step["replayed_p90_ms"]
+    passes = step["passes"]
+    assert all(own < wall for own, wall in zip(passes["replayed_ms"], passes["replayed_wall_ms"], strict=True))
+    assert 0 < step["captured_critical_ms"] < step["captured_ms"] < step["captured_wall_ms"]
+    assert 0 < step["replayed_critical_ms"] < step["replayed_p90_ms"]
+    assert 0 < step["critical_calls"] < step["calls"]
+    assert step["replayed_peak_bytes"] == pytest.approx(step["captured_peak_bytes"], rel=0.05)
+
+
+def test_critical_path_is_the_longest_dependent_chain(tmp_path: Path) -> None:
+    x = torch.randn(300, 300)
+    with Capture(tmp_path / "t.jsonl"):
+        x.mm(x).mm(x).mm(x)
+        x.sin()
+    trace = load(tmp_path / "t.jsonl")
+    times_ns = dict.fromkeys(trace.calls.index, 1000) | {trace.calls.index[-1]: 2000}
+    columns = {name: trace.calls.index.map(times_ns) for name in ("duration_ns", "host_ns", "raw_ns", "time_ns")}
+    trace = replace(trace, calls=trace.calls.assign(**columns))
+    result = replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1))
+    assert result.critical_calls == 3
+    assert result.captured_critical_ms == 3e-3
+    products = {signature.number for signature in trace.signatures if signature.op == "aten.mm.default"}
+    mean_us = sum(item.samples * (item.mean_us or 0) for item in result.signatures if item.signature in products)
+    assert result.replayed_critical_ms == pytest.approx(mean_us / 1e3)
+
+
+def test_rows_of_a_sequence_are_written_in_every_format(results: Results, tmp_path: Path) -> None:
+    for suffix in (".json", ".csv", ".md"):
+        results.save(tmp_path / f"r{suffix}")
+    stored = json.loads((tmp_path / "r.json").read_text())
+    assert stored["sequence"]["replayed_ms"] == results.header["sequence"]["replayed_ms"]
+    for suffix in (".json", ".csv"):
+        assert load_results(tmp_path / f"r{suffix}")["case"].tolist() == [row.case for row in results]
+    lines = (tmp_path / "r.md").read_text().splitlines()
+    assert sum(line.startswith("| ") for line in lines) == 2 + len(results)
+    (totals,) = (line for line in lines if line.startswith("the whole step: "))
+    assert "captured_peak_bytes" in totals
+
+
+def test_opreplay_shows_and_writes_the_most_expensive_rows(tiny_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "r.csv"
+    options = ("--sequence", "--iterations", "1", "--top", "3", "--strict")
+    done = succeed("opreplay", tiny_trace, *options, "-o", output)
+    notice = rf"opreplay: wrote 3 rows to {re.escape(str(output))}\nopreplay: 3 cases: [\w ,]*(ok|contended)\n$"
+    assert re.search(notice, done.stderr)
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[:5]] == ["calls", "time", "wall", "critical", "memory"]
+    assert sum("%" in line.split(maxsplit=1)[0] for line in lines if line) == 3
+    calls = len(load(tiny_trace).own_calls)
+    assert lines[0].startswith(f"calls    {calls}: {calls} replayed")
+    assert len(load_results(output)) == 3
+
+
+def test_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_path: Path) -> None:
+    error = refusal("opreplay", tiny_trace, "--sequence", "-o", tmp_path / "r.svg", in_one_line=True)
+    assert error.endswith("r.svg shows the results of --roofline, which is not given: end its name in .json\n")
+
+
+def test_rows_report_calls_that_were_substituted_or_skipped(odd: tuple[Trace, SequenceResult]) -> None:
+    trace, result = odd
+    rows = {row.op: row for row in rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))}
+    names = ("aten.unique_dim.default", "aten.mm.default", "aten._to_dense.default")
+    unique, product, memory = (rows[name] for name in names)
+    assert (unique.status, unique.error, unique.faithful) == (OK, None, None)
+    assert SequenceColumns.of(unique).substituted == 1
+    assert unique.median_us is not None
+    assert (product.status, product.median_us, product.method) == (SKIPPED, None, "sequence")
+    assert product.error is not None
+    assert "it raised when it was captured" in product.error
+    assert memory.status == UNSUPPORTED
+    assert SequenceColumns.of(memory) == SequenceColumns(not_run=1)
+
+
+def test_each_reason_is_printed_once(odd: tuple[Trace, SequenceResult]) -> None:
+    trace, result = odd
+    rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
+    for most in (0, len(rows)):
+        shown = StringIO()
+        print_sequence(result, rows, most, shown)
+        text = shown.getvalue()
+        assert text.count("its results have other shapes than the recorded ones") == 1
+        assert text.count("it raised when it was captured") == 1
+        assert text.count("an argument has the layout _mkldnn") == 1
+        assert (f"{len(rows)} more rows" in text) == (most == 0)
+
+
+def test_missing_times_are_empty_in_files(odd: tuple[Trace, SequenceResult], tmp_path: Path) -> None:
+    trace, result = odd
+    nothing = replace(result, replayed_ms=(), replayed_host_ms=(), replayed_wall_ms=())
+    totals = totals_of(replace(nothing, replayed_critical_ms=float("nan")))
+    assert totals["replayed_ms"] is totals["replayed_p90_ms"] is totals["replayed_critical_ms"] is None
+    rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
+    Results(rows, {"sequence": totals}).save(tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())["sequence"]["replayed_wall_ms"] is None
+
+
+def test_operator_itself_is_timed(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[object] = []
+
+    class Watch(HostTimer):
+        def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            timed.append(function)
+            return super().run(function, args, kwargs)
+
+    monkeypatch.setattr("opgrip.replay.sequences.step_replay.HostTimer", Watch)
+    trace = load(tiny_trace)
+    replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1))
+    # its indices are first brought into bounds
+    assert torch.ops.aten.nll_loss_backward.default in timed
+    assert {type(function) for function in timed} == {torch._ops.OpOverload}
+
+
+def test_times_that_a_file_lacks_are_left_out(tmp_path: Path) -> None:
+    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "et.json"))
+    observer.start()
+    torch.ones(50, 50).sin().matmul(torch.ones(50, 50))
+    observer.stop()
+    observer.unregister_callback()
+    done = succeed("opreplay", "et.json", "--sequence", "--iterations", "2", "-o", "rows.json", cwd=tmp_path)
+    assert "0.00 ms" not in done.stdout
+    assert "critical" not in done.stdout
+    names = [line.split()[0] for line in done.stdout.splitlines() if line.strip()]
+    assert {"calls", "time", "wall", "memory"} <= set(names)
+    assert "captured" not in next(line for line in done.stdout.splitlines() if line.startswith("time"))
+    totals = json.loads((tmp_path / "rows.json").read_text())["sequence"]
+    assert totals["captured_ms"] is totals["critical_calls"] is totals["captured_critical_ms"] is None
+    assert totals["is_contended"] or totals["replayed_ms"] > 0
+
+
+MS = 1_000_000
+
+
+SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
+
+
+class Machine:
+    """Machine with contention at some of the queried times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = self.looks = 0
+        self.quiet_after: int | None = 0
+        self.slowed = False
+        self.contended: Callable[[int], bool] = lambda asked: False
+        machine = self
+
+        class Contention:
+            is_shared = False
+
+            @property
+            def has_room(self) -> bool:
+                machine.looks += 1
+                return machine.quiet_after is not None and machine.looks > machine.quiet_after
+
+            def is_contended(self) -> bool:
+                machine.asked += 1
+                return machine.contended(machine.asked)
+
+            def close(self) -> None:
+                pass
+
+        class Pace:
+            def is_slowed(self) -> bool:
+                return machine.slowed
+
+        monkeypatch.setattr(slowdown, "Contention", Contention)
+        monkeypatch.setattr(slowdown, "Pace", Pace)
+        # check before and after a pass only
+        monkeypatch.setattr(slowdown, "CHECK_NS", 1 << 62)
+        monkeypatch.setattr(slowdown, "WATCHFUL_NS", 0)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def replayed(path: Path, **changes: object) -> tuple[SequenceResult, list[Result]]:
+    trace = load(path)
+    result = replay_sequence(trace, replace(SETTINGS, **changes))  # type: ignore[arg-type]
+    return result, rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
+
+
+def shown(result: SequenceResult, rows: list[Result]) -> str:
+    text = StringIO()
+    print_sequence(result, rows, len(rows), text)
+    return text.getvalue()
+
+
+def test_contended_passes_are_repeated(tiny_trace: Path, machine: Machine) -> None:
+    machine.contended = lambda asked: asked in (2, 4)
+    result, rows = replayed(tiny_trace)
+    assert (result.repeats, result.dropped_passes, result.slowed_passes) == (3, 2, 0)
+    assert {(row.samples, row.dropped, row.slowed) for row in rows} == {
+        (3 * row.count, 2 * row.count, 0.0) for row in rows
+    }
+    assert totals_of(result)["dropped_passes"] == 2
+    assert "contended" not in shown(result, rows)
+
+
+def test_step_with_only_contended_passes_is_contended(tiny_trace: Path, machine: Machine) -> None:
+    machine.contended = lambda asked: True
+    result, rows = replayed(tiny_trace)
+    assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 0, True)
+    assert {(row.status, row.stopped, row.slowed, row.samples) for row in rows} == {
+        ("contended", "contended", 1.0, 3 * row.count) for row in rows
+    }
+    assert all(row.median_us for row in rows)
+    totals = totals_of(result)
+    assert totals["is_contended"]
+    assert totals["replayed_ms"] is totals["replayed_wall_p90_ms"] is totals["replayed_critical_ms"] is None
+    assert len(totals["passes"]["replayed_ms"]) == 3
+    text = shown(result, rows)
+    assert "in these calls, replayed contended (3 passes)" in text
+    assert text.count("replayed contended") == 3
+    assert "the step is contended: other processes used the cores in all passes, so its time is not used: " in text
+    assert f"{len(rows)} rows are contended: " in text
+    result, _ = replayed(tiny_trace, repeats=None, precision=1e9)
+    assert (result.repeats, result.is_contended) == (MOST_DROPPED, True)
+
+
+def test_clean_calls_in_contended_passes_count(
+    tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slowdown, "CHECK_NS", 0)
+    # however long half of the calls take
+    monkeypatch.setattr(slowdown, "SHARE", 0.0)
+    signatures = load(tiny_trace).own_calls["signature"].tolist()
+    half = len(signatures) // 2
+    # calls of the last signature, and calls directly after them, which also count as contended
+    always = {place for place, signature in enumerate(signatures) if signature == signatures[-1]}
+    contended = set(signatures) - {
+        signature for place, signature in enumerate(signatures) if place not in always and place - 1 not in always
+    }
+
+    def is_contended(asked: int) -> bool:
+        # checked before the first call, after each call, and at the end of a pass
+        number, place = divmod(asked - 1, len(signatures) + 2)
+        return place - 1 in always or (place > half + 1 if number % 2 else place <= half)
+
+    machine.contended = is_contended
+    result, rows = replayed(tiny_trace, repeats=6)
+    assert (result.repeats, result.is_contended) == (6, True)
+    assert {row.case for row in rows if row.status == "contended"} == contended
+    assert {(row.status, row.slowed) for row in rows if row.case not in contended} == {("ok", 0.0)}
+    assert all(row.dropped + row.samples == 6 * row.count for row in rows)
+
+
+def test_contended_pass_is_repeated_when_the_machine_is_quiet(tiny_trace: Path, machine: Machine) -> None:
+    machine.quiet_after = 3
+    machine.contended = lambda asked: machine.looks <= 3
+    result, rows = replayed(tiny_trace)
+    assert machine.looks == 4
+    assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 1, False)
+    assert {row.status for row in rows} == {"ok"}
+
+
+def test_waiting_for_a_quiet_machine_is_limited(tiny_trace: Path, machine: Machine) -> None:
+    machine.quiet_after = None
+    machine.contended = lambda asked: True
+    result, _ = replayed(tiny_trace, repeats=None, budget_s=0.2)
+    assert (result.repeats, result.is_contended) == (3, True)
+    assert 1 <= machine.looks <= 10
+
+
+def test_permanently_slow_processor_is_measured_and_reported(tiny_trace: Path, machine: Machine) -> None:
+    machine.slowed = True
+    result, rows = replayed(tiny_trace)
+    assert (result.repeats, result.dropped_passes, result.slowed_passes) == (3, 3, 3)
+    assert {(row.status, row.slowed, row.is_slowed) for row in rows} == {("ok", 1.0, True)}
+    text = shown(result, rows)
+    assert "3 of 3 passes: timed while the processor was slowed down, so that times are doubtful" in text
+    assert "ok, slowed" in text.replace("ok, noisy, slowed", "ok, slowed")
+
+
+def test_processes_of_one_step_do_not_contend_with_each_other(machine: Machine) -> None:
+    machine.contended = lambda asked: True
+    for processes, is_contended in ((1, True), (1000, False)):
+        watch = Slowdown(processes)
+        watch.begin()
+        watch.check()
+        watch.end()
+        assert (watch.is_slowed, watch.is_contended, 0 in watch.contended_calls) == (True, is_contended, is_contended)
+
+
+def test_passes_are_not_repeated_beyond_the_budget(tiny_trace: Path, machine: Machine) -> None:
+    machine.contended = lambda asked: True
+    result, _ = replayed(tiny_trace, repeats=None, budget_s=0.0)
+    assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 0, True)
+
+
+def test_contention_is_checked_outside_of_timed_calls(
+    tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slowdown, "CHECK_NS", 0)
+
+    def spin(asked: int) -> bool:
+        end = perf_counter_ns() + MS
+        while perf_counter_ns() < end:
+            pass
+        return False
+
+    machine.contended = spin
+    result, _ = replayed(tiny_trace, repeats=1)
+    assert machine.asked == result.calls + 2
+    assert result.replayed_wall_ms[0] - result.replayed_ms[0] >= result.calls
+
+
+def test_short_interruption_of_a_long_pass_does_not_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0
+    monkeypatch.setattr(slowdown, "perf_counter_ns", lambda: now)
+    monkeypatch.setattr(slowdown, "CHECK_NS", 10 * MS)
+
+    def is_slowed(slowed_checks: int) -> bool:
+        nonlocal now
+        watch = Slowdown()
+        watch.begin()
+        first = machine.asked
+        machine.contended = lambda asked: asked <= first + slowed_checks
+        for _ in range(1000):
+            now += MS
+            watch.check()
+        assert machine.asked == first + 100
+        watch.end()
+        assert len(watch.contended_calls) == min(10 * slowed_checks + 1, 1001) * bool(slowed_checks)
+        return watch.is_contended
+
+    assert [is_slowed(checks) for checks in (0, 4, 6, 100)] == [False, False, True, True]
+
+
+SCALE = 3.0
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the operators that a test mode ran; it refuses cosines, and its sines are wrong."""
+    names: list[str] = []
+
+    def make(task: Task) -> Program:
+        name = getattr(task.function, "__name__", str(task.function))
+        if "cos" in name:
+            raise Unsupported("no cosines here")
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            names.append(name)
+            result = task.function(*args, **kwargs)
+            return result + 1 if "sin" in name else result
+
+        return Program(run, note="watched")
+
+    get = modes.get
+    # never repeat a pass because of contention
+    monkeypatch.setattr(Slowdown, "is_slowed", False)
+    monkeypatch.setattr(modes, "get", lambda name: Mode(make) if name == "watched" else get(name))
+    return names
+
+
+def replay_under(path: Path, mode: str, in_pairs: bool = False) -> tuple[SequenceResult, dict[str, Result]]:
+    x = torch.full((50,), 0.5)
+    with Capture(path):
+        y = x.mul(SCALE)
+        y.view(5, 10)[0].add_(1)
+        y.cos().sin().sqrt_()
+    trace = load(path)
+    settings = workload_for(RunRequest(modes=ModeOptions(("eager", mode))), trace)
+    result = replay_sequence(trace, replace(sequence_settings(settings), repeats=2, in_pairs=in_pairs))
+    return result, {row.op: row for row in rows_of(result, make_cases(trace), settings)}
+
+
+def test_calls_run_in_the_mode_or_else_in_eager(tmp_path: Path, runs: list[str]) -> None:
+    result, rows = replay_under(tmp_path / "t.jsonl", "watched")
+    assert (result.mode, result.replayed, result.in_eager) == ("watched", result.calls, 2)
+    product = rows["aten.mul.Tensor"]
+    assert (product.mode, product.note, product.status, product.samples) == ("watched", "watched", OK, 2)
+    assert product.first_ms is not None
+    assert product.max_abs == 0
+    cosine, sine = rows["aten.cos.default"], rows["aten.sin.default"]
+    assert (cosine.status, cosine.error, cosine.median_us) == (UNSUPPORTED, "no cosines here", None)
+    assert (sine.status, sine.median_us) == (WRONG, None)
+    assert sine.error is not None
+    assert sine.max_abs == pytest.approx(1)
+    # one run to prepare, and one in each of two passes; calls with wrong results are not run again
+    counts = {name: sum(name in run for run in runs) for name in ("mul", "add_", "sqrt_", "sin")}
+    assert counts == {"mul": 3, "add_": 3, "sqrt_": 3, "sin": 1}
+
+
+def test_passes_in_pairs_alternate_with_eager(tmp_path: Path, runs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[int] = []
+    monkeypatch.setattr(step_passes, "run_timed", lambda *args: began.append(len(runs)) or run_timed(*args))
+    result, _ = replay_under(tmp_path / "t.jsonl", "watched", in_pairs=True)
+    counts = [after - before for before, after in itertools.pairwise([*began, len(runs)])]
+    in_mode = result.calls - result.in_eager
+    # in eager, in the mode, in the mode, in eager
+    assert counts == [0, in_mode, in_mode, 0]
+    assert result.repeats == 2
+    assert result.saved is not None
+    assert len(result.saved.shares) == in_mode
+    assert 0 < sum(share for _, share in result.saved.shares) < 1
+
+
+def test_jit_runs_a_whole_step(tmp_path: Path) -> None:
+    result, rows = replay_under(tmp_path / "t.jsonl", "jit")
+    assert (result.replayed, result.in_eager) == (result.calls, 0)
+    assert {(row.status, row.mode, row.note) for row in rows.values()} == {(OK, "jit", "traced")}
+
+
+@pytest.mark.parametrize(
+    ("mode", "problem"),
+    [
+        ("reduce-overhead", "reduce-overhead replays CUDA graphs, whose results the next run of a call overwrites"),
+        (("eager", "jit"), "--sequence runs under one mode"),
+        ("ijt", "unknown mode 'ijt'"),
+    ],
+)
+def test_modes_that_cannot_run_a_sequence_are_refused(tiny_trace: Path, mode: Any, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        request_with(tiny_trace, sequence=True, mode=mode)
+
+
+def test_saving_of_pairs_counts_disturbed_calls_little() -> None:
+    usual = Pass([500, 300, 200], 1000, 0)
+    disturbed = Pass([500, 90_000, 200], 90_700, 0)
+    pairs = [replace(Pass([400, 300, 250], 950, 0), eager=disturbed if number == 3 else usual) for number in range(10)]
+    saved = paired_saving(pairs, {0: 7})
+    assert (saved.saving, saved.own_saving) == pytest.approx((0.05, 0.1))
+    assert (saved.error, saved.own_error) == pytest.approx((0, 0))
+    assert saved.shares == ((7, 0.5),)
+
+
+def test_error_of_a_saving_grows_with_the_spread_of_pairs() -> None:
+    eager = Pass([1000], 1000, 0)
+    spreads = [
+        [replace(Pass([900 + width * (number % 5)], 900, 0), eager=eager) for number in range(20)] for width in (1, 10)
+    ]
+    errors = [paired_saving(pairs, {}).error for pairs in spreads]
+    assert 0 < errors[0] < errors[1] < 0.05
