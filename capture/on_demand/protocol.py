@@ -15,10 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypedDict, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from opgrip.cli.command import counted
-from opgrip.errors import UserError, shortened
+from opgrip.errors import UserError
 
 PROTOCOL = 1  # protocol version; a process refuses requests of another version
 # kinds of requests: describe the process, record, end the recording
@@ -86,6 +89,11 @@ def may_ask(link: socket.socket) -> bool:
     return peer is None or peer[1] in (os.geteuid(), 0)
 
 
+_Fields = TypeVar("_Fields")
+_Count: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+_Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
+
+
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
     """A client's request to record; for fields that are None, the process uses its own settings.
@@ -99,34 +107,40 @@ class RecordingRequest:
     """
 
     output: str | None = None
-    steps: int | None = None
-    seconds: float | None = None
-    warmup: int | None = None
+    steps: Annotated[int, Meta(gt=0)] | None = None
+    seconds: _Seconds | None = None
+    warmup: _Count | None = None
     step_module: str | None = None
-    wait_s: float = 60.0
-    options: Mapping[str, Any] = field(default_factory=dict)
+    wait_s: _Seconds = 60.0
+    options: dict[str, Any] = field(default_factory=dict)
 
 
-_NUMBER = (int, float)
-_REQUEST_KINDS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("output", "step_module"), str),
-    **dict.fromkeys(("steps", "warmup"), int),
-    **dict.fromkeys(("seconds", "wait_s"), _NUMBER),
-    "options": dict,
-}
-# types of the fields of answers that clients read; other fields are ignored
-_ANSWER_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("answer", "why", "name", "command"), (str,)),
-    **dict.fromkeys(("torch", "file", "limit", "problem"), (str, type(None))),
-    **dict.fromkeys(("parent", "recordings", "steps", "cut", "calls", "signatures", "dropped", "bytes"), (int,)),
-    "rank": (int, type(None)),
-    **dict.fromkeys(("recording", "stopped"), (bool,)),
-    "notes": (list,),
-}
+class _Answer(TypedDict, total=False):
+    # fields of answers that clients read; other fields are ignored
+    answer: str
+    why: str
+    name: str
+    command: str
+    torch: str | None
+    rank: int | None
+    parent: _Count
+    recording: bool
+    recordings: _Count
+    stopped: bool
+    file: str | None
+    problem: str | None
+    limit: str | None
+    steps: _Count
+    cut: _Count
+    calls: _Count
+    signatures: _Count
+    dropped: _Count
+    bytes: _Count
+    notes: list[str]
+
+
 # fields that an answer about a written file must have
 _WITH_FILE = ("steps", "calls", "signatures", "dropped", "bytes")
-_MOST_NUMBER = 1 << 63
-_MOST_TEXT = 40
 
 
 def check_request(request: Mapping[str, Any]) -> str:
@@ -143,37 +157,22 @@ def check_request(request: Mapping[str, Any]) -> str:
 
 def request_of(message: Mapping[str, Any]) -> RecordingRequest:
     names = [item.name for item in fields(RecordingRequest)]
-    values = {name: message[name] for name in names if message.get(name) is not None}
-    for name, value in values.items():
-        if not isinstance(value, _REQUEST_KINDS.get(name, ())) or isinstance(value, bool):
-            raise ValueError(f"{name} cannot be {value!r:.40}")
-        if isinstance(value, int | float) and not value >= 0:
-            raise ValueError(f"{name} cannot be negative or NaN")
-    if values.get("steps") == 0:
-        raise ValueError("steps cannot be 0")
-    return RecordingRequest(**values)
+    return _converted({name: message[name] for name in names if message.get(name) is not None}, RecordingRequest)
 
 
 def check_answer(answer: Mapping[str, Any]) -> None:
-    for name, value in answer.items():
-        if name in _ANSWER_KINDS and not _is_of_kind(value, _ANSWER_KINDS[name]):
-            from opgrip.cli.command import printable
-
-            raise ValueError(f"{name} cannot be {printable(shortened(repr(value), _MOST_TEXT))}")
+    _converted(answer, _Answer)
     if answer.get("answer") == DONE and answer.get("file"):
         missing = next((name for name in _WITH_FILE if name not in answer), None)
         if missing is not None:
             raise ValueError(f"`{missing}` of the recording is missing")
 
 
-def _is_of_kind(value: Any, kinds: tuple[type, ...]) -> bool:
-    if isinstance(value, bool):
-        return bool in kinds
-    if isinstance(value, int):
-        return int in kinds and 0 <= value < _MOST_NUMBER
-    if isinstance(value, list):
-        return list in kinds and all(isinstance(item, str) for item in value)
-    return isinstance(value, kinds)
+def _converted(values: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from error
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:

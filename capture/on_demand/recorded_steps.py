@@ -6,10 +6,8 @@ import functools
 import os
 import sys
 import threading
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from time import monotonic, perf_counter_ns
@@ -192,53 +190,39 @@ class StepRecording:
             self.done.set()
 
 
-class StepSource(ABC):
+class _MarkingThread(threading.local):
+    step: ThreadStep | None = None
+    # an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
+    left_on: ThreadStep | None = None
+
+
+class ProgramSteps:
+    """Detects steps that last from one call of `opgrip.capture.step()` of a thread to its next.
+
+    After `leave`, it continues until each thread has called it, because only a thread itself can remove its dispatch
+    mode.
+    """
+
     def __init__(self, recording: StepRecording) -> None:
         self.recording = recording
-        self._hooks = ExitStack()
-
-    @abstractmethod
-    def enter(self) -> None: ...
-
-    def leave(self) -> None:
-        self._hooks.close()
-
-
-class ThreadState(threading.local):
-    """State of a thread with respect to its steps.
-
-    left_on : an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
-    in_call : True during a call of a module that could be a step
-    """
-
-    step: ThreadStep | None = None
-    left_on: ThreadStep | None = None
-    in_call = False
-
-
-class Boundaries(StepSource):
-    """Detects steps that last from one event of a thread, the boundary, to the next.
-
-    After `leave`, it continues until each thread has passed a boundary, because only a thread itself can remove its
-    dispatch mode.
-    """
-
-    def __init__(self, recording: StepRecording, here: ThreadState) -> None:
-        super().__init__(recording)
-        self.here = here
+        self._here = _MarkingThread()
         # no lock: in a fork, lives of other threads end in the child before it could create a new lock
         self._steps: dict[ref[ThreadLife], ThreadStep | None] = {}
         self._pid = os.getpid()
         self._is_left = False
-        self._closing = threading.Lock()
+        # keep one object: each access to a bound method creates a new one
+        self._listener = self.pass_boundary
+
+    def enter(self) -> None:
+        marks.listeners += (self._listener,)
 
     def leave(self) -> None:
         self._is_left = True
         self._close_if_over()
 
     def pass_boundary(self) -> None:
-        """End this thread's step and begin the next one. Never raises an error."""
-        here, recording = self.here, self.recording
+        """End this thread's step and begin the next one."""
+        here, recording = self._here, self.recording
         if here.left_on is not None and recording.capture.leave_step(here.left_on):
             here.left_on = None
         if here.step is not None:
@@ -262,21 +246,8 @@ class Boundaries(StepSource):
         self._close_if_over()
 
     def _close_if_over(self) -> None:
-        if self._is_left and not self._steps and self._closing.acquire(blocking=False):
-            self._hooks.close()
-
-
-class ProgramSteps(Boundaries):
-    """Detects steps that last from one call of `opgrip.capture.step()` to the next."""
-
-    def enter(self) -> None:
-        # keep one object: each access to a bound method creates a new one
-        self._listener = self.pass_boundary
-        marks.listeners += (self._listener,)
-        self._hooks.callback(self._forget)
-
-    def _forget(self) -> None:
-        marks.listeners = tuple(item for item in marks.listeners if item is not self._listener)
+        if self._is_left and not self._steps:
+            marks.listeners = tuple(item for item in marks.listeners if item is not self._listener)
 
 
 # reasons why calls of modules are not steps
@@ -284,28 +255,35 @@ INSIDE, OTHER = "inside a call that began before", "of other classes"
 MOST_NAMES = 3  # maximum number of module classes that are named for each reason
 
 
-class ModuleSteps(StepSource):
+class _CallingThread(threading.local):
+    # True during a call of a module that could be a step
+    in_call = False
+
+
+class ModuleSteps:
     """Detects outermost calls of modules as steps, or outermost calls of modules whose class matches a pattern.
 
     passed : names of classes of modules whose calls were not steps, by reason
     trains : True if a step was a call of a module in training mode
     """
 
-    def __init__(self, recording: StepRecording, here: ThreadState, pattern: str | None) -> None:
-        super().__init__(recording)
-        self.here = here
+    def __init__(self, recording: StepRecording, pattern: str | None) -> None:
+        self.recording = recording
         self.passed: dict[str, list[str]] = {}
         self.trains = False
+        self._here = _CallingThread()
         self._pattern = pattern
         self._patches = Patches()
 
     def enter(self) -> None:
         # torch warns about hooks on all modules when it compiles one
         self._patches.replace(nn.Module, "__call__", self._watching)
-        self._hooks.callback(self._patches.undo)
+
+    def leave(self) -> None:
+        self._patches.undo()
 
     def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        here, recording, is_traced = self.here, self.recording, torch.compiler.is_dynamo_compiling
+        here, recording, is_traced = self._here, self.recording, torch.compiler.is_dynamo_compiling
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             if is_traced() or here.in_call or recording.done.is_set() or not self._matches(module):
@@ -361,14 +339,13 @@ class StepDetector:
     """
 
     def __init__(self, recording: StepRecording, step_module: str | None) -> None:
-        here = ThreadState()
         self._recording, self._step_module = recording, step_module
         self._modules: ModuleSteps | None = None
-        self.source: StepSource
+        self.source: ProgramSteps | ModuleSteps
         if step_module is None and marks.steps:
-            self.source = ProgramSteps(recording, here)
+            self.source = ProgramSteps(recording)
         else:
-            self.source = self._modules = ModuleSteps(recording, here, step_module)
+            self.source = self._modules = ModuleSteps(recording, step_module)
 
     def notes(self) -> Iterator[str]:
         if self._modules is not None and self._modules.trains:
