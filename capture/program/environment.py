@@ -59,10 +59,7 @@ def _version(package: str) -> str:
 
 
 # functions that read settings which a program changes often
-MODES: dict[str, Callable[[], Any]] = {
-    "grad": torch.is_grad_enabled,
-    "inference": torch.is_inference_mode_enabled,
-}
+MODES: dict[str, Callable[[], Any]] = {"grad": torch.is_grad_enabled, "inference": torch.is_inference_mode_enabled}
 
 # functions that read settings which a program rarely changes; autocast is missing, because it is off where calls are
 # recorded

@@ -52,11 +52,7 @@ _MODES_MODULE = "torch.utils._python_dispatch"
 _OF_COMPILED = "_is_in_any_mode_without_ignore_compile_internals"
 _MODE_FLAGS = tuple(
     name
-    for name in (
-        "_is_in_torch_dispatch_mode",
-        "_is_in_non_infra_torch_dispatch_mode",
-        _OF_COMPILED,
-    )
+    for name in ("_is_in_torch_dispatch_mode", "_is_in_non_infra_torch_dispatch_mode", _OF_COMPILED)
     if _places.take(f"{_MODES_MODULE}.{name}", None, "nothing is lost: this torch keeps no such flag") is not None
 )
 

@@ -12,13 +12,7 @@ from hashlib import blake2b
 from typing import Any
 
 from opgrip.traces.codec.call_blocks import calls_from_json, calls_to_json, json_keys_of_calls
-from opgrip.traces.schema.accelerator_records import (
-    DeviceTimes,
-    Graph,
-    GraphTimes,
-    Kernels,
-    Wait,
-)
+from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels, Wait
 from opgrip.traces.schema.arguments import (
     FormatError,
     Json,

@@ -3,12 +3,7 @@ the same time and returns outputs of the same sizes.
 """
 
 from opgrip.traces.schema.records import Drawable, ValueModel
-from opgrip.traces.values.model import (
-    fit,
-    value_model_from_json,
-    value_model_to_json,
-    value_models,
-)
+from opgrip.traces.values.model import fit, value_model_from_json, value_model_to_json, value_models
 from opgrip.traces.values.needs import (
     depends_on_values,
     fit_argument,

@@ -72,12 +72,7 @@ def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch
 
 
 def draw_separate_boxes(
-    count: int,
-    low: list[float],
-    high: list[float],
-    widths: list[float],
-    whole: bool,
-    generator: torch.Generator,
+    count: int, low: list[float], high: list[float], widths: list[float], whole: bool, generator: torch.Generator
 ) -> torch.Tensor:
     """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
 

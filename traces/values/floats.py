@@ -139,12 +139,7 @@ class Floats(Ordered):
     ) -> torch.Tensor:
         specials: list[torch.Tensor] = []
         free, device, total = count, generator.device, count if total is None else total
-        for value, share in (
-            (0.0, zeros),
-            (math.nan, self.nan),
-            (math.inf, self.inf),
-            (-math.inf, self.minus_inf),
-        ):
+        for value, share in ((0.0, zeros), (math.nan, self.nan), (math.inf, self.inf), (-math.inf, self.minus_inf)):
             size = min(free, round(share * total))
             specials.append(torch.full((size,), value, dtype=dtype, device=device))
             free -= size

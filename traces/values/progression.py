@@ -131,12 +131,7 @@ def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArr
 
 
 def _period(
-    tensor: torch.Tensor,
-    blocks: NDArray[np.int64],
-    breaks: NDArray[np.bool_],
-    start: float,
-    step: float,
-    repeats: int,
+    tensor: torch.Tensor, blocks: NDArray[np.int64], breaks: NDArray[np.bool_], start: float, step: float, repeats: int
 ) -> int | None:
     at = int(breaks.argmax())
     if not breaks[at]:
