@@ -37,8 +37,7 @@ from opgrip.cli.progress import QuietReporter, Reporter
 from opgrip.errors import UserError, cause_of, in_words_of_python, place_of
 from opgrip.traces.table.trace import Trace, load
 
-# maximum number of warm-up steps that run under the capture, which then examines new calls without recording them
-MOST_LEARNED = 2
+MOST_LEARNED = 2  # maximum number of warm-up steps in which the capture examines calls without recording them
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # suffixes of trace files
 
 

@@ -249,8 +249,7 @@ def _print_longtail(capture: Capture, file: IO[str]) -> None:
 
 
 BLOCKS, ROUNDS, WARMUP = 6, 50, 30
-# quantile of the measured times that is used; a low one, because other work on the machine only makes times longer
-LOW = 0.25
+LOW = 0.25  # quantile of the measured times; a low one, because other work on the machine only makes times longer
 
 
 def own_cost() -> CaptureCost:

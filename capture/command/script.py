@@ -18,10 +18,8 @@ from opgrip.capture.program.processes import rank
 from opgrip.cli.command import did_you_mean
 from opgrip.errors import MissingFileError, UserError, one_line
 
-# time in seconds that threads of process groups get to take the interpreter lock and release the tensors of collectives
-#
-# DistributedDataParallel holds the lock while it joins these threads, so without this pause both can wait for ever
-# (torch 2.13).
+# time in seconds for threads of process groups to release tensors, which needs the interpreter lock;
+# DistributedDataParallel holds it while it joins them, so without this pause both can wait for ever (torch 2.13)
 FOR_GROUPS_S = 0.1
 
 

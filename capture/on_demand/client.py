@@ -37,8 +37,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 
 CONNECT_S = 2.0
-# time in seconds for a process to describe itself; a process that holds the interpreter lock longer counts as busy
-TELL_S = 5.0
+TELL_S = 5.0  # time for a process to describe itself; one that holds the interpreter lock longer counts as busy
 MOST_AT_ONCE = 16
 END_S = 10.0  # time in seconds for writing a recording that Ctrl-C has ended
 MOST_WORKERS = 4  # maximum number of process ids of workers that are printed

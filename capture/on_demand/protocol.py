@@ -139,8 +139,7 @@ class _Answer(TypedDict, total=False):
     notes: list[str]
 
 
-# fields that an answer about a written file must have
-_WITH_FILE = ("steps", "calls", "signatures", "dropped", "bytes")
+_WITH_FILE = ("steps", "calls", "signatures", "dropped", "bytes")  # fields of an answer about a file
 
 
 def check_request(request: Mapping[str, Any]) -> str:

@@ -20,7 +20,6 @@ DEFAULT, PRIVATE_DEFAULT = "step-%h-%p-%n.jsonl", "private-%p-%n.jsonl"
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 _ADVISED_SIGNALS = ("USR1", "USR2")
-# signals that are used for something else
 _OTHER_SIGNALS = ("KILL", "STOP", "INT", "TERM", "SEGV", "FPE", "ILL", "BUS", "ABRT", "CHLD")
 
 
@@ -93,8 +92,7 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
-# for each environment variable, the field of `AgentSettings` or option of `Capture`, and its parser (see
-# docs/production.md)
+# field of `AgentSettings` or option of `Capture`, and parser, of each environment variable
 VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
     "OPGRIP_STEPS": ("steps", positive),
     "OPGRIP_SECONDS": ("seconds", interval),

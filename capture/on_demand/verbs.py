@@ -157,7 +157,6 @@ VERBS = {
 }
 
 
-# options that apply only to captures of whole programs
 _OF_WHOLE_PROGRAMS = ("last", "grip", "grip_to", "find_longtail", "audit", "force")
 
 

@@ -158,8 +158,7 @@ def describe_devices() -> dict[str, str]:
     return names
 
 
-# names of graph classes in the accelerators' modules; each class has `capture_begin` and `capture_end`
-CLASSES = ("CUDAGraph", "XPUGraph", "Graph")
+CLASSES = ("CUDAGraph", "XPUGraph", "Graph")  # names of graph classes in the accelerators' modules
 
 
 def graph_classes() -> Iterator[tuple[str, Any]]:

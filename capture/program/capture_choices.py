@@ -56,8 +56,7 @@ def check_flight(last: int | None, path: object, values: str, device_time: str, 
         )
 
 
-# default path of a private trace; the name of the script or model would reveal what was recorded
-OUTPUT = "private.jsonl"
+OUTPUT = "private.jsonl"  # the default name, of the script or model, would reveal what was recorded
 
 
 def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:

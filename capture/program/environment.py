@@ -58,11 +58,10 @@ def _version(package: str) -> str:
         return "unknown"
 
 
-# functions that read settings which a program changes often
+# functions that read settings which a program often changes
 MODES: dict[str, Callable[[], Any]] = {"grad": torch.is_grad_enabled, "inference": torch.is_inference_mode_enabled}
 
-# functions that read settings which a program rarely changes; autocast is missing, because it is off where calls are
-# recorded
+# functions that read settings which a program rarely changes; autocast is off where calls are recorded
 SETTINGS: dict[str, Callable[[], Any]] = {
     "deterministic": torch.are_deterministic_algorithms_enabled,
     "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,

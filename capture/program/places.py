@@ -55,8 +55,7 @@ _OWN_FOLDERS = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).pa
 _OWN_PACKAGES = tuple(
     f"opgrip.{package}." for package in ("capture", "cli", "display", "platform", "replay", "tools", "traces", "zoo")
 )
-# module that runs a command of opgrip; frames outside of it belong to the command and not to the recorded program
-_RUNNER = "opgrip.cli.command"
+_RUNNER = "opgrip.cli.command"  # runs a command of opgrip; outer frames belong to the command
 
 
 @dataclass(frozen=True, slots=True, eq=False)

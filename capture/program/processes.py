@@ -59,8 +59,7 @@ def child_path(path: str | Path) -> Path:
     return with_mark(path, f"pid{os.getpid()}")
 
 
-# regular expression for the mark of a trace that a child process is writing, or could not end
-CUT = r"\.part(\d+)-\d+\.pid\1"
+CUT = r"\.part(\d+)-\d+\.pid\1"  # mark of a trace that a child process is writing, or could not end
 
 
 def _is_being_written(path: Path) -> bool:

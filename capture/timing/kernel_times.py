@@ -40,9 +40,7 @@ from opgrip.platform.activity_records import (
 from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels
 from opgrip.traces.schema.records import Record
 
-# number of calls after which the collection of records is ended and begun again, because torch's profiler stops at 128
-# MiB of records
-MOST_CALLS_OF_WINDOW = 100_000
+MOST_CALLS_OF_WINDOW = 100_000  # number of calls after which a new window begins: torch's profiler stops at 128 MiB
 
 
 class KernelTimes:

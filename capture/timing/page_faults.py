@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from opgrip.platform.contention import TICK_NS, is_slow
 
-# minimum size in bytes of a tensor for which page faults are counted; smaller tensors are rarely in new pages
-LARGE = 1 << 16
+LARGE = 1 << 16  # minimum size in bytes of a tensor whose page faults are counted; smaller ones are rarely in new pages
 FEWEST = 8  # minimum number of page faults of a call that are recorded
 
 
@@ -168,8 +167,7 @@ def _means(
 
 LEAST_NS = 2_000  # minimum duration in ns of own work that is stored
 PERTURBING_NS = 20_000  # minimum own work in ns before or within a call for which the call counts as perturbed
-# own work within a call also perturbs it if it takes more than 1 / PERTURBING_PART of the call's time
-PERTURBING_PART = 20
+PERTURBING_PART = 20  # work within a call also perturbs it if it takes more than 1 / PERTURBING_PART of its time
 NONE_OPEN = 1 << 62  # a time in ns later than the start of any call
 
 Times = NDArray[np.int64]

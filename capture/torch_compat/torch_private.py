@@ -25,17 +25,16 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SINGLETONS = (type(None), bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-# function that returns the node that autograd is running in this thread, or None outside a backward pass
+# returns the node that autograd is running in this thread, or None outside a backward pass
 current_autograd_node: Callable[[], Any] = _places.take(
     "torch._C._current_autograd_node", lambda: None, "calls of a backward pass are recorded as forward ones"
 )
 
-# function that returns the number of autograd nodes that this thread has created
 sequence_number: Callable[[], int] = _places.take(
     "torch._C._autograd._get_sequence_nr", lambda: 0, "calls of a backward pass have no pair in the forward one"
 )
 
-# function that returns the device type of a third-party backend
+# returns the device type of a third-party backend
 out_of_tree_device: Callable[[], str] = _places.take(
     "torch._C._get_privateuse1_backend_name", lambda: "privateuseone", "accelerators of other packages have no times"
 )
@@ -48,20 +47,19 @@ def _storage_address(tensor: torch.Tensor) -> int:
     return address
 
 
-# function that returns the address of a tensor's storage object, the same for all tensors in the same memory
+# returns the address of a tensor's storage object, the same for all tensors in the same memory
 storage_address: Callable[[torch.Tensor], int] = _places.take(
     "torch._C._storage_address", _storage_address, "a Python object of the storage is created to read its address"
 )
 
 _NEVER_ABSENT = "none: a capture cannot begin"
 
-# function that returns the address of a storage object and reserves it until `unpin`, without keeping the memory alive
+# returns the address of a storage object and reserves it until `unpin`, without keeping the memory alive
 pin: Callable[[torch.UntypedStorage], int] = _places.take("torch.UntypedStorage._weak_ref", None, _NEVER_ABSENT)
 
-# function that releases an address reserved by `pin`; it must be called once for each call of `pin`
+# releases an address reserved by `pin`; call it once for each call of `pin`
 unpin: Callable[[int], None] = _places.take("torch.UntypedStorage._free_weak_ref", None, _NEVER_ABSENT)
 
-# function that returns True if the storage at a pinned address has been freed
 storage_is_gone: Callable[[int], bool] = _places.take("torch.UntypedStorage._expired", None, _NEVER_ABSENT)
 
 
@@ -91,12 +89,12 @@ def is_plain(kind: type) -> bool:
     return kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__  # type: ignore[attr-defined]
 
 
-# function that returns a context in which tensor operations run outside all dispatch modes. One in Python could be
+# returns a context in which tensor operations run outside all dispatch modes. One in Python could be
 # interrupted between its start and its block, and the thread would then stay without modes
 without_modes: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C._DisableTorchDispatch", nullcontext, "dispatch modes of the program see the work of the capture"
 )
-# function that returns a context in which tensor operations run without the `__torch_function__` of subclasses
+# returns a context in which tensor operations run without the `__torch_function__` of subclasses
 without_functions: Callable[[], AbstractContextManager[Any]] = _places.take(
     "torch._C.DisableTorchFunction", nullcontext, "tensor subclasses of the program see the work of the capture"
 )

@@ -23,8 +23,7 @@ from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thr
 
 BLOCK = 1024  # maximum number of calls in one record
 COLUMNS = 4  # number of integers that a dispatch mode stores per call, followed by the storages of the call's tensors
-# minimum duration in ns of calls that other processes may have interrupted: about a time slice of the system
-INTERRUPTED_NS = 1_000_000
+INTERRUPTED_NS = 1_000_000  # minimum duration of calls that other processes may have interrupted: about a time slice
 MOST_SEQUENCES = 1 << 18  # maximum number of forward calls that wait for their backward calls
 UNKNOWN = -1  # placeholder for the signature of a (signature, scope) pair that was not looked up yet
 

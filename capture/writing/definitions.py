@@ -24,11 +24,8 @@ from opgrip.traces.schema.records import (
     Values,
 )
 
-# estimated size in bytes of a call in a block; too high on purpose, so that blocks shrink before a limit
-CALL_BYTES = 48
-# memory in bytes that a capture needs per signature, with value models and predictions; measured on linear layers that
-# each get a different batch size
-SIGNATURE_BYTES = 8_000
+CALL_BYTES = 48  # estimated size of a call in a block; too high, so that blocks shrink before a limit
+SIGNATURE_BYTES = 8_000  # memory per signature, with value models and predictions; measured on linear layers
 INTEGER_BYTES = 40  # memory in bytes of an integer that a dispatch mode has collected
 
 Pending = tuple[Record, bytes]  # a record and its encoded line

@@ -33,9 +33,7 @@ from opgrip.traces.schema.records import Entered, Header, Record, Scope, Signatu
 
 # numbers of records of each kind after which the tables are cleared; a known signature takes about 10 kB
 MOST_OF_GENERATION = {Signature: 4096, Scope: 8192, PAIR: 16384}
-# maximum number of traces for events that the program survives, so that a service in which requests fail continually
-# does not fill the disk
-MOST_DUMPS = 8
+MOST_DUMPS = 8  # maximum number of traces for events that the program survives, because a service may fail continually
 SIGNAL_WAIT_S = 5.0  # maximum time in seconds that a signal handler waits for another thread that is writing
 
 # function that opens a trace, given the number of the trace (from 1) and fields of its header

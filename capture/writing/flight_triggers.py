@@ -21,8 +21,7 @@ from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
 
-# signals that end a program unless it handles them
-STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # they end a program by default
 
 
 class SignalWatch:
@@ -123,8 +122,7 @@ class SignalWatch:
 # function that opens a trace, given its path and fields of its header
 BeginFile = Callable[[Path, dict[str, Any]], TraceWriter]
 
-# attribute that marks an error as handled; it contains the process and the capture, because errors can be pickled, and
-# whether the latest calls were written
+# attribute of a handled error: the process and the capture, because errors can be pickled, and if calls were written
 WRITTEN = "_opgrip_written"
 
 

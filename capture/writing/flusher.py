@@ -27,9 +27,7 @@ INTERVAL_S = 0.5
 SPAN_NS = 100_000_000  # interval in ns between checks whether other processes use the processors
 ALIVE_S = 1.0  # interval in seconds between checks whether the writing thread still runs
 PAUSE_S = 50e-6
-# length of the pauses between values that are fitted, relative to the time of fitting; the program's threads need
-# Python's interpreter lock
-PATIENCE = 12
+PATIENCE = 12  # length of the pauses between fits, relative to a fit; the program needs the interpreter lock
 UNLIMITED = RecordingLimits()
 
 

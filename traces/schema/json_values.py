@@ -23,8 +23,7 @@ Json: TypeAlias = Any
 NAME_LENGTH = 1 << 16  # maximum number of characters in the name of an operator, a module or a file, and in a message
 
 LIMIT = 1 << 63  # upper limit of the magnitude of integers in a trace
-# upper limit of start and end times of calls in ns, so that the difference of two times fits in 64 bits
-LATEST_NS = 1 << 62
+LATEST_NS = 1 << 62  # limit of the times of calls, so that the difference of two times fits in 64 bits
 
 Int64: TypeAlias = Annotated[int, Meta(ge=-LIMIT, le=LIMIT - 1)]
 # type of a non-negative integer: a count, a number of a record, a size or a duration in ns
@@ -178,11 +177,8 @@ def device_name(value: Json) -> str:
 
 
 LINE_BYTES = 16 << 20  # maximum number of bytes in one line
-# maximum number of lists, objects and their elements in one line; each takes about 70 bytes of memory and at least two
-# in the file
-LINE_ITEMS = 1 << 20
-# maximum depth of nested lists and objects, because functions on arguments recurse about four times per level
-NESTING = 128
+LINE_ITEMS = 1 << 20  # limit of lists, objects and their elements in a line; each takes about 70 bytes of memory
+NESTING = 128  # functions on arguments recurse about four times per level of lists and objects
 UNKNOWN_RECORDS = 20_000  # maximum number of records of types that the reader does not know
 UNKNOWN_NAMES = 1_000  # maximum number of distinct unknown types and fields that are counted by name
 # maximum number of set members or dictionary keys whose hash equals that of another one; each makes a lookup longer

@@ -13,11 +13,8 @@ from opgrip.traces.values import drawing as checks
 from opgrip.traces.values.drawing import at_quantiles, distinct, shuffled
 from opgrip.traces.values.model import PIECES, leading, sample, value_models
 
-# number of boxes for which overlaps are counted, and number of boxes with which each is compared
-QUERIES, OTHERS = 64, 512
-# distance between neighbouring boxes of equal size, relative to the side; their intersection over union is 0.4 / 1.6 =
-# 0.25
-SPACING = 0.6
+QUERIES, OTHERS = 64, 512  # boxes whose overlaps are counted, and boxes with which each is compared
+SPACING = 0.6  # distance of neighbouring boxes relative to their side; their intersection over union is 0.4 / 1.6
 JITTER = 1e-3  # maximum displacement of a copied box, relative to its side
 MAX_LAYERS = 60
 MAX_CELLS = 1 << 31

@@ -70,8 +70,7 @@ def counted(pairs: Any, what: str, most: int) -> None:
     whole(sum(count for _, count in pairs), what, 0)
 
 
-# number of cells of equal probability; every probability in use, a multiple of 1/1000 or 1/16, is the end of a cell
-CELLS = 2000
+CELLS = 2000  # cells of equal probability; every probability in use, a multiple of 1/1000 or 1/16, is an end of one
 PIECE = 1 << 15  # number of values that fit in a processor's cache, and for which torch does not use several threads
 
 

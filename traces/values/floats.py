@@ -24,9 +24,7 @@ from opgrip.traces.values.model import PIECES, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
 
 ROUNDS = 8  # maximum number of times that more numbers are drawn because too many were equal
-# number of elements above which the distribution is computed from evenly spaced elements; range and shares use all
-# elements
-SAMPLED = 1 << 15
+SAMPLED = 1 << 15  # number of evenly spaced elements from which the distribution is computed
 
 
 @value_models.register("floats")

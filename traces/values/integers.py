@@ -56,8 +56,7 @@ def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
 
 
 FREQUENT = 64  # number of distinct values that are kept with their counts
-# maximum number of negative values that count as special values, such as an `ignore_index`, among other values
-SENTINELS = 4
+SENTINELS = 4  # maximum number of negative values that count as special, such as an `ignore_index`
 
 
 @value_models.register("integers")

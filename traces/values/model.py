@@ -78,8 +78,7 @@ LENGTH = 256  # number of elements in a piece
 # lengths of shorter pieces that are tried if pieces are constant, and the total number of elements in them
 SHORT, MORE = (16, 1), 1 << 14
 FEWEST_ROWS = 4  # minimum number of rows, even if one row has enough elements
-# fractional part of the golden ratio; its multiples are spread evenly and coincide with no period
-GOLDEN = (5**0.5 - 1) / 2
+GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly and coincide with no period
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -17,12 +17,10 @@ from opgrip.traces.values.model import MOST, array_of, pieces, value_models
 
 LOOKED_AT = 1 << 20  # number of leading elements that are compared with their neighbours
 STEPPED = 1 << 15  # number of leading elements whose differences to their neighbours are computed
-# number of digits after the decimal point, enough to recover the number of rises among the examined elements
-SHARE_DIGITS = 10
+SHARE_DIGITS = 10  # digits after the point, enough to recover the number of rises among the examined elements
 STEP_DIGITS = 6  # number of significant digits of a mean difference
 TRIES = 8  # number of fixed-point iterations
-# limit of the mean difference of neighbours, relative to that of random pairs, below which neighbours count as close
-CLOSE = 0.7
+CLOSE = 0.7  # limit of the mean difference of neighbours, relative to random pairs, below which they are close
 WALK = 1 << 16  # number of elements in a random walk, few enough to be sorted within the processor's caches
 SORTED_BY_NUMPY = (torch.float32, torch.float64, torch.int32, torch.int64)
 

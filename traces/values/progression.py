@@ -143,8 +143,7 @@ def _period(
     return int(between[differs.argmax()])
 
 
-# maximum number of different lengths that are kept with their counts; if there are more, quantiles are kept
-DISTINCT = 64
+DISTINCT = 64  # maximum number of different lengths that are kept with their counts, instead of quantiles
 PROBABILITIES = tuple(at / 16 for at in range(17))  # probabilities of the quantiles that are kept
 
 
