@@ -71,9 +71,7 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 
 def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Workload) -> list[Result]:
-    """Return the rows; a candidate's row becomes wrong if its time is far below what this machine
-    needs.
-    """
+    """Return the rows; a candidate's row becomes wrong if its time is far below what this machine needs."""
     limited = with_limits(rows, ceilings, threads_of(workload), dtype_of(workload), launches=False)
     limits = [LimitColumns.of(row).limit_us or 0.0 for row in limited]
     return [

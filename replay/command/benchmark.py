@@ -204,18 +204,16 @@ def _measured(contenders: Sequence[_Contender], workload: Workload, device: Any)
         for row in rows_of_case[item.case.number]:
             if item.note:
                 row = replace(row, note=", ".join(filter(None, (row.note, item.note))))
-            is_candidate = item.case.number != item.reference
-            compared.append(_with_ratio(row, base.get(_variant_key(row))) if is_candidate else row)
+            if item.case.number != item.reference:
+                base_row = base.get(_variant_key(row))
+                ratio = None if base_row is None else ratio_over(row, base_row)
+                row = replace(row, ratio=ratio, ratio_p10=None, ratio_p50=None, ratio_p90=None)
+            compared.append(row)
     return compared
 
 
 def _variant_key(row: Result) -> tuple[object, ...]:
     return tuple(getattr(row, name) for name in VARIANT_COLUMNS if name not in MODE_COLUMNS)
-
-
-def _with_ratio(row: Result, base: Result | None) -> Result:
-    ratio = None if base is None else ratio_over(row, base)
-    return replace(row, ratio=ratio, ratio_p10=None, ratio_p50=None, ratio_p90=None)
 
 
 def _arguments(function: Callable[..., Any], inputs: Inputs, args: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -82,7 +82,8 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
         raise outcome.problem
     if outcome.interrupted:
         _report_details(outcome, reporter)
-        reporter.say(f"{_where_interrupted(outcome, rows)}; {_hint(output, again)}")
+        hint = f"continue with: {again}" if output.output else "with --output, it could be continued by --resume"
+        reporter.say(f"{_where_interrupted(outcome, rows)}; {hint}")
         return INTERRUPTED
     _keep(outcome.results, args, reporter)
     _report_details(outcome, reporter)
@@ -184,10 +185,6 @@ def _where_interrupted(outcome: ReplayOutcome, rows: Sequence[Result]) -> str:
     if outcome.traces:
         return f"interrupted in trace {max(len({row.trace for row in rows}), 1)} of {outcome.traces}"
     return f"interrupted after {len({row.case for row in rows})} of {counted(outcome.cases, 'case')}"
-
-
-def _hint(output: OutputOptions, again: str) -> str:
-    return f"continue with: {again}" if output.output else "with --output, it could be continued by --resume"
 
 
 def _keep(results: Results, args: argparse.Namespace, reporter: Reporter) -> None:

@@ -128,7 +128,10 @@ class SeveralReplays:
         if self.output.append and self.output.output is not None and self.output.output.exists():
             self._earlier = read_run(self.output.output)
         self._set_aside_absent()
-        self._prepare_folder()
+        if self.folder is not None:
+            about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
+            self._hashes = about[HASHES]
+            prepare_parts(self.folder, self.output, about)
         interrupted, lost = not self._deal(), None
         try:
             interrupted = interrupted or self._run_all()
@@ -261,12 +264,6 @@ class SeveralReplays:
             return False
         remove_if_empty(self.folder)
         return self.folder.exists()
-
-    def _prepare_folder(self) -> None:
-        if self.folder is not None:
-            about = about_parts(self.targets, self._options, self._args.shard, self._machine_kind)
-            self._hashes = about[HASHES]
-            prepare_parts(self.folder, self.output, about)
 
     def _check_new(self, name: str, replay: TraceReplay) -> None:
         earlier, output = self._earlier, self.output.output

@@ -111,7 +111,11 @@ class TraceReplay:
         self._may_fork, self._origin, self._again = may_fork, origin, again
         self._began = datetime.now(timezone.utc)
         self.output = from_arguments(OutputOptions, args)
-        self._base = None if self.output.until_decided is None else _base_of(self.output, origin)
+        self._base: Results | None = None
+        if self.output.until_decided is not None:
+            base = read_run(Store(self.output.store).find(self.output.until_decided))
+            own = [row for row in base if origin is None or row.trace == origin.trace]
+            self._base = Results(own, base.header)
         self.stored_cases = 0
         check_output(self.output, args)
         request = request_of(args)
@@ -356,12 +360,6 @@ def _undecided(base: Results, rows: RowsByCase) -> set[int]:
     comparison = compare(base, Results([row for case_rows in rows.values() for row in case_rows], {}))
     # the base does not change, so repeats cannot decide a case that the base ran only once
     return {pair.new.case for pair in comparison.pairs if pair.more_new_runs is not None}
-
-
-def _base_of(output: OutputOptions, origin: Origin | None) -> Results:
-    assert output.until_decided is not None, "the caller checks it"
-    base = read_run(Store(output.store).find(output.until_decided))
-    return base if origin is None else Results([row for row in base if row.trace == origin.trace], base.header)
 
 
 def keep(results: Results, output: OutputOptions, reporter: Reporter) -> Path | None:

@@ -303,7 +303,12 @@ def compare(base: Results, new: Results, margin: float = MARGIN) -> Comparison:
         broken=broken,
         fixed=fixed,
         untimed=[Pair(old, now) for old, now in both if id(now) not in named],
-        changed=[Pair(old, now) for old, now in both if _gives_other(old, now)],
+        changed=[
+            Pair(old, now)
+            for old, now in both
+            if old.status == OK and old.faithful is not False
+            if now.status == WRONG or (now.status == OK and now.faithful is False)
+        ],
         missing=[row for identity, row in base_rows.items() if identity not in new_rows],
         added=[row for identity, row in new_rows.items() if identity not in base_rows],
         margin=margin,
@@ -327,8 +332,3 @@ def _gave_results(row: Result) -> bool:
 
 def _is_timed(row: Result) -> bool:
     return _gave_results(row) and (row.median_us is not None or bool(row.times_us))
-
-
-def _gives_other(base: Result, new: Result) -> bool:
-    was_right = base.status == OK and base.faithful is not False
-    return was_right and (new.status == WRONG or (new.status == OK and new.faithful is False))

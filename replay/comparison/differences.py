@@ -125,7 +125,8 @@ def judge(differences: Sequence[Difference], margin: float) -> list[RatioVerdict
         else:
             verdict = Verdict.UNSURE
             room = _room(item, margin, -float(special.stdtrit(item.freedom, level / 2)))
-            more_runs, more_new_runs = _more_runs(item, room), _more_new_runs(item, room)
+            more_runs = _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
+            more_new_runs = _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
         ratio, least, most = (_exp(value) for value in (item.log_ratio, low, high))
         judgements.append(RatioVerdict(verdict, ratio, least, most, probability, more_runs, more_new_runs))
     return judgements
@@ -145,18 +146,8 @@ def _room(item: Difference, margin: float, quantile: float) -> float:
     return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2
 
 
-def _more_runs(item: Difference, room: float) -> int | None:
-    """Return how many more repeats of each run the log ratio's variance needs to be at most `room`; None if over
-    `MOST_RUNS`.
-    """
-    return _missing(2 * item.variance, room, min(item.base_runs, item.new_runs))
-
-
-def _more_new_runs(item: Difference, room: float) -> int | None:
-    return _missing(item.variance, room - item.variance / item.base_runs, item.new_runs)
-
-
 def _missing(variance: float, room: float, runs: int) -> int | None:
+    """Return how many more than `runs` repeats reduce a variance to `room`; None if over `MOST_RUNS`."""
     if not room > 0 or variance / room > runs + MOST_RUNS:
         return None
     return max(ceil(variance / room) - runs, 1)

@@ -122,7 +122,10 @@ def hold(gate: Gate, comparison: Comparison) -> Held:
     if not any(pair.judgement for pair in comparison.pairs):
         return Held(gate, Outcome.NOT_DECIDED, NOTHING)
     limit, limited = 1 + gate.most, _limited_rows(gate, comparison)
-    sums = [_Limited(_all_rows(total.cases), total.judgement, ()) for total in comparison.totals()]
+    sums = [
+        _Limited("the only row" if total.cases == 1 else f"all {total.cases:,} rows together", total.judgement, ())
+        for total in comparison.totals()
+    ]
     count = counted(len(limited), *(("row",) if gate.name in (ROWS, TOTAL) else (gate.name, PLURALS.get(gate.name))))
     slower = [item for item in limited if item.is_slower(limit)]
     if slower:
@@ -177,7 +180,11 @@ def _limited_rows(gate: Gate, comparison: Comparison) -> list[_Limited]:
     single = [
         pair for pair in comparison.pairs if pair.is_contended or (pair.judgement is None and _may_be_slower(pair))
     ]
-    single += [pair for pair in (*comparison.broken, *comparison.untimed) if _lost_its_time(pair)]
+    single += [
+        pair
+        for pair in (*comparison.broken, *comparison.untimed)
+        if pair.base.median_us is not None and pair.new.median_us is None
+    ]
     limited = [_Limited(describe(pair.new), pair.judgement, [pair]) for pair in single]
     if gate.name == TOTAL:
         return limited
@@ -195,16 +202,8 @@ def _limited_rows(gate: Gate, comparison: Comparison) -> list[_Limited]:
     ] + limited
 
 
-def _all_rows(count: int) -> str:
-    return "the only row" if count == 1 else f"all {count:,} rows together"
-
-
 def _rows_of(limited: Iterable[_Limited]) -> list[Result]:
     return [pair.new for item in limited for pair in item.pairs]
-
-
-def _lost_its_time(pair: Pair) -> bool:
-    return pair.base.median_us is not None and pair.new.median_us is None
 
 
 def _may_be_slower(pair: Pair) -> bool:

@@ -162,15 +162,11 @@ def summary_of(results: Results) -> RunSummary:
         device=str(header.get("device", "")),
         torch=str(header.get("torch", "")),
         machine=str((header.get("environment") or {}).get("machine", "")),
-        modes=tuple(dict.fromkeys(map(_words_of_mode, rows))),
+        modes=tuple(dict.fromkeys(f"{row.mode} (tune {row.tune})" if row.tune else row.mode for row in rows)),
         dtypes=tuple(dict.fromkeys(row.dtype for row in rows if row.dtype)),
         cases=len({row.case_of_trace for row in rows}),
         ok=sum(row.status == OK for row in rows),
     )
-
-
-def _words_of_mode(row: Result) -> str:
-    return f"{row.mode} (tune {row.tune})" if row.tune else row.mode
 
 
 def usual_folder() -> Path | None:

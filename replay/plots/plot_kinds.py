@@ -30,6 +30,8 @@ CAPTURED = "captured"  # name of the series of captured times
 
 def draw_operators(request: PlotRequest) -> Figure:
     """Draw a bar for each group of cases and series: total replayed time, next to the captured time."""
+    from matplotlib.ticker import EngFormatter
+
     from opgrip.replay.results.ratios import shares_by
 
     by = request.by or OPERATOR_GROUPS[0]
@@ -50,7 +52,8 @@ def draw_operators(request: PlotRequest) -> Figure:
         widths = [totals[group][name] for group in groups]
         color = "#bbbbbb" if name == CAPTURED else marked(index)["color"]
         heights = [number + offset for number in range(len(groups))]
-        label = f"{literal(name, 28)}, {_seconds(fsum(times[name] for times in totals.values()))}"
+        total_us = fsum(times[name] for times in totals.values())
+        label = f"{literal(name, 28)}, {EngFormatter('s', places=1)(total_us * 1e-6)}"
         axes.barh(heights, widths, thickness, color=color, label=label)
     axes.set_yticks(range(len(groups)), [literal(group, 40) for group in groups])
     axes.set_ylim(len(groups) - 0.5, -0.5)
@@ -79,12 +82,6 @@ def _first_ways(rows: list[Result]) -> list[Result]:
     for row in rows:
         cases.setdefault((row.case, *row.identity_without(*VARIANT_COLUMNS)), row)
     return list(cases.values())
-
-
-def _seconds(time_us: float) -> str:
-    from matplotlib.ticker import EngFormatter
-
-    return EngFormatter("s", places=1)(time_us * 1e-6)
 
 
 MODE_GROUPS = ("family", "op")  # groupings of cases, default first
@@ -178,7 +175,10 @@ def draw_history(request: PlotRequest) -> Figure:
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
     for mode in dict.fromkeys(row.mode for _, run in runs for row in timed(run.rows)):
-        by_mode[mode] = [{_identity(row): row for row in timed(run.rows) if row.mode == mode} for _, run in runs]
+        # different devices get separate lines
+        by_mode[mode] = [
+            {(row.device, *row.identity): row for row in timed(run.rows) if row.mode == mode} for _, run in runs
+        ]
     figure, (axes,) = new_figure(request.title)
     most = 0
     for index, (mode, rows_of_runs) in enumerate(by_mode.items()):
@@ -196,10 +196,6 @@ def draw_history(request: PlotRequest) -> Figure:
     _label_history(figure, "median of a call" if most == 1 else "time of all calls, by medians")
     add_legend(figure, axes)
     return figure
-
-
-def _identity(row: Result) -> tuple[object, ...]:
-    return (row.device, *row.identity)
 
 
 def _moment(name: str, run: PlottedRun) -> datetime:

@@ -31,18 +31,16 @@ def list_cases(cases: Sequence[Case], file: IO[str]) -> None:
     """Print one line per case: number, share of time, number of calls, operator and arguments, cut to the terminal's
     width.
     """
-    rows = [COLUMNS, *map(_cells, cases)]
+    rows = [COLUMNS]
+    for case in cases:
+        shapes = printable(describe_shapes(case.signature))
+        rows.append((str(case.number), f"{case.share:.1%}", f"{case.count:,}", printable(case.op), shapes))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     most = shutil.get_terminal_size().columns if file.isatty() else None
     for case, share, count, operator, shapes in rows:
         numbers = f"{case:>{widths[0]}}  {share:>{widths[1]}}  {count:>{widths[2]}}"
         print(f"{numbers}  {operator:<{widths[3]}}  {shapes}"[:most].rstrip(), file=file)
     print(f"{len(cases)} cases" if len(cases) != 1 else "one case", file=file)
-
-
-def _cells(case: Case) -> tuple[str, ...]:
-    shapes = printable(describe_shapes(case.signature))
-    return str(case.number), f"{case.share:.1%}", f"{case.count:,}", printable(case.op), shapes
 
 
 STYLES = {
@@ -241,14 +239,14 @@ def _added(about: Column, result: Result) -> str:
 def _clocks(results: Sequence[Result]) -> list[str]:
     if not any(result.captured_host_us for result in results):
         return []
-    by_device = {_is_by_device(result) for result in results if result.median_us is not None}
+    by_device = {
+        result.method in ON_DEVICE or SequenceColumns.of(result).replayed_host_us is not None
+        for result in results
+        if result.median_us is not None
+    }
     clocks = " and ".join("the device's clock" if is_so else "the host's" for is_so in sorted(by_device, reverse=True))
     replayed = f"; replayed ones are by {clocks}" if clocks else ""
     return [f"captured {DEVICE_TIME}, captured host us is the time on the host{replayed}"]
-
-
-def _is_by_device(result: Result) -> bool:
-    return result.method in ON_DEVICE or SequenceColumns.of(result).replayed_host_us is not None
 
 
 def _speed_ups(results: Sequence[Result]) -> list[str]:

@@ -83,7 +83,8 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
     share = row.captured_total_us / step_us if step_us and row.direction == FORWARD else None
     if row.status not in RAN:
         verdict = WRONG if row.status == WRONG else FAILED
-        command = f"{export} {_words_of(row)} -o case{row.case}.py" if export and row.status == WRONG else None
+        case = f"{shlex.quote(row.module)} --unit module" if is_of_module(row) else str(row.case)
+        command = f"{export} {case} -o case{row.case}.py" if export and row.status == WRONG else None
         return row.adding(CandidateColumns(verdict, step_share=share, export=command))
     ratio = None if base is None or not row.ratio else PairedRatio.of(row)
     if ratio is None:
@@ -96,10 +97,6 @@ def _judged(row: Result, base: Result | None, step_us: float | None, export: str
 
 def is_of_module(row: Result) -> bool:
     return bool(row.module) and row.op.split(" ")[0] == row.module
-
-
-def _words_of(row: Result) -> str:
-    return f"{shlex.quote(row.module)} --unit module" if is_of_module(row) else str(row.case)
 
 
 def is_slower_by(row: Result, limit: float) -> bool:

@@ -74,12 +74,8 @@ def base_index(index: int, rows: Sequence[Result], reference: str) -> int | None
             base_key = row.values, first.threads, row.cache
         else:
             base_key = row.values, row.threads, first.cache
-    own = (other for other in alike if other != index)
-    return next((other for other in own if _variant_key(rows[other]) == base_key), None)
-
-
-def _variant_key(row: Result) -> tuple[str, int | None, str | None]:
-    return row.values, row.threads, row.cache
+    own = ((other, rows[other]) for other in alike if other != index)
+    return next((other for other, item in own if (item.values, item.threads, item.cache) == base_key), None)
 
 
 def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
@@ -164,10 +160,18 @@ def join_repeats(rows: Sequence[Result]) -> Result:
     Each repeat has the same weight, regardless of its number of runs. Repeats that other processes disturbed count only
     if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned. `ratio` stays empty.
     """
-    bad = max((row for row in rows if row.status not in RAN), key=_severity, default=None)
+    # wrong rows are worse than others, those with the largest error worst
+    bad = max(
+        (row for row in rows if row.status not in RAN),
+        key=lambda row: (row.status == WRONG, row.max_abs or 0.0),
+        default=None,
+    )
     if bad is not None or len(rows) == 1:
         return bad or rows[0]
-    errors: dict[str, Any] = {name: _largest(getattr(row, name) for row in rows) for name in ("max_abs", "max_rel")}
+    errors: dict[str, Any] = {
+        name: max((error for row in rows if (error := getattr(row, name)) is not None), default=None)
+        for name in ("max_abs", "max_rel")
+    }
     rows = [row for row in rows if row.status == OK] or rows
     first, times = rows[0], [time for row in rows for time in row.times_us or ()]
     if not times:
@@ -206,14 +210,6 @@ def join_repeats(rows: Sequence[Result]) -> Result:
         **errors,
     )
     return with_joined_pairs(joined, rows)
-
-
-def _severity(row: Result) -> tuple[bool, float]:
-    return row.status == WRONG, row.max_abs or 0.0
-
-
-def _largest(errors: Iterable[float | None]) -> float | None:
-    return max((error for error in errors if error is not None), default=None)
 
 
 def weights_of(row: Result) -> list[float]:

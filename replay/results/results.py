@@ -228,10 +228,9 @@ class Result:
         what = self.key or f"{self.op} {self.shapes}"
         ignored = {*columns, *(MODE_COLUMNS if "mode" in columns else ())}
         trace = () if "trace" in ignored else (self.trace,)
-        return (what, *trace, *(self._variant_cell(name) for name in VARIANT_COLUMNS if name not in ignored))
-
-    def _variant_cell(self, name: str) -> object:
-        return self.device.partition(":")[0] if name == "device" else getattr(self, name)
+        # equal devices have different indices
+        cells = {name: getattr(self, name) for name in VARIANT_COLUMNS} | {"device": self.device.partition(":")[0]}
+        return (what, *trace, *(cell for name, cell in cells.items() if name not in ignored))
 
     @property
     def case_of_trace(self) -> tuple[str, int]:

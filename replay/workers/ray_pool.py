@@ -31,7 +31,7 @@ from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, empty_rows, load_workload
 from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
 from opgrip.replay.workers.scheduling import PARTS, in_parts, interleaved, make_ahead, rows_ahead
-from opgrip.replay.workers.worker import Worker
+from opgrip.replay.workers.worker import Worker, by_case
 from opgrip.traces.io.shipped_traces import trace_file
 
 # times in seconds: between two attempts to start workers if none is left, after which the attempts end, and for workers
@@ -581,14 +581,11 @@ class RayWorker:
 
         def measured() -> list[Any]:
             workload = self._load(number, bundle)
-            cached_rows: dict[int, dict[int, Result]] = {}
-            for case, key, plain in cached:
-                cached_rows.setdefault(case, {})[key] = Result.from_plain(plain)
             if self._worker is None or self._worker[0] != repeat:
                 self._end_process()
                 self._worker = repeat, Worker(workload, may_fork=False)
             worker, by_number = self._worker[1], {case.number: case for case in workload.cases}
-            lane = worker.measure([by_number[case] for case in cases], self._without, cached_rows)
+            lane = worker.measure([by_number[case] for case in cases], self._without, by_case(cached))
             return [[self._naming_own_trace(row).to_plain() for row in rows] for rows in interleaved({worker: lane})]
 
         return _message(measured)

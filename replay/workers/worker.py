@@ -100,7 +100,12 @@ class Worker:
         """
         workload = self._workload
         remaining = {case.number: case for case in cases}
-        cached = {case.number: self._on_device(cached_rows.get(case.number, {})) for case in cases}
+        cached = {
+            case.number: {
+                number: replace(row, device=workload.device) for number, row in cached_rows.get(case.number, {}).items()
+            }
+            for case in cases
+        }
         blameless = 0
         while remaining:
             for case in list(remaining.values()):
@@ -111,7 +116,8 @@ class Worker:
                     yield [cached[case.number][variant.number] for variant in workload.variants(case)]
             if not remaining:
                 return
-            self.ask(_measuring(list(remaining), without, cached))
+            known = [[case, row, result.to_plain()] for case in remaining for row, result in cached[case].items()]
+            self.ask({"cases": list(remaining), "without": list(without), "known": known})
             received: list[Any] | Ended = []
             while not isinstance(received, Ended) and "done" not in (received or [{}])[-1]:
                 yield None
@@ -126,9 +132,6 @@ class Worker:
                 blameless += 1
                 if blameless > RETRIES:
                     raise UserError("the process that runs the cases cannot continue", received.reason)
-
-    def _on_device(self, rows: Mapping[int, Result]) -> dict[int, Result]:
-        return {number: replace(row, device=self._workload.device) for number, row in rows.items()}
 
     def _blame(
         self,
@@ -158,11 +161,6 @@ def _show_printed(lines: Sequence[str]) -> None:
         shown = [f"  {printable(shorten(line, LONGEST_LINE))}" for line in printed[:MOST_LINES]]
         more = [f"  and {len(printed) - MOST_LINES:,} more lines"] if len(printed) > MOST_LINES else []
         print("printed by the candidates:", *shown, *more, sep="\n", file=sys.stderr)
-
-
-def _measuring(numbers: Sequence[int], without: Sequence[int], cached: CachedRows) -> dict[str, Any]:
-    cached_rows = [[number, row, result.to_plain()] for number in numbers for row, result in cached[number].items()]
-    return {"cases": numbers, "without": list(without), "known": cached_rows}
 
 
 def start_child(
@@ -220,7 +218,7 @@ def serve(workload: Workload, source: int, output: int, heartbeat: Heartbeat) ->
                     workload.surroundings,
                     announce,
                     request["without"],
-                    _by_case(request["known"]),
+                    by_case(request["known"]),
                 )
             for rows in rows_of_cases:
                 _end_copy(process)
@@ -257,7 +255,8 @@ def _end_copy(process: int) -> None:
         os._exit(0)
 
 
-def _by_case(records: Collection[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
+def by_case(records: Collection[tuple[int, int, dict[str, Any]]]) -> dict[int, dict[int, Result]]:
+    """Return rows by case and row number, from (case number, row number, row as plain values)."""
     rows_by_case: dict[int, dict[int, Result]] = {}
     for number, row, result in records:
         rows_by_case.setdefault(number, {})[row] = Result.from_plain(result)

@@ -213,7 +213,7 @@ def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Seque
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares: dict[str, Any] = {field: _mean(kernels, name) for field, name in SHARES.items()}
     own = {DURATION, *SHARES.values(), *(name for metrics in SUMS.values() for name in metrics)}
-    others = {name: _per_run_ncu(kernels, runs, name) for name in requested_metrics if name not in own}
+    others = {name: _per_run(kernels, runs, name) for name in requested_metrics if name not in own}
     duration = _sum(kernels, DURATION)
     return NcuColumns(
         ncu_kernels="; ".join(f"{name} x{count / runs:g}" for name, count in names.most_common()),
@@ -240,7 +240,7 @@ def _time(kernel: NcuKernel) -> float:
     return kernel.metrics.get(DURATION, 1.0)
 
 
-def _per_run_ncu(kernels: Sequence[NcuKernel], runs: int, name: str) -> float | None:
+def _per_run(kernels: Sequence[NcuKernel], runs: int, name: str) -> float | None:
     if name.endswith(".sum"):
         total = _sum(kernels, name)
         return None if total is None else total / runs
@@ -268,17 +268,16 @@ def batches_path(output: Path) -> Path:
 
 def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool) -> Journal[Batch]:
     """Open the file of finished batches; those of an earlier run are used only if that run had the same options."""
-    return Journal(path, run_options, Codec(_encoded, _decoded), resume, replace=True)
 
+    def encode(batch: Batch) -> dict[str, Any]:
+        rows = [[*key, asdict(added)] for key, added in batch.added.items()]
+        return {"batch": batch.number, "rows": rows, "outside": batch.outside}
 
-def _encoded(batch: Batch) -> dict[str, Any]:
-    rows = [[*key, asdict(added)] for key, added in batch.added.items()]
-    return {"batch": batch.number, "rows": rows, "outside": batch.outside}
+    def decode(record: Any) -> Batch:
+        added = {(case, label): NcuColumns(**cells) for case, label, cells in record["rows"]}
+        return Batch(record["batch"], added, record["outside"])
 
-
-def _decoded(record: Any) -> Batch:
-    added = {(case, label): NcuColumns(**cells) for case, label, cells in record["rows"]}
-    return Batch(record["batch"], added, record["outside"])
+    return Journal(path, run_options, Codec(encode, decode), resume, replace=True)
 
 
 FLAGS = Flags("--export", "--metrics", {"-o": "--export", "-f": "--force-overwrite"}, ("--nvtx-include",))
