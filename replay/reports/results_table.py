@@ -32,9 +32,9 @@ def list_cases(cases: Sequence[Case], file: IO[str]) -> None:
     width.
     """
     rows = [COLUMNS]
-    for case in cases:
-        shapes = printable(describe_shapes(case.signature))
-        rows.append((str(case.number), f"{case.share:.1%}", f"{case.count:,}", printable(case.op), shapes))
+    for item in cases:
+        described = printable(describe_shapes(item.signature))
+        rows.append((str(item.number), f"{item.share:.1%}", f"{item.count:,}", printable(item.op), described))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     most = shutil.get_terminal_size().columns if file.isatty() else None
     for case, share, count, operator, shapes in rows:

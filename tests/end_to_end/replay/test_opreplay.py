@@ -15,6 +15,7 @@ from example_trace import RECORDS, write
 from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.replay import load_results
+from opgrip.replay.command.opreplay import main
 from opgrip.traces import load
 from opgrip.traces.schema.records import End
 
@@ -116,7 +117,10 @@ def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
         ([], "there is nothing to replay: name a trace"),
     ],
 )
-def test_usage_error_is_reported_in_one_line_and_leaves_no_file(tmp_path: Path, args: list[str], message: str) -> None:
+def test_usage_error_is_reported_in_one_line_and_leaves_no_file(
+    tmp_path: Path, args: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     write(tmp_path / "t.jsonl")
     write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
     (tmp_path / "existing.json").write_text("precious", encoding="utf-8")
@@ -125,12 +129,12 @@ def test_usage_error_is_reported_in_one_line_and_leaves_no_file(tmp_path: Path, 
     newer = {"type": "header", "format": "opgrip-trace", "version": "2.0"}
     (tmp_path / "newer.jsonl").write_text(json.dumps(newer), encoding="utf-8")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    done = run_command("opreplay", *args, cwd=tmp_path)
-    assert done.returncode == 2, done.stderr
-    assert done.stdout == ""
-    assert done.stderr.startswith("opreplay: error: ")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert main(args) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("opreplay: error: ")
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -222,7 +226,6 @@ def test_help_shows_examples_and_defaults_as_they_are_typed() -> None:
 
 @pytest.mark.slow
 def test_table_fits_the_terminal_and_no_color_is_respected(detector_trace: Path) -> None:
-
     program = Path(sys.executable).parent / "opreplay"
     ours, theirs = pty.openpty()
     env = {**os.environ, "COLUMNS": "130", "TERM": "xterm", "NO_COLOR": "1"}
@@ -240,7 +243,6 @@ def test_table_fits_the_terminal_and_no_color_is_respected(detector_trace: Path)
 
 
 def _read(terminal: int) -> bytes:
-
     try:
         return os.read(terminal, 1 << 16)
     except OSError:

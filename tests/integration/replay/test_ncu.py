@@ -13,17 +13,14 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
-from optional import needs
 from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
 from opgrip.replay import load_results
-from opgrip.replay.analyses import profiler_programs as target
 from opgrip.replay.analyses.ncu.ncu import (
     BASIC,
     DURATION,
@@ -34,10 +31,7 @@ from opgrip.replay.analyses.ncu.ncu import (
     metrics_of,
     read_report,
 )
-from opgrip.replay.analyses.nsys import read_report as read_nsys
-from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import Result
-from opgrip.replay.timing.ranges import BEFORE, DROPPED, NCU, PREPARE, READY
 
 PUSHED = "thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
 STARTED = "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg"
@@ -112,19 +106,8 @@ class StandIn:
 
     def replay(self, trace: Path, output: Path, *options: str) -> subprocess.CompletedProcess[str]:
         elsewhere = ("--batch-device", "cuda", "--batch-command", "{command}", "--ncu-bin", str(self.binary))
-        return run_command(
-            "opreplay",
-            trace,
-            "-o",
-            output,
-            "--ncu",
-            *FAST,
-            "--run-batch-size",
-            "3",
-            *elsewhere,
-            *options,
-            env=self.environment,
-        )
+        words = ("-o", output, "--ncu", *FAST, "--run-batch-size", "3", *elsewhere, *options)
+        return run_command("opreplay", trace, *words, env=self.environment)
 
 
 def lines(kernels: list[tuple[str, str, float]], metrics: dict[str, float] | None = None) -> str:
@@ -399,7 +382,7 @@ def load_report(path):
 def test_ncu_report_module_is_preferred_with_the_page_as_fallback(
     stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module is a stand-in as well, with the used part of its documented interface."""
+    # the module is a stand-in as well, with the used part of its documented interface
     monkeypatch.setenv("STAND_IN", stand_in.environment["STAND_IN"])
     folder = tmp_path / "extras" / "python"
     folder.mkdir(parents=True)
@@ -425,27 +408,3 @@ def test_metrics_are_sets_and_names_together() -> None:
 def test_command_template_takes_words_or_text() -> None:
     assert in_template("srun --gres=gpu:1 {command}", ["ncu", "a b"]) == ["srun", "--gres=gpu:1", "ncu", "a b"]
     assert in_template("ssh gpu 'cd /x && {command}'", ["ncu", "a b"]) == ["ssh", "gpu", "cd /x && ncu 'a b'"]
-
-
-@needs("nsys")
-def test_range_names_for_ncu_equal_the_row_names(tiny_trace: Path, tmp_path: Path) -> None:
-    """Programs under ncu run unchanged here; nsys, which needs no GPU, sees their ranges instead of ncu."""
-    job = request_with(tiny_trace, top=3, mode=["eager", "jit"], iterations=2, warmup=0)
-    job = replace(job, profiled=NCU)
-    command = target.profiled_command(tmp_path, job, set(), 120)
-    options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", f"--output={tmp_path / 'report'}")
-    subprocess.run(["nsys", "profile", *options, *command], check=True, capture_output=True, timeout=300)
-    database, report = tmp_path / "report.sqlite", tmp_path / "report.nsys-rep"
-    subprocess.run(
-        ["nsys", "export", "--type=sqlite", f"--output={database}", str(report)], check=True, capture_output=True
-    )
-    spans = [span for span in read_nsys(database).spans if span.message not in (PREPARE, READY, BEFORE, DROPPED)]
-    if not spans:
-        pytest.skip("this nsys shows no ranges of this nvtx: constraints.txt pins one that it shows")
-    rows = target.profiled_rows(tmp_path)
-    found, outside = joined(rows, [NcuKernel("kernel", span.message, {}) for span in spans])
-    assert outside == 0
-    assert {key: len(kernels) for key, kernels in found.items()} == {
-        (row.case, row.mode): row.samples + row.dropped for row in rows if row.status == "ok"
-    }
-    assert {label for _, label in found} == {"eager", "jit"}

@@ -7,11 +7,13 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from busy import compared_times
+from nsys_reports import AUTOGRAD, RANGE, THREAD, insert, write_report
 from optional import needs
 from programs import ROOT, refusal, succeed
 
@@ -33,22 +35,21 @@ from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.workload import load_workload
-from opgrip.replay.timing.ranges import DOMAIN, DROPPED, READY
-from opgrip.replay.timing.rounds import MOST_DROPPED
+from opgrip.replay.timing.ranges import DROPPED, READY
 
 CASES = 50
 real = needs("nsys")
-PID = 77
-THREAD, AUTOGRAD = PID << 24 | 1, PID << 24 | 2
+OLD_NVTX = pytest.mark.skipif(
+    find_spec("nvtx") is None or int(version("nvtx").split(".")[2]) > 11, reason="needs a newer nsys than Debian's"
+)
 
 
 @pytest.mark.alone
+@OLD_NVTX
 @real
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_case_has_ranges_and_nsys_times_agree_with_ours(detector_trace: Path, tmp_path: Path) -> None:
-    if int(version("nvtx").split(".")[2]) > 11:
-        pytest.skip("this nvtx needs a newer nsys than Debian's")
     output = tmp_path / "rows.json"
     done = succeed("opreplay", detector_trace, "--top", CASES, "--nsys", "--cache", "warm", "-o", output)
     assert (tmp_path / "rows.nsys-rep").stat().st_size > 0
@@ -65,27 +66,12 @@ def test_every_case_has_ranges_and_nsys_times_agree_with_ours(detector_trace: Pa
         assert ratios.between(0.9, 1.1).sum() >= len(slow) - 1, ratios.to_dict()
 
 
-@real
 @pytest.mark.slow
-def test_each_row_of_a_case_has_separate_ranges(detector_trace: Path, tmp_path: Path) -> None:
-    if int(version("nvtx").split(".")[2]) > 11:
-        pytest.skip("this nvtx needs a newer nsys than Debian's")
-    output = tmp_path / "rows.json"
-    words = ("--op", "aten.mul*", "--top", 1, "--mode", "jit", "--threads", "1,2", "--nsys", "--nsys-iterations", 4)
-    succeed("opreplay", detector_trace, *words, "-o", output)
-    rows = load_results(output)
-    assert rows[["mode", "threads"]].values.tolist() == [["eager", 1], ["jit", 1], ["eager", 2], ["jit", 2]]
-    # all rows of a case get the same number of runs, also if some runs are dropped
-    assert rows["nsys_runs"].between(4, 4 + MOST_DROPPED).all()
-
-
-@pytest.mark.slow
+@OLD_NVTX
 @real
 def test_rows_missing_in_the_first_report_are_run_again(
     tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if int(version("nvtx").split(".")[2]) > 11:
-        pytest.skip("this nvtx needs a newer nsys than Debian's")
     reports: list[set[int]] = []
 
     def lacking(exported: Iterable[NsysReport]) -> tuple[Runs, int]:
@@ -166,10 +152,9 @@ def test_repeatable_profiler_options_are_all_kept() -> None:
 
 
 @pytest.mark.slow
+@OLD_NVTX
 @real
 def test_documented_nsys_arguments_work(tiny_trace: Path, tmp_path: Path) -> None:
-    if int(version("nvtx").split(".")[2]) > 11:
-        pytest.skip("this nvtx needs a newer nsys than Debian's")
     lines = (ROOT / "docs" / "profiling.md").read_text().splitlines()
     arguments = [line.strip() for line in lines if line.startswith("    --") and "opreplay" not in line]
     assert arguments
@@ -189,50 +174,24 @@ def test_nsys_message_about_an_argument_is_in_the_error(tiny_trace: Path, tmp_pa
     assert "unrecognised option '--no-such-option=5'" in error
 
 
-def made_up_report(path: Path, kernels: bool = True) -> Path:
-    """Write a report of two runs of case 7 and one of case 8, each after the phase `ready`, in the layout of nsys
-    2022.4.
-    """
-    ranges = [(100, 199, READY, 7), (200, 300, "aten.mm", 7), (400, 500, "aten.mm", 7), (600, 650, "aten.sin", 8)]
+RANGES = [(100, 199, READY, 7), (200, 300, "aten.mm", 7), (400, 500, "aten.mm", 7), (600, 650, "aten.sin", 8)]
+
+
+def made_up_report(path: Path) -> Path:
+    """Write a report of two runs of case 7 and one of case 8, each after the phase `ready`."""
+    ran = [(220, 250, 1, "gemm"), (260, 270, 2, "reduce"), (420, 450, 3, "gemm"), (560, 570, 5, "gemm")]
+    kernels = [{"start": start, "end": end, "correlationId": number, "name": name} for start, end, number, name in ran]
+    # the copy continues long after its call has returned
+    copies = [{"start": 520, "end": 540, "correlationId": 4, "bytes": 4096}]
+    launches = [(205, 1), (210, 2), (405, 3), (410, 4), (550, 5)]
+    write_report(path, RANGES, launches, {"KERNEL": kernels, "MEMCPY": copies})
     with closing(sqlite3.connect(path)) as database:
-        database.executescript(
-            "CREATE TABLE StringIds (id INTEGER, value TEXT);"
-            "CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, category INTEGER, text TEXT,"
-            " globalTid INTEGER, textId INTEGER, domainId INTEGER, int64Value INTEGER);"
-        )
-        names = [*dict.fromkeys(name for _, _, name, _ in ranges), "gemm", "reduce"]
-        database.executemany("INSERT INTO StringIds VALUES (?, ?)", list(enumerate(names)))
-        events: list[tuple[Any, ...]] = [
-            (0, None, 75, None, DOMAIN, THREAD, None, 3, None),
-            (0, None, 75, None, "torch", THREAD, None, 4, None),
-            (0, None, 33, 1, "eager", THREAD, None, 3, None),
-            (210, 220, 60, 1, "foreign", THREAD, None, 4, 7),
-            (700, None, 60, 1, "never ended", THREAD, None, 3, 9),
-        ]
-        events += [(start, end, 60, 1, None, THREAD, names.index(name), 3, case) for start, end, name, case in ranges]
-        database.executemany(f"INSERT INTO NVTX_EVENTS VALUES ({','.join('?' * 9)})", events)
-        if kernels:
-            add_kernels(database, names)
+        database.execute(f"UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = {AUTOGRAD} WHERE correlationId = 2")
+        foreign: dict[str, Any] = {"eventType": RANGE, "category": 1, "globalTid": THREAD}
+        insert(database, "NVTX_EVENTS", start=210, end=220, text="foreign", domainId=4, int64Value=7, **foreign)
+        insert(database, "NVTX_EVENTS", start=700, text="never ended", domainId=3, int64Value=9, **foreign)
         database.commit()
     return path
-
-
-def add_kernels(database: sqlite3.Connection, names: Sequence[str]) -> None:
-    database.executescript(
-        "CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, globalTid INTEGER, correlationId INTEGER);"
-        "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, globalPid INTEGER,"
-        " correlationId INTEGER, shortName INTEGER);"
-        "CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, globalPid INTEGER,"
-        " correlationId INTEGER, bytes INTEGER);"
-    )
-    launches = [(205, THREAD, 1), (210, AUTOGRAD, 2), (405, THREAD, 3), (410, THREAD, 4), (550, THREAD, 5)]
-    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?)", launches)
-    gemm, reduce = names.index("gemm"), names.index("reduce")
-    ran = [(220, 250, 1, gemm), (260, 270, 2, reduce), (420, 450, 3, gemm), (560, 570, 5, gemm)]
-    rows = [(start, end, PID << 24, number, name) for start, end, number, name in ran]
-    database.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", rows)
-    # the copy continues long after its call has returned
-    database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (520, 540, ?, 4, 4096)", (PID << 24,))
 
 
 def row(case: int) -> Result:
@@ -278,7 +237,7 @@ def test_dropped_run_is_in_no_figure(tmp_path: Path) -> None:
 
 
 def test_report_without_a_gpu_has_only_times(tmp_path: Path) -> None:
-    seen, outside = joined(read_report(made_up_report(tmp_path / "report.sqlite", kernels=False)))
+    seen, outside = joined(read_report(write_report(tmp_path / "report.sqlite", RANGES)))
     assert outside == 0
     assert NsysColumns.of(with_seen(row(8), None, seen)).nsys_us == 0.05
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from sqlite3 import connect
-from textwrap import dedent
 
 import pytest
 from nsys_reports import HELP, NsysStandIn, write_report
-from optional import needs
 from settings import rows_of, settings_of
 
 from opgrip.cli.progress import Reporter
@@ -23,9 +17,7 @@ from opgrip.replay.analyses.nsys import (
     NsysAnalysis,
     NsysColumns,
     NsysOptions,
-    NsysReport,
     joined,
-    joined_alone,
     profile_rows,
     read_report,
     with_seen,
@@ -34,7 +26,7 @@ from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing import subjects
-from opgrip.replay.timing.ranges import BEFORE, DOMAIN, READY, Range
+from opgrip.replay.timing.ranges import BEFORE, READY, Range
 from opgrip.replay.timing.rounds import NO_ROW
 
 WINDOWS = 12
@@ -189,47 +181,3 @@ def test_preceding_calls_run_in_a_separate_range(tiny_trace: Path, monkeypatch: 
     assert in_ranges
     # rows that are prepared before others run are announced in the same way
     assert in_ranges == before[-len(in_ranges) :]
-
-
-REPEATED = dedent(f"""
-    import time
-    import nvtx
-
-    nvtx.get_domain("windows")
-    for case in range(2):
-        with nvtx.annotate("window", domain="windows"):
-            time.sleep(0.02)
-            run = nvtx.start_range(message="aten.mm", category="eager", domain="{DOMAIN}", payload=case)
-            time.sleep(0.01)
-            nvtx.end_range(run)
-            time.sleep(0.02)
-""")
-
-
-@needs("nsys", "nvtx")
-@pytest.mark.slow
-def test_runs_of_several_real_nsys_reports_are_joined_separately(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(REPEATED)
-    options = ("--trace=nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx", "--capture-range-end=repeat")
-    in_windows = ("--nvtx-capture=window@windows", "--env-var=NSYS_NVTX_PROFILER_REGISTER_ONLY=0")
-    command = ["nsys", "profile", *options, *in_windows, f"--output={tmp_path / 'report'}", sys.executable, str(script)]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    reports = [_exported(tmp_path / f"report.{number}.nsys-rep") for number in (1, 2)]
-    first, second = (report.spans[0] for report in reports)
-    # times start from zero in each report
-    assert first.process == second.process
-    assert second.start_ns < first.start_ns + 40_000_000
-    runs, outside = joined_alone(reports)
-    assert {key: len(items) for key, items in runs.items()} == {(0, "eager"): 1, (1, "eager"): 1}
-    assert outside == 0
-
-
-def _exported(report: Path) -> NsysReport:
-    database = report.with_suffix(".sqlite")
-    subprocess.run(
-        ["nsys", "export", "--type=sqlite", f"--output={database}", str(report)], check=True, capture_output=True
-    )
-    with closing(connect(database)) as connection:
-        assert connection.execute("SELECT COUNT(*) FROM NVTX_EVENTS").fetchone()[0] > 0
-    return read_report(database)
