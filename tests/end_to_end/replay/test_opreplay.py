@@ -8,14 +8,22 @@ import pty
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from example_trace import RECORDS, write
-from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
+from made_runs import make_row
+from programs import ROOT, SHIPPED_TRACES, program_path, refusal, run_command, succeed
 
-from opgrip.replay import load_results
+from opgrip.cli.progress import LARGE_BYTES, Reporter
+from opgrip.errors import UserError
+from opgrip.replay import load_results, replay
 from opgrip.replay.command.opreplay import main
+from opgrip.replay.replay_options import make_parser
+from opgrip.replay.reports.fulfilment import unfulfilled
+from opgrip.replay.results.results import CONTENDED, FAILED, OK, SKIPPED, UNSUPPORTED, WRONG, Result
 from opgrip.traces import load
 from opgrip.traces.schema.records import End
 
@@ -129,7 +137,9 @@ def test_usage_error_is_reported_in_one_line_and_leaves_no_file(
     newer = {"type": "header", "format": "opgrip-trace", "version": "2.0"}
     (tmp_path / "newer.jsonl").write_text(json.dumps(newer), encoding="utf-8")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert main(args) == 2
+    with pytest.raises(SystemExit, match="2"):
+        # argparse exits, and other errors are returned as a status
+        sys.exit(main(args))
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith("opreplay: error: ")
@@ -224,27 +234,157 @@ def test_help_shows_examples_and_defaults_as_they_are_typed() -> None:
     assert all(default[0].isalnum() for default in defaults)
 
 
-@pytest.mark.slow
-def test_table_fits_the_terminal_and_no_color_is_respected(detector_trace: Path) -> None:
-    program = Path(sys.executable).parent / "opreplay"
+def test_list_shows_the_cases_and_runs_none(tiny_trace: Path, tmp_path: Path) -> None:
+    done = succeed("opreplay", tiny_trace, "--list", "--top", "3", cwd=tmp_path)
+    assert "replaying" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    assert done.stdout.endswith("3 cases\n")
+    signatures = {signature.number: signature.op for signature in load(tiny_trace).signatures}
+    rows = [line.split() for line in done.stdout.splitlines() if "%" in line]
+    assert len(rows) == 3
+    assert all(signatures[int(row[0])] == row[3] for row in rows)
+
+
+@pytest.mark.parametrize(
+    "words", [["--exclude-op", "aten.a*"], ["--unit", "module", "--exclude-op", "features*"]], ids=["calls", "units"]
+)
+def test_exclude_op_removes_operators_and_units(tiny_trace: Path, words: list[str]) -> None:
+    names = lambda *more: {  # noqa: E731
+        line.split()[3]
+        for line in run_command("opreplay", tiny_trace, "--list", *more).stdout.splitlines()
+        if "%" in line
+    }
+    excluded = names(*words[:-2]) - names(*words)
+    prefix = words[-1].rstrip("*")
+    assert excluded
+    assert all(name.startswith(prefix) for name in excluded)
+    assert not any(name.startswith(prefix) for name in names(*words))
+
+
+def test_excluding_all_cases_is_an_error(tiny_trace: Path) -> None:
+    with pytest.raises(UserError, match="exclude_op= excludes all cases"):
+        replay(tiny_trace, exclude_op="*")
+
+
+def test_trace_info_writes_tables_with_all_rows(tiny_trace: Path, tmp_path: Path) -> None:
+    table = load(tiny_trace).summary()
+    words = ("opgrip", "trace", "info", tiny_trace, "--top", "1")
+    assert run_command(*map(str, words), "--by", "op", "-o", tmp_path / "t.csv").returncode == 0
+    assert pd.read_csv(tmp_path / "t.csv")["op"].tolist() == table["op"].tolist()
+    assert run_command(*map(str, words), "-o", tmp_path / "t.json").returncode == 0
+    tables = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
+    assert [row["calls"] for row in tables["op"]] == table["calls"].tolist()
+    assert set(tables) == {"op", "module"}
+    error = refusal(*map(str, words), "-o", tmp_path / "u.csv")
+    assert "u.csv can contain only one table, got op and module: choose one with --by" in error
+
+
+RAN = make_row(1, [1.0], op="aten.add.Tensor", cache="program")
+LACKING = replace(RAN, status=UNSUPPORTED, error="it cannot")
+
+
+def lines_of(rows: list[Result], *words: str) -> list[str]:
+    return unfulfilled(make_parser().parse_args(["trace.jsonl", *words]), rows)
+
+
+@pytest.mark.parametrize(
+    ("words", "other", "line"),
+    [
+        (["--backward"], replace(LACKING, direction="backward"), "nothing ran with --backward: it cannot"),
+        (["--backward"], RAN, "nothing ran with --backward: no case is of a forward call"),
+        (["--mode", "eager,jit"], replace(LACKING, mode="jit"), "nothing ran with --mode jit: it cannot"),
+        (["--dtype", "float64"], replace(LACKING, dtype="float64"), "nothing ran with --dtype float64: it cannot"),
+        (["--threads", "2,4"], replace(RAN, threads=2), "nothing ran with --threads 4: no row belongs to it"),
+        (["--batch-scale", "1,4"], replace(LACKING, batch_scale=4), "nothing ran with --batch-scale 4: it cannot"),
+        (
+            ["--values", "recorded,zeros"],
+            replace(LACKING, values="zeros"),
+            "nothing ran with --values zeros: it cannot",
+        ),
+        (["--streams", "1,2"], replace(LACKING, streams=2), "nothing ran with --streams 2: it cannot"),
+        (["--cache", "program,cold"], replace(LACKING, cache="cold"), "nothing ran with --cache cold: it cannot"),
+        (
+            ["--mode", "eager,tvm", "--tune", "4"],
+            replace(RAN, mode="tvm"),
+            "nothing ran with --tune: no row belongs to it",
+        ),
+        (["--energy"], RAN, "nothing ran with --energy: no row has an energy"),
+        (["--nsys"], RAN, "nothing ran with --nsys: it added nothing to any row"),
+        (["--roofline"], RAN, "nothing ran with --roofline: it added nothing to any row"),
+        (["--op", "aten.add*", "--op", "aten.mm"], RAN, "nothing ran with --op aten.mm: no case matches it"),
+    ],
+)
+def test_request_that_no_row_fulfilled_is_reported_in_one_line(words: list[str], other: Result, line: str) -> None:
+    assert lines_of([RAN, other], *words) == [line]
+
+
+@pytest.mark.parametrize("status", [OK, WRONG, CONTENDED])
+def test_request_is_fulfilled_by_a_row_that_ran(status: str) -> None:
+    rows = [RAN, replace(LACKING, direction="backward"), replace(RAN, direction="backward", status=status)]
+    assert not lines_of(
+        rows, "--backward", "--mode", "eager", "--dtype", "float32", "--top", "1", "--op", "x", "--op", "y"
+    )
+
+
+def test_run_without_a_row_that_ran_is_reported_in_one_line() -> None:
+    assert lines_of([LACKING, replace(LACKING, status=FAILED)], "--backward") == ["no case ran: it cannot"]
+    assert lines_of([replace(LACKING, status=SKIPPED, error="it raised")]) == ["no case ran: it raised"]
+    several = [LACKING, LACKING, replace(LACKING, error="it may not")]
+    assert lines_of(several) == ["no case ran: it cannot (2 of 3 rows)"]
+
+
+def test_exit_status_is_1_if_no_row_fulfilled_a_request(tmp_path: Path) -> None:
+    text = "Operator: aten.argmax.default\ncnt: 1, ((T([2, 3], i64),), {})\n"
+    (tmp_path / "inputs.txt").write_text(text, encoding="utf-8")
+    words = ("opreplay", "inputs.txt", "--iterations", "2", "--warmup", "0")
+    assert run_command(*words, cwd=tmp_path).returncode == 0
+    done = run_command(*words, "--backward", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "opreplay: nothing ran with --backward: not differentiable" in done.stderr
+
+
+def on_terminal(*words: object, **variables: str) -> str:
+    """Return the output of a command to stderr if that is a terminal."""
     ours, theirs = pty.openpty()
-    env = {**os.environ, "COLUMNS": "130", "TERM": "xterm", "NO_COLOR": "1"}
-    command = [str(program), str(detector_trace), *FAST, "--top", "3"]
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL, env=env):
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "160", **variables}
+    command = [program_path(str(words[0])), *map(str, words[1:])]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as process:
         os.close(theirs)
         shown = b""
-        while chunk := _read(ours):
+        while True:
+            try:
+                chunk = os.read(ours, 4096)
+            except OSError:
+                break
             shown += chunk
+        process.wait()
     os.close(ours)
-    lines = [line.rstrip() for line in shown.decode().splitlines()]
-    assert [line for line in lines if len(line) > 130] == []
-    assert any("captured" in line and line.endswith("status") for line in lines)
-    assert b"\x1b[" not in shown
+    return shown.decode()
 
 
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 1 << 16)
-    except OSError:
-        # Linux reports in this way that the other end was closed
-        return b""
+@pytest.mark.slow
+def test_sequence_shows_progress_on_a_terminal_and_one_line_in_a_pipe(tiny_trace: Path) -> None:
+    words = ("opreplay", tiny_trace, "--sequence", "--iterations", "3")
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_terminal(*words, NO_COLOR="1"))
+    assert re.search(r"calls in their order on cpu: timed runs .* 2/3", shown)
+    done = run_command(*map(str, words))
+    assert re.fullmatch(
+        r"opreplay: replaying \d+ calls in their order on cpu\nopreplay: \d+ cases: \d+ ok\n", done.stderr
+    )
+
+
+@pytest.mark.slow
+def test_replay_progress_shows_remaining_time_and_respects_no_color(tiny_trace: Path) -> None:
+    shown = on_terminal("opreplay", tiny_trace, "--iterations", "1", NO_COLOR="1")
+    assert re.search(r"replaying \d+ cases on cpu.*left", shown)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", shown)
+
+
+def test_reading_is_announced_for_large_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.jsonl"
+    for size, notice in [(1, ""), (LARGE_BYTES, f"prog: reading {path}, {LARGE_BYTES / 1e6:.0f} MB\n")]:
+        with path.open("wb") as file:
+            file.truncate(size)
+        with Reporter("prog").reading(path):
+            pass
+        assert capsys.readouterr().err == notice

@@ -334,9 +334,3 @@ def test_plot_that_cannot_be_drawn_is_reported_in_one_line(
     assert main(["plot", *words.split()]) == 2
     assert capsys.readouterr().err == f"opgrip plot: error: {reason}\n"
     assert not (saved / "x.svg").exists()
-
-
-def test_missing_matplotlib_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UserError, match=r"matplotlib is not installed: pip install 'matplotlib>=3\.8'"):
-        picture("modes")
