@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opgrip.cli.command import not_negative, positive
 from opgrip.cli.options import EFFORT, OUTPUT, option, titled
@@ -38,10 +38,8 @@ from opgrip.replay.analyses.profiler_programs import (
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import RAN, Result
 from opgrip.replay.run.kernels import counted_names, idle_spans
+from opgrip.replay.run.request import RunRequest
 from opgrip.replay.timing.ranges import BEFORE, DELAY_KERNEL, DOMAIN, DROPPED, NSYS, PREPARE, READY, check_ranges
-
-if TYPE_CHECKING:
-    from opgrip.replay.run.request import RunRequest
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,13 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opgrip.cli.command import own_python
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import Point, Variant
 from opgrip.replay.results.results import Result
-
-if TYPE_CHECKING:
-    from opgrip.replay.run.request import RunRequest
+from opgrip.replay.run.request import RunRequest
 
 Key = tuple[int, str]  # key of a row: case number, and text that distinguishes the rows of the case, such as the mode
 
@@ -184,7 +182,6 @@ def profiled_rows(folder: Path) -> list[Result]:
 
 
 def main(request_path: str, output: str) -> int:
-    from opgrip.replay.run.request import RunRequest
     from opgrip.replay.run.workload import load_workload
     from opgrip.replay.workers.scheduling import run_cases
 

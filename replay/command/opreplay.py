@@ -89,18 +89,14 @@ def run(args: argparse.Namespace, words: Sequence[str] = ()) -> int:
     _report_details(outcome, reporter)
     if outcome.unmatched:
         reporter.say(outcome.unmatched)
-    _report_problems(outcome, reporter)
+    if outcome.problems:
+        names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
+        listed = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
+        reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {listed}")
     held = [hold_candidates(gate, judged_steps(outcome.results)) for gate in gates]
     for item in held:
         reporter.say(item.line)
     return _end(args, outcome, reporter) or exit_status(held)
-
-
-def _report_problems(outcome: ReplayOutcome, reporter: Reporter) -> None:
-    if outcome.problems:
-        names, more = list(outcome.problems)[:NAMED], len(outcome.problems) - NAMED
-        words = ", ".join([*names, *([f"{more} more"] if more > 0 else [])])
-        reporter.say(f"{len(outcome.problems)} of {counted(outcome.traces, 'trace')} not replayed: {words}")
 
 
 def _check_scorers(workload: Workload) -> None:

@@ -27,6 +27,8 @@ from opgrip.platform.machine import available_memory
 from opgrip.replay.analyses import Analysis, AnalysisSession, in_order
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.sources import source_of
+from opgrip.replay.comparison import compare
+from opgrip.replay.comparison.comparison_report import advice, summary
 from opgrip.replay.comparison.results_store import Store, usual_folder
 from opgrip.replay.modes import EAGER
 from opgrip.replay.operators.admission import absent_extensions
@@ -42,6 +44,9 @@ from opgrip.replay.run.measure import CachedRows
 from opgrip.replay.run.request import options_hash
 from opgrip.replay.run.untrusted import unconfined
 from opgrip.replay.run.workload import Workload, expected_rows, load_workload
+from opgrip.replay.sequences.step_options import RankOptions, rows_of, totals_of
+from opgrip.replay.sequences.step_replay import confirm, replay_apart
+from opgrip.replay.sequences.step_results import SequenceResult
 from opgrip.replay.workers.executors import Executor
 from opgrip.replay.workers.journal import journal_path, open_journal
 from opgrip.traces.table.call_table import COUNT
@@ -50,8 +55,6 @@ from opgrip.traces.zoo.manifest import FIELD
 if TYPE_CHECKING:
     from opgrip.replay.sequences.ranks.control import Control
     from opgrip.replay.sequences.ranks.replay_ranks import StepOutcome
-    from opgrip.replay.sequences.step_options import RankOptions
-    from opgrip.replay.sequences.step_results import SequenceResult
 
 MOST_REPEATS = 20  # maximum number of repeats of a case for which it is undecided whether it differs from another run
 
@@ -203,8 +206,6 @@ class TraceReplay:
         return outcome
 
     def _confirmed(self, rows: Sequence[Result]) -> dict[str, Any]:
-        from opgrip.replay.sequences.step_replay import confirm
-
         judged = next((step for step in judged_steps(rows) if step.share is not None), None)
         with self._reporter.following("replaying the whole step") as on_progress:
             confirmation = confirm(self.workload, judged, on_progress)
@@ -214,9 +215,6 @@ class TraceReplay:
         return {"confirmation": asdict(confirmation)}
 
     def run_sequence(self) -> ReplayOutcome:
-        from opgrip.replay.sequences.step_options import rows_of, totals_of
-        from opgrip.replay.sequences.step_replay import replay_apart
-
         workload = self.workload
         doing = f"replaying {counted(len(workload.trace.own_calls), 'call')} in their order on {workload.device}"
         with self._reporter.following(doing) as on_progress:
@@ -312,9 +310,6 @@ class TraceReplay:
                 advance(f"{f'{not_ok} not ok, ' if not_ok else ''}{printable(rows[0].op)}")
 
     def _report_decision(self, base: Results, rows: Sequence[Result]) -> None:
-        from opgrip.replay.comparison import compare
-        from opgrip.replay.comparison.comparison_report import advice, summary
-
         comparison = compare(base, Results(rows, {}))
         self._reporter.say(f"against {self.output.until_decided}: {summary(comparison)}")
         for line in advice(comparison):
@@ -355,8 +350,6 @@ def repeat(
 
 
 def _undecided(base: Results, rows: RowsByCase) -> set[int]:
-    from opgrip.replay.comparison import compare
-
     comparison = compare(base, Results([row for case_rows in rows.values() for row in case_rows], {}))
     # the base does not change, so repeats cannot decide a case that the base ran only once
     return {pair.new.case for pair in comparison.pairs if pair.more_new_runs is not None}

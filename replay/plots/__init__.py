@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from opgrip.cli.command import counted
 from opgrip.cli.plugins import Registry
 from opgrip.errors import UserError
+from opgrip.replay.results.results import OK, Result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from opgrip.replay.results.results import Result
 
 
 class PlottedRun(Protocol):
@@ -70,8 +69,6 @@ plots: Registry[Plot] = Registry("opgrip.replay.plots", "opgrip.plots")  # plot 
 
 
 def timed(rows: Sequence[Result]) -> list[Result]:
-    from opgrip.replay.results.results import OK
-
     return [row for row in rows if row.status == OK and row.median_us]
 
 

@@ -11,14 +11,13 @@ from opgrip.cli.command import counted
 from opgrip.display.figures import add_legend, label_axis, literal, logarithmic, marked, new_figure
 from opgrip.errors import UserError
 from opgrip.replay.plots import Plot, PlotRequest, PlottedRun, longest, plots, series_of, time_of, timed
+from opgrip.replay.results.results import VARIANT_COLUMNS, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.ticker import Locator
-
-    from opgrip.replay.results.results import Result
 
 
 OPERATOR_GROUPS = ("op", "family", "module")  # groupings of cases, default first
@@ -76,8 +75,6 @@ def _series(request: PlotRequest) -> dict[str, list[tuple[Result, float]]]:
 
 
 def _first_ways(rows: list[Result]) -> list[Result]:
-    from opgrip.replay.results.results import VARIANT_COLUMNS
-
     cases: dict[tuple[object, ...], Result] = {}
     for row in rows:
         cases.setdefault((row.case, *row.identity_without(*VARIANT_COLUMNS)), row)

@@ -326,7 +326,11 @@ def _judged_step(trace: str, rows: Sequence[Result]) -> JudgedStep:
         error=hypot(*(item.step_saving_error or 0.0 for item in columns)),
         untimed=sum(item.verdict == UNDECIDED and item.ratio_low is None for item in columns),
         phases=_parts(_in_phases(rows)),
-        labels=_parts(_in_labels(rows)),
+        labels=_parts(
+            (label, share, judged)
+            for judged in columns
+            for label, (_, share) in json.loads(judged.labels or "{}").items()
+        ),
     )
 
 
@@ -336,12 +340,6 @@ def _in_phases(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateCo
         share = judged.step_share
         for site in row.sites if share is not None else ():
             yield site.phase, (share or 0.0) * site.count / calls, judged
-
-
-def _in_labels(rows: Sequence[Result]) -> Iterator[tuple[str, float, CandidateColumns]]:
-    for judged in map(CandidateColumns.of, rows):
-        for label, (_, share) in json.loads(judged.labels or "{}").items():
-            yield label, share, judged
 
 
 def _parts(uses: Iterable[tuple[str, float, CandidateColumns]]) -> dict[str, PartSaving]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opgrip.cli.command import counted
 from opgrip.cli.journal import Codec, Journal
@@ -36,12 +36,9 @@ from opgrip.replay.analyses.profiler_programs import (
 )
 from opgrip.replay.results.columns import Columns, column
 from opgrip.replay.results.results import RAN, Result
+from opgrip.replay.run.request import RunRequest, identity
 from opgrip.replay.timing.ranges import DOMAIN, NCU, row_name
 from opgrip.replay.timing.timing_options import COLD, DISCRETE
-
-if TYPE_CHECKING:
-    from opgrip.replay.run.request import RunRequest
-
 
 DURATION = "gpu__time_duration.sum"
 # metrics that are summed over the kernels of a run, by column
@@ -348,8 +345,6 @@ def profile_rows(
     resume : True to use the finished batches in that file Raises `UserError` if ncu fails for a reason that would
         affect every batch.
     """
-    from opgrip.replay.run.request import identity
-
     cases = list(dict.fromkeys(row.case for row in results if row.status in RAN))
     parts = [cases[start : start + ncu.batch_size] for start in range(0, len(cases), ncu.batch_size)]
     ncu_options = json_of(ncu)

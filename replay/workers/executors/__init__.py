@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from opgrip.cli.command import counted, did_you_mean, not_negative, positive
 from opgrip.cli.options import CASES, EFFORT, RUN, from_arguments, option, titled
 from opgrip.cli.plugins import Registry
+from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 from opgrip.replay.cases.selection import PointOptions
 from opgrip.replay.inputs.input_options import InputOptions
+from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import Shard
 from opgrip.replay.run.request import shard as shard_of_text
 
 if TYPE_CHECKING:
-    from opgrip.cli.progress import Reporter
-    from opgrip.replay.results.results import Result
     from opgrip.replay.run.measure import CachedRows
     from opgrip.replay.run.workload import Workload
 
