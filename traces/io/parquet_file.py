@@ -21,6 +21,7 @@ from typing import Any
 from opgrip.cli.command import own_python
 from opgrip.cli.plugins import needed
 from opgrip.errors import FormatError
+from opgrip.platform.sandbox import how_it_ended
 
 MAGIC = b"PAR1"
 FOOTER_BYTES = 64 << 20
@@ -80,8 +81,8 @@ def read_parquet_table(
             env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"},
         )
         if done.returncode:
-            words = done.stderr.decode(errors="replace").splitlines()
-            reason = words[-1][:300] if words and done.returncode > 0 else f"its reader ended with {done.returncode}"
+            words = done.stderr.decode(errors="replace").splitlines() if done.returncode > 0 else []
+            reason = words[-1][:300] if words else f"reading it failed: {how_it_ended(done.returncode)}"
             raise (TooLargeError if done.returncode == TOO_LARGE else FormatError)(reason)
         content = mmap.mmap(output.fileno(), 0, access=mmap.ACCESS_READ)
     try:
