@@ -282,12 +282,17 @@ def is_thread(node: Node) -> bool:
     return node.name in THREADS
 
 
-@lru_cache(maxsize=8192)
 def is_composite(schema: str) -> bool:
     """Return True if the dispatcher runs other operators in place of the operator with this schema."""
     text = parse_schema(schema)
-    known = schema_named(text.op) if text is not None else None
-    return known is not None and bool(has_composite_kernel(known))
+    return text is not None and _is_composite(text.op)
+
+
+# by name, because the text of an untrusted schema may be long
+@lru_cache(maxsize=8192)
+def _is_composite(op: str) -> bool:
+    schema = schema_named(op)
+    return schema is not None and bool(has_composite_kernel(schema))
 
 
 def _phase_of(node: Node) -> str | None:
