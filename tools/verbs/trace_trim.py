@@ -227,5 +227,5 @@ def _print_report(redacted: RedactedFile, args: argparse.Namespace, reporter: Re
         for place, heading in enumerate(headings)
     ]
     print_table(columns, rows, sys.stderr, "what is left")
-    hashed = counted(len(redacted.report.salted), "hash", "hashes")
+    hashed = counted(len(redacted.report.hashes), "hash", "hashes")
     reporter.say(f"wrote {counted(redacted.calls, 'call')} to {args.output}; {hashed} replace names")

@@ -103,11 +103,11 @@ class RedactionReport:
 
     counts: Counter[Remaining] = field(default_factory=Counter)
     others: int = 0
-    salted: set[str] = field(default_factory=set)
+    hashes: set[str] = field(default_factory=set)
 
     def add_text(self, name: str, kind: str, text: str, image: str, why: str) -> None:
         if image != text or HASH.search(image):
-            self.salted.update(HASH.findall(image))
+            self.hashes.update(HASH.findall(image))
         elif text:
             self._add(Remaining(".".join(name.split(".")[:2]), kind, text, why))
 
@@ -128,7 +128,7 @@ class RedactionReport:
             {"field": entry.field, "kind": entry.kind, "value": entry.value, "why": entry.why, "count": count}
             for entry, count in sorted(self.counts.items(), key=lambda item: astuple(item[0]))
         ]
-        return {"salted_names": len(self.salted), "left": rows, "not_listed": self.others}
+        return {"hashed_names": len(self.hashes), "left": rows, "not_listed": self.others}
 
     def _add(self, entry: Remaining) -> None:
         if entry in self.counts or len(self.counts) < MOST:
