@@ -13,12 +13,6 @@ from opgrip.traces import load
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.longtail.functions import constructors
 
-"""Leading rows of a training step of Faster R-CNN, of about 45, that contain the slowest parts; the first `ALL` have
-all
-parts.
-"""
-ALL = 40
-
 
 @pytest.mark.slow
 def test_each_function_is_a_line_with_the_command_that_grips_it(detector_trace: Path, tmp_path: Path) -> None:
@@ -45,21 +39,6 @@ def test_higher_bandwidth_increases_the_savings(detector_trace: Path, tmp_path: 
         assert run_command("opgrip", "longtail", detector_trace, "--bandwidth", speed, "-o", path).returncode == 0
         saved.append(sum(item["saving_ns"] for item in json.loads(path.read_text())["functions"]))
     assert saved[0] < saved[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["-o", "rows.xlsx"], "rows.xlsx is not the name of"),
-        (["-o", ".json"], ".json is not the name of"),
-        (["--bandwidth", "-3"], "GB/s"),
-        (["--top", "0"], "at least 1"),
-    ],
-)
-def test_invalid_arguments_are_refused_in_one_line(detector_trace: Path, arguments: list[str], message: str) -> None:
-    done = run_command("opgrip", "longtail", detector_trace, *arguments)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert message in done.stderr
 
 
 def test_opcapture_prints_the_longtail_table_of_its_trace(tmp_path: Path) -> None:

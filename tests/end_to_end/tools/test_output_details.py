@@ -118,12 +118,6 @@ def test_missing_operators_are_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[s
     assert all(any(f"operator_number_{number}," in line for line in lines) for number in range(79))
 
 
-@pytest.mark.parametrize("command", [["opreplay"], ["opgrip", "trace", "info"]])
-def test_url_is_refused_as_a_file(command: list[str], tmp_path: Path) -> None:
-    error = refusal(*command, "https://example.com/models/net.onnx", cwd=tmp_path)
-    assert "https://example.com/models/net.onnx is a URL, not a file: download it first" in error
-
-
 def test_cases_of_a_trace_without_times_are_sorted_by_work(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         x = torch.ones(256, 256)
@@ -143,8 +137,3 @@ def test_cases_of_a_trace_without_times_are_sorted_by_work(tmp_path: Path) -> No
 
 def fields_of(record: Calls) -> dict[str, object]:
     return {name: getattr(record, name) for name in record.__slots__}
-
-
-def test_report_is_written_to_html_files_only(tmp_path: Path) -> None:
-    error = refusal("opgrip", "report", "absent.json", "-o", tmp_path / "r.pdf")
-    assert "r.pdf is not an HTML file: choose a name that ends with .html" in error

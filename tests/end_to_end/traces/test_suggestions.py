@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
-from programs import SHIPPED_TRACES, refusal, run_command
+from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
 from opgrip.cli.command import did_you_mean, nearest
+from opgrip.replay.replay_options import EXAMPLES
+from opgrip.tools.verbs import verbs
+from opgrip.traces import load
+from opgrip.traces.io.shipped_traces import shipped_traces
 
 TRACE = SHIPPED_TRACES[0]
 
@@ -28,6 +33,18 @@ def test_nothing_is_suggested_for_a_dissimilar_name() -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        (
+            "opreplay https://example.com/net.onnx",
+            "https://example.com/net.onnx is a URL, not a file: download it first",
+        ),
+        ("opreplay trace:fster_rcnn", "opgrip ships no trace 'fster_rcnn': did you mean faster_rcnn?"),
+        ("opreplay gpt2", "no such file or directory, and zoo:gpt2.generate is one of the zoo"),
+        ("opreplay traces/faster_rcnn.jsonl", "no such file or directory, and trace:faster_rcnn is one that ships"),
+        ("opreplay stp.jsonl", "no such file or directory: did you mean step.jsonl?"),
+        (
+            "opreplay opinfo:all",
+            "a model is recorded first: opcapture --model opinfo:all; names that are not files are",
+        ),
         ("opreplay TRACE --tpo 3", "opreplay: error: unknown option --tpo: did you mean --top?"),
         ("opreplay TRACE --mode compil", "unknown mode 'compil': did you mean compile"),
         ("opreplay TRACE --mode compile:inducto", "compile has no backend 'inducto': did you mean inductor?"),
@@ -46,6 +63,7 @@ def test_nothing_is_suggested_for_a_dissimilar_name() -> None:
     ],
 )
 def test_misspelled_name_is_answered_with_the_right_one(tmp_path: Path, command: str, message: str) -> None:
+    (tmp_path / "step.jsonl").touch()
     name, *words = command.replace("TRACE", str(TRACE)).split()
     assert message in refusal(name, *words, cwd=tmp_path, in_one_line=True)
 
@@ -68,3 +86,19 @@ def test_files_are_accepted_before_and_after_options(tiny_trace: Path, tmp_path:
     assert (done.returncode, "unexpected argument: 'b.jsonl'" in done.stderr) == (2, True)
     done = run_command("opgrip", "trace", "validate", "a.jsonl", "--unbounded", "b.jsonl", "--jsn", cwd=tmp_path)
     assert (done.returncode, "unknown option --jsn" in done.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_shipped_trace_is_found_from_any_folder(tmp_path: Path) -> None:
+    done = succeed("opgrip", "trace", "info", "trace:faster_rcnn", "--top", "1", cwd=tmp_path)
+    assert f"calls       {len(load('trace:faster_rcnn').calls):,}" in done.stdout
+    fast = ("--iterations", "1", "--warmup", "0", "--op", "aten.relu*", "--top", "1", "-o", "r.json")
+    succeed("opreplay", "trace:faster_rcnn", *fast, cwd=tmp_path)
+    assert set(shipped_traces().values()) == {*SHIPPED_TRACES, ROOT / "traces" / "zoo_500.jsonl.gz"}
+
+
+def test_examples_in_the_help_name_shipped_traces() -> None:
+    examples = "\n".join([EXAMPLES, *(verb.examples for _, verb in verbs.items())])
+    assert "traces/" not in examples.replace("traces/*.jsonl.gz", "")
+    for name in set(re.findall(r"trace:(\w+)", examples)):
+        assert name in shipped_traces()
