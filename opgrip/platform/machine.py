@@ -221,7 +221,7 @@ class Gpu:
     def limits(self) -> dict[str, float | bool]:
         """Return properties of the GPU that do not change while programs run, by their names in traces."""
         readings = {
-            "power_limit_w": _scaled(self._read("nvmlDeviceGetEnforcedPowerLimit", self._whole), 1e-3),
+            "power_limit_w": _number(self._read("nvmlDeviceGetEnforcedPowerLimit", self._whole), 1e-3),
             "max_sm_mhz": self._max_clock_mhz("NVML_CLOCK_SM", 1),
             "max_memory_mhz": self._max_clock_mhz("NVML_CLOCK_MEM", 2),
             "ecc": _is_on(self._read("nvmlDeviceGetEccMode", self._whole)),
@@ -295,11 +295,7 @@ def _handle(nvml: Any, device: str) -> Any:
     raise problem
 
 
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _scaled(value: Any, factor: float) -> float | None:
+def _number(value: Any, factor: float = 1.0) -> float | None:
     return None if value is None else float(value) * factor
 
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opgrip.cli.command import counted, positive, printable
 from opgrip.cli.option_types import percent
@@ -226,7 +226,8 @@ def run_show(args: argparse.Namespace) -> int:
     width = max((len(printable(name)) for name, _ in lines), default=0)
     for name, value in lines:
         if isinstance(value, dict):
-            value = {key: _without_items(item) for key, item in value.items()}
+            is_long = {key: isinstance(item, dict | list) and len(item) > MOST_ITEMS for key, item in value.items()}
+            value = {key: f"{len(item):,} items" if is_long[key] else item for key, item in value.items()}
         text = printable(value if isinstance(value, str) else json.dumps(value))
         shown = text if len(text) <= MOST_OF_FACT else f"{text[:MOST_OF_FACT]}... ({len(text):,} characters)"
         print(f"{printable(name):<{width}}  {shown}")
@@ -238,10 +239,6 @@ def run_show(args: argparse.Namespace) -> int:
 
 
 MOST_ITEMS = 20  # maximum number of items of a list or object in a fact; of a longer one only the number is shown
-
-
-def _without_items(value: Any) -> Any:
-    return f"{len(value):,} items" if isinstance(value, dict | list) and len(value) > MOST_ITEMS else value
 
 
 EXAMPLES = """\

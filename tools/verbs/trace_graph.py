@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from opgrip.cli.command import DEVICE_TIME, add_reading, counted, positive, printable
 from opgrip.cli.output_files import check_output, compress_to, whole_file, write_json, write_text
@@ -234,10 +234,6 @@ def _print_table(columns: Sequence[TableColumn], table: pd.DataFrame, title: str
     print_table(columns, list(table.itertuples()), sys.stdout, title)
 
 
-def _place(row: Any) -> str:
-    return f"{row.function} {row.file}:{row.line}".strip() if row.file else ""
-
-
 RANKS = (
     TableColumn("rank", "rank", ",d"),
     TableColumn("calls", "calls", ",d", rank=6),
@@ -264,5 +260,5 @@ PLACES = (
     TableColumn("collective", "kind"),
     TableColumn("group", "group", rank=6),
     TableColumn("bytes", "size_bytes", ",d", rank=4),
-    TableColumn("place", _place, rank=3),
+    TableColumn("place", lambda row: f"{row.function} {row.file}:{row.line}".strip() if row.file else "", rank=3),
 )

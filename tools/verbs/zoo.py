@@ -111,7 +111,8 @@ def run_list(args: argparse.Namespace) -> int:
     if not sys.stdout.isatty():
         print("name", "library", "family", *NUMBERS, "installed", sep="\t")
         for trace in traces:
-            print(trace.name, trace.library, trace.family, *_numbers(trace), _installed(trace), sep="\t")
+            numbers = ["-" if trace.recording is None else getattr(trace.recording, name) for name in NUMBERS]
+            print(trace.name, trace.library, trace.family, *numbers, _installed(trace), sep="\t")
         return 0
     print_table(COLUMNS, traces, sys.stdout)
     print(summary(traces))
@@ -126,10 +127,6 @@ def _distinct(traces: Sequence[ZooTrace]) -> str:
         f"{counted(counts.operators, 'operator')}, {counts.extension_functions} of them functions of extensions, "
         f"and {counted(counts.longtail, 'long-tail function')} in {counted(counts.traces, 'trace')}"
     )
-
-
-def _numbers(trace: ZooTrace) -> list[object]:
-    return ["-" if trace.recording is None else getattr(trace.recording, name) for name in NUMBERS]
 
 
 def summary(traces: Sequence[ZooTrace]) -> str:

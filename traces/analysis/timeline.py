@@ -123,6 +123,8 @@ Event = dict[str, Any]
 def timeline(trace: Trace) -> Iterator[Event]:
     """Yield the events of a trace, sorted by thread and time; times are in microseconds since the capture began."""
     shapes = {signature.number: _shapes([signature.args, signature.kwargs]) for signature in trace.signatures}
+    model = trace.header.get("model")
+    program = str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"
     processes: dict[str, int] = {}
     for key, has_device in _threads(trace.distinct_calls).items():
         name, thread = key
@@ -131,7 +133,7 @@ def timeline(trace: Trace) -> Iterator[Event]:
         for calls in _calls_of(trace, key):
             if not nesting.tid:
                 nesting.tid = int(calls.index[0]) + 1
-                yield _name_event("process_name", pid, nesting.tid, name or _program(trace.header))
+                yield _name_event("process_name", pid, nesting.tid, name or program)
                 yield _name_event("thread_name", pid, nesting.tid, thread)
             yield from _host_track(calls, nesting, shapes)
         yield from nesting.move_to((), 0, 0)
@@ -164,14 +166,12 @@ def _calls_of(trace: Trace, key: tuple[str, str]) -> Iterator[pd.DataFrame]:
 
 def _host_track(calls: pd.DataFrame, nesting: _Nesting, shapes: dict[int, str]) -> Iterator[Event]:
     pid, tid = nesting.pid, nesting.tid
-    for row in _rows(calls):
+    for row in calls[ROW].to_dict("records"):
         if pd.isna(row["inside"]):
-            yield from nesting.move_to(_path(row), row["start_ns"], row["start_ns"] + row["duration_ns"])
+            module = "" if pd.isna(row["module"]) else str(row["module"])
+            path = (str(row["phase"]), *(module.split(".", DEEPEST) if module else ()))
+            yield from nesting.move_to(path, row["start_ns"], row["start_ns"] + row["duration_ns"])
         yield _slice(str(row["op"]), CALL, row["start_ns"], row["duration_ns"], pid, tid, _facts(row, shapes))
-
-
-def _rows(calls: pd.DataFrame) -> list[dict[Any, Any]]:
-    return calls[ROW].to_dict("records")
 
 
 def timeline_lines(trace: Trace) -> Iterator[str]:
@@ -193,7 +193,7 @@ def _device_track(
     for calls in parts:
         on_device = calls[calls["device_ns"].notna() & (calls["kind"] != FUNCTION)]
         on_device = on_device[on_device["inside"].isna() | on_device["gripped"]]
-        for row in _rows(on_device):
+        for row in on_device[ROW].to_dict("records"):
             if end_ns is None:
                 end_ns = 0.0
                 yield _name_event("thread_name", pid, tid, f"device, by {thread} (earliest possible starts)")
@@ -221,11 +221,6 @@ class _Nesting:
         self._end_ns = max(self._end_ns, end_ns)
 
 
-def _path(row: dict[Any, Any]) -> tuple[str, ...]:
-    module = "" if pd.isna(row["module"]) else str(row["module"])
-    return (str(row["phase"]), *(module.split(".", DEEPEST) if module else ()))
-
-
 def _facts(row: dict[Any, Any], shapes: dict[int, str]) -> dict[str, Any]:
     facts = {"shapes": shapes.get(row["signature"], ""), "signature": int(row["signature"])}
     if not pd.isna(row["function"]):
@@ -248,8 +243,3 @@ def _slice(name: str, category: str, start_ns: float, duration_ns: float, pid: i
 
 def _name_event(kind: str, pid: int, tid: int, name: str) -> Event:
     return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
-
-
-def _program(header: Mapping[str, Any]) -> str:
-    model = header.get("model")
-    return str(model.get("name", "capture")) if isinstance(model, Mapping) else "capture"

@@ -511,7 +511,8 @@ def _scopes(outline: Outline, used: set[int]) -> set[int]:
 
 def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
     # a record that describes one call is kept if that call is selected; any other, if its signature is
-    memory = _first_memory(outline)
+    padded = np.append(outline.storages, NO_STORAGE)
+    memory = np.where(outline.tensors > 0, padded[outline.first_storage], NO_STORAGE)
     places = set()
     for place, record in enumerate(outline.observed):
         if record.signature not in signatures:
@@ -526,8 +527,3 @@ def _observed(outline: Outline, flags: Flags, signatures: set[int]) -> set[int]:
         if len(rows) and flags[rows[outline.start_ns[rows].argmin()]]:
             places.add(place)
     return places
-
-
-def _first_memory(outline: Outline) -> np.ndarray[Any, np.dtype[np.int64]]:
-    padded = np.append(outline.storages, NO_STORAGE)
-    return np.where(outline.tensors > 0, padded[outline.first_storage], NO_STORAGE)

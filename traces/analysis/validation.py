@@ -231,14 +231,12 @@ class SchemaCheck:
         validator = self._validators.get(form["type"])
         if validator is None:
             return
-        errors = validator.iter_errors(_in_short(form) if form["type"] == "calls" else form)
+        if form["type"] == "calls":
+            form = {name: value[:COLUMN] if isinstance(value, list) else value for name, value in form.items()}
+        errors = validator.iter_errors(form)
         for _, error in zip(range(MOST_ERRORS), errors, strict=False):
             place = "".join(f"[{part!r}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
             yield f"{place.removeprefix('.') or 'the record'}: {shortened(error.message, 160)}"
-
-
-def _in_short(form: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value[:COLUMN] if isinstance(value, list) else value for name, value in form.items()}
 
 
 MOST_OPEN = 1 << 16  # maximum number of unfinished calls of a thread with which later calls are compared
