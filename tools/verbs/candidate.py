@@ -28,7 +28,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         metavar="OPERATOR",
         help="full name of an operator in the trace, module:PATH for a module, or sample:NAME for a sample",
     )
-    parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a trace; none for a sample")
+    parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a trace; omit it for a sample")
     parser.add_argument(
         "--extension",
         action="append",

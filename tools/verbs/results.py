@@ -269,7 +269,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         help="treat times as equal if they differ by at most this (default: 5%%)",
     )
     parser.add_argument(
-        "--by", choices=("op", "module", "family", "mode"), help="also print a table of the cases grouped by this"
+        "--by",
+        choices=("op", "module", "family", "mode"),
+        help="also print a table of the cases, grouped by operator, module, family or mode",
     )
     parser.add_argument("--all", action="store_true", help="also show unchanged and undecided rows")
     add_output(parser, "write all rows to this file: .json, .csv, .md or .xml (JUnit)")

@@ -51,7 +51,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         metavar="A",
         help="a trace, a folder of traces, a pattern of file names, or a file that another tool wrote",
     )
-    parser.add_argument("after", type=Path, metavar="B", help="what to compare A with: any of the inputs that A can be")
+    parser.add_argument("after", type=Path, metavar="B", help="what to compare A with: an input of the same kinds")
     parser.add_argument(
         "--fail-on",
         type=names,
@@ -64,7 +64,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         "--counts",
         type=percent,
         metavar="PERCENT",
-        help="ignore differences of call counts up to this (default: 0, or 10%% for several traces per side)",
+        help="ignore differences of call counts up to this percentage (default: 0, or 10%% for several traces per side)",
     )
     parser.add_argument(
         "--least",

@@ -39,7 +39,7 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=steps,
         metavar="FIRST[:END]",
-        help="keep only these steps, counted from 0 and without END: 1, 0:2, 2:",
+        help="keep only this step, or the steps from FIRST up to the one before END, counted from 0: 1, 0:2, 2:",
     )
     parser.add_argument(
         "--phase",
