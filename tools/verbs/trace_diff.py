@@ -64,7 +64,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         "--counts",
         type=percent,
         metavar="PERCENT",
-        help="ignore differences of call counts up to this percentage (default: 0, or 10%% for several traces per side)",
+        help="ignore differences of call counts up to this percentage (default: 0, or 10%% for several traces a side)",
     )
     parser.add_argument(
         "--least",
