@@ -28,7 +28,6 @@ from opgrip.zoo.corpus.summaries import print_coverage
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a folder with a stored run of an operator with several inputs."""
     folder = tmp_path_factory.mktemp("kept")
     inputs = json.dumps([{"self": [size, size], "other": [size, size], "alpha": 2} for size in range(1, 7)])
     words = ["--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--warmup", "0"]

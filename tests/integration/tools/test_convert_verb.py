@@ -20,14 +20,12 @@ INPUTS = "Operator: aten.relu.default\ncnt: 3, ((T([2], f32),), {})\n"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to a folder that contains a file of another tool, and return it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "inputs.txt").write_text(INPUTS)
     return tmp_path
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the single line of an error."""
     assert main(["trace", "convert", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line

@@ -120,7 +120,6 @@ def test_invalid_time_records_are_damage(form: dict[str, object]) -> None:
 
 
 def h100_trace(folder: Path, way: str) -> Path:
-    """Return the trace of single calls that was captured on an H100 with `--device-time` set to `way`."""
     with ZipFile(ROOT / "benchmarks/results/h100/raw.zip") as archive:
         return Path(archive.extract(f"clocks-{way}.jsonl", folder))
 

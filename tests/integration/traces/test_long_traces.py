@@ -51,7 +51,6 @@ def long_trace(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Process traces of any length like long ones."""
     monkeypatch.setattr(sources, "KEPT_CALLS", -1)
     monkeypatch.setattr(made_calls, "KEPT_CALLS", -1)
     monkeypatch.setattr(summing, "PART_CALLS", 300)
@@ -59,7 +58,6 @@ def _nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def told_of(trace: Trace) -> dict[str, Any]:
-    """Return results that do not need the table of calls."""
     columns = [(), ("module", "phase"), ("device", "stream"), ("file", "line", "function", "phase")]
     longtail = find_longtail([trace], lambda _: 1e10)
     return {

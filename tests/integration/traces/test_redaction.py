@@ -143,7 +143,6 @@ def lines(written: list[Record], policy: Policy) -> bytes:
 
 
 def declared_types() -> Iterator[type]:
-    """Yield every dataclass that is part of a record."""
     for module in (records, arguments, tensor_specs, python_objects):
         for item in vars(module).values():
             if isinstance(item, type) and is_dataclass(item) and item.__module__ == module.__name__:

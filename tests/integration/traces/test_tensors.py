@@ -83,7 +83,6 @@ def test_calls_with_other_scalars_share_the_values_of_tensor_parts(tmp_path: Pat
 
 
 def models_of(path: Path) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the operator of each case, with the value models of its arguments' parts as text."""
     found = []
     for case in make_cases(load(path)):
         numbers = [number for spec in tensors(case.signature.args) for number in value_numbers(spec)]

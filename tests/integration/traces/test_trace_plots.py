@@ -23,7 +23,6 @@ def trace(tiny_trace: Path) -> Trace:
 
 
 def bars(figure: Any) -> dict[str, float]:
-    """Return the length of each bar in us, by label."""
     (axes,) = figure.axes
     lengths: dict[str, float] = dict.fromkeys((label.get_text() for label in axes.get_yticklabels()), 0.0)
     for container in axes.containers:

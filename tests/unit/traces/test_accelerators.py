@@ -20,7 +20,6 @@ H200 = SimpleNamespace(
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Nvml:
-    """Simulate a machine with a GPU that torch and NVML report."""
     nvml = Nvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: H200)

@@ -160,7 +160,6 @@ SIGNATURES = (ASYNC, AT_ONCE, ADD, VIEW, WAIT)
 
 
 def block(*calls: tuple[int, int, int, int], thread: int = 0) -> CallBlock:
-    """Return a block of calls of signature, start, duration and their only storage."""
     numbers, starts, durations, storages = map(list, zip(*calls, strict=True))
     return block_of(Calls(thread, numbers, [0] * len(calls), starts, durations, [1] * len(calls), storages))
 
@@ -281,9 +280,6 @@ def signatures(rank: int) -> list[Signature]:
 
 
 def waits_of(path: Path, *ranks: list[tuple[str, int, int]]) -> RankWaits:
-    """Return the waits of ranks with these calls: a collective's kind, its start, and when the rank continued,
-    in us.
-    """
     records: list[Record] = [Scope(0, "", "", "forward"), Signature(100, "operator", "aten.sin.default", (VECTOR,), {})]
     for rank, calls in enumerate(ranks):
         records += [*signatures(rank), Thread(rank, "MainThread", rank)]
