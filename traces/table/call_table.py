@@ -87,12 +87,6 @@ def typical_of(calls: pd.DataFrame) -> Typical | None:
     return Typical(others.where(~was_interrupted, quantiles(durations, signature, counts)), was_interrupted)
 
 
-def unperturbed_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return the durations in ns of all calls of a trace, with typical durations for perturbed calls."""
-    typical = typical_of(calls)
-    return calls["duration_ns"] if typical is None else typical.unperturbed_ns(calls)
-
-
 Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 

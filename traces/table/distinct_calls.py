@@ -18,7 +18,8 @@ from opgrip.traces.table.call_table import (
     concatenated_columns,
     known_streams,
     named_columns,
-    unperturbed_ns,
+    typical_of,
+    with_times,
 )
 
 # columns in which calls must be equal to count as one distinct call
@@ -81,13 +82,10 @@ class DistinctCalls:
         table["device_ns"] = device_ns.where(device_ns >= 0)
         table["stream"] = known_streams(rows["stream"].to_numpy(), table["device_ns"].isna().to_numpy())
         table["perturbed"] = rows["perturbed"].astype(bool)
-        table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
         table["page_faults"] = rows["page_faults"]
         table["slow_memory_ns"] = rows["slow_memory_ns"]
         table[COUNT] = rows[COUNT]
-        table["host_ns"] = unperturbed_ns(table)
-        table["time_ns"] = table["device_ns"].fillna(table["host_ns"])
-        return table
+        return with_times(table, typical_of(table))
 
     def rows(self) -> pd.DataFrame:
         """Return the rows of `table` as integers: `KEYS`, start and position of the first call, and `count`."""
