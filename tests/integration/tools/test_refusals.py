@@ -17,8 +17,8 @@ KINDS = "choose from came, went, counts, shares, values, operators, any"
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("trace nothing", "invalid choice: 'nothing'"),
-        ("nothing", "invalid choice: 'nothing'"),
+        ("trace nothing", "invalid choice 'nothing'"),
+        ("nothing", "invalid choice 'nothing'"),
         ("trace info", "the following arguments are required: TRACE"),
         ("trace info https://a.com/net.onnx", "https://a.com/net.onnx is a URL, not a file: download it first"),
         ("trace validate none.jsonl", "none.jsonl cannot be read: no such file"),
