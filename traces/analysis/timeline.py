@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -51,13 +51,7 @@ class TimelinePlace:
         return all(mine == its for mine, its in zip(self.around, other.around, strict=False))
 
 
-class Placed(Protocol):
-    @property
-    def place(self) -> TimelinePlace | None:
-        """Module or function that made the call."""
-
-
-P = TypeVar("P", bound=Placed)
+P = TypeVar("P", bound=Any)  # a call, whose attribute `place` is the `TimelinePlace` that made it, or None
 
 
 def origins(trace: Trace) -> dict[int, Scope]:

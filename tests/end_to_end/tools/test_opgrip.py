@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from example_trace import RECORDS, write
-from programs import SHIPPED_TRACES, refusal, run_command, succeed
+from programs import refusal, run_command, succeed
 
 from opgrip.samples import Tag, samples
 from opgrip.tools.verbs.trace_info import GROUPS, facts
@@ -95,14 +95,6 @@ def test_info_of_a_cut_trace_needs_partial(tmp_path: Path) -> None:
     assert error.startswith("opgrip trace info: error: ")
     done = succeed("opgrip", "trace", "info", path, "--partial")
     assert "incomplete" in done.stdout
-
-
-@pytest.mark.parametrize("path", SHIPPED_TRACES, ids=lambda path: path.name)
-def test_shipped_traces_are_complete_and_dropped_nothing(path: Path) -> None:
-    trace = load(path, partial=False)
-    assert trace.end is not None
-    assert not trace.end.dropped
-    assert trace.end.calls == len(trace.calls)
 
 
 def test_info_groups_by_function_and_line(detector_trace: Path) -> None:

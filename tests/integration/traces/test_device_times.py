@@ -1,4 +1,4 @@
-"""Tests of device times in constructed traces: calls that have them, and figures that use them."""
+"""Tests of device times and perturbed times in constructed traces, and of figures that use them."""
 
 from __future__ import annotations
 
@@ -24,16 +24,7 @@ from opgrip.traces.analysis.merge import merge
 from opgrip.traces.codec.record_forms import from_json
 from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.records import (
-    FUNCTION,
-    Calls,
-    End,
-    Record,
-    Scope,
-    Signature,
-    Thread,
-    Values,
-)
+from opgrip.traces.schema.records import FUNCTION, Calls, End, Record, Scope, Signature, Thread, Values
 from opgrip.traces.values.exact import Booleans
 
 EXTENSION_CALL, MULTIPLY, GRIPPED = 0, 1, 2
@@ -150,7 +141,7 @@ def test_times_of_long_kernels_are_not_doubted(tmp_path: Path) -> None:
     assert doubts == [False, True]
 
 
-SPEC = TensorSpec((8, 8), (8, 1), torch.float32, "cpu")
+SQUARE = TensorSpec((8, 8), (8, 1), torch.float32, "cpu")
 SIN_NS, EXP_NS, PERTURBED_NS = 1_000_000, 10_000, 50_000_000
 INTERRUPTED_NS = 80_000_000
 GAP_NS, PERTURBED_GAP_NS = 5_000, 30_000_000
@@ -175,7 +166,7 @@ def trace_of(
         write(
             path / "t.jsonl",
             [
-                *(Signature(number, "operator", op, (SPEC,), {}, SPEC) for number, op in enumerate(ops)),
+                *(Signature(number, "operator", op, (SQUARE,), {}, SQUARE) for number, op in enumerate(ops)),
                 Scope(0, "m", "M", "forward", None, "wave", "waves.py", 1),
                 Thread(0, "MainThread"),
                 table,

@@ -32,15 +32,7 @@ from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema import arguments, python_objects, records, tensor_specs
 from opgrip.traces.schema.accelerator_records import Kernels
-from opgrip.traces.schema.arguments import (
-    GeneratorSpec,
-    GroupSpec,
-    Opaque,
-    ReductionSpec,
-    TensorSpec,
-    leaves,
-    tensors,
-)
+from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves, tensors
 from opgrip.traces.schema.privacy import DROPPED, HEADER_FIELDS, Privacy, privacy_of
 from opgrip.traces.schema.python_objects import ModuleSpec, NamedSpec, ObjectSpec
 from opgrip.traces.schema.records import (

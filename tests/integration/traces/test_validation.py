@@ -29,6 +29,7 @@ def test_shipped_traces_are_valid(path: Path) -> None:
     assert not validation.findings
     assert not validation.notes
     assert validation.records == len(path.read_bytes().splitlines())
+    assert b'"dropped":[]' in path.read_bytes().splitlines()[-1]
 
 
 def test_captured_traces_are_valid(tiny_trace: Path) -> None:
@@ -110,11 +111,7 @@ def _enter_as_another_operator(lines: list[Line]) -> None:
         (_forget_kind, "form", "missing field 'kind'"),
         (_break_schema, "schema", "dropped[0].count"),
         (_enter_another_signature, "reference", "it entered signature 0, and describes signature 59"),
-        (
-            _enter_as_another_operator,
-            "reference",
-            "describes signature 0 as aten.gelu.default, but its record says",
-        ),
+        (_enter_as_another_operator, "reference", "describes signature 0 as aten.gelu.default, but its record says"),
         (_await_more_times, "reference", "device times of 1,000,001 calls of thread 0"),
     ],
 )

@@ -124,12 +124,7 @@ def test_command_below_its_row_stays_on_one_line(monkeypatch: pytest.MonkeyPatch
 def test_markdown_table_escapes_text() -> None:
     columns = [TableColumn("op", str), TableColumn("us", len, "d")]
     rows = ["a|b*", "x_y"]
-    assert markdown_table(columns, rows) == [
-        "| op | us |",
-        "| --- | --- |",
-        r"| a\|b\* | 4 |",
-        "| x_y | 3 |",
-    ]
+    assert markdown_table(columns, rows) == ["| op | us |", "| --- | --- |", r"| a\|b\* | 4 |", "| x_y | 3 |"]
 
 
 def test_numbers_and_nouns_agree() -> None:
@@ -189,9 +184,7 @@ def test_narrow_terminal_shows_no_bar_and_whole_numbers(width: int) -> None:
     assert any(line.startswith("replaying") for line in lines) == (width >= 40)
 
 
-def test_jupyter_without_widgets_shows_nothing_and_does_not_warn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_jupyter_without_widgets_shows_nothing_and_does_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("opgrip.cli.progress.has_widgets", lambda: False)
     reporter = QuietReporter("opgrip")
     written = io.StringIO()
