@@ -1,4 +1,4 @@
-"""Blocks of calls of a trace, kept in memory or read again from the file; and sets of numbers that select calls."""
+"""Blocks of calls of a trace, kept in memory or read again, with the calls of launched CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verbs that validate and trim traces, and the list of all verbs."""
+"""The verbs that validate, trim, cut, redact and draw traces, and the list of all verbs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suggestions of names similar to what a user typed."""
+"""Suggestions of names similar to what a user typed, and shipped traces by name."""
 
 from __future__ import annotations
 

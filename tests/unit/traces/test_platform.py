@@ -1,4 +1,4 @@
-"""Facts about the machine."""
+"""The machine's memory, precisions, private names of torch, and short messages for errors."""
 
 from __future__ import annotations
 

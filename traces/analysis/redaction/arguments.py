@@ -1,4 +1,4 @@
-"""Redaction of the fields of a record, each by the privacy that it declares, and of the arguments of a call."""
+"""Redaction of records, arguments and tables of the header, each field by the privacy that it declares."""
 
 from __future__ import annotations
 
