@@ -237,7 +237,7 @@ def quick_command(pasted: Pasted) -> str:
         command,
     )
     if not pasted.shown:
-        command = with_small_images(WHOLE_ZOO.sub(PART_OF_ZOO, command))
+        command = with_small_images(WHOLE_ZOO.sub(PART_OF_ZOO, command)).replace("opinfo:all", "opinfo:unary")
     # a script on the PATH may belong to another environment
     for script, module in (("torchrun", "torch.distributed.run"), ("pytest", "pytest")):
         command = re.sub(rf"^{script}\b", f"{sys.executable} -m {module}", command)
