@@ -58,14 +58,10 @@ WRONG = "my_kernels_wrong.py"  # name of a candidate that is wrong, for which a 
 CRASHES = "crash.jsonl"  # name of the trace of a program that crashes
 # Reason, by document and file, why previous commands do not make the file.
 NOT_THERE = {
-    ("docs/corpus.md", "dlop/"): "its files are another project's",
-    ("docs/capture.md", "gpu.jsonl"): "it is made on a GPU",
     ("docs/gripper.md", "step.jsonl"): "it replays a trace of the reader's own with gripped calls",
     ("docs/profiling.md", "trace.jsonl"): "it runs on another machine",
     ("docs/flight-recorder.md", "train.part*.ring"): "a program that was killed leaves it",
-    ("docs/privacy.md", "monday/"): "a program that runs for days was recorded",
     ("docs/production.md", "step-3445-1.jsonl.zst"): "a program that keeps running was recorded",
-    ("docs/production.md", "server-web1-2026-11-23.shapes.json"): "a program that runs for days was recorded",
 }
 
 TRAIN = """
