@@ -57,7 +57,11 @@ def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, t
     totals: dict[int, dict[Where, Amount]] = defaultdict(dict)
     for (group, scope), count, time_us in sums.itertuples(name=None):
         _add(totals[int(group)], where_of[scope], (int(count), float(time_us)))
-    return {group: _sorted_sites(_capped(sites)) for group, sites in totals.items()}
+    sites_of_group = {
+        group: [CallSite(*key, count, round(time_us, 3)) for key, (count, time_us) in _capped(own).items()]
+        for group, own in totals.items()
+    }
+    return {group: tuple(sorted(sites, key=_order)) for group, sites in sites_of_group.items()}
 
 
 def _text(cell: object) -> str:
@@ -86,11 +90,6 @@ def _fold(totals: Mapping[Where, Amount], limit: int, where: Callable[[str, str]
     for (module, phase, _), amount in ordered[max(limit, 0) :]:
         _add(folded, where(module, phase), amount)
     return folded
-
-
-def _sorted_sites(totals: Mapping[Where, Amount]) -> tuple[CallSite, ...]:
-    sites = (CallSite(*key, count, round(time_us, 3)) for key, (count, time_us) in totals.items())
-    return tuple(sorted(sites, key=_order))
 
 
 def _order(site: CallSite) -> tuple[int, str, str, str]:

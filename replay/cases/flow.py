@@ -218,14 +218,21 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
     page = page_size(trace.header)
     if page is None:
         return {}
-    fresh_bytes = (_faults(trace.own_calls) * page).tolist()
+    own = trace.own_calls
+    counts = own["page_faults"]
+    # limit counts of calls that the capture perturbed to the range of the signature's other calls
+    others = counts.where(~own["perturbed"]).groupby(own["signature"])
+    counts = counts.clip(others.transform("min"), others.transform("max")).astype("int64")
+    fresh_bytes = (counts * page).tolist()
+    needs = flow.needs.items()
+    large = {number for number, need in needs if need.bytes >= LARGE and need.device.partition(":")[0] == "cpu"}
     memory_by_call: dict[int, NewMemory] = {}
     unwritten: dict[int, tuple[int, int]] = {}
     earlier_storages = {NO_STORAGE, *flow.outside}
     for place, (call, fresh) in enumerate(zip(flow.calls, fresh_bytes, strict=True)):
         numbers = [number for number in dict.fromkeys(call.outputs) if number not in earlier_storages]
         earlier_storages.update(numbers)
-        sizes = {number: flow.needs[number].bytes for number in numbers if _is_large(flow, number)}
+        sizes = {number: flow.needs[number].bytes for number in numbers if number in large}
         result_storages = {*call.outputs}
         for number in {*call.inputs} & unwritten.keys():
             # a call that only makes a view of it touches no page
@@ -237,18 +244,6 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
         elif sizes:
             memory_by_call[place] = NewMemory(tuple(sizes.values()), fresh)
     return memory_by_call
-
-
-def _faults(calls: pd.DataFrame) -> pd.Series[int]:
-    counts = calls["page_faults"]
-    # limit counts of calls that the capture perturbed to the range of the signature's other calls
-    others = counts.where(~calls["perturbed"]).groupby(calls["signature"])
-    return counts.clip(others.transform("min"), others.transform("max")).astype("int64")
-
-
-def _is_large(flow: ProgramFlow, number: int) -> bool:
-    need = flow.needs.get(number)
-    return need is not None and need.bytes >= LARGE and need.device.partition(":")[0] == "cpu"
 
 
 def shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:

@@ -383,21 +383,19 @@ class _Linker:
         source = source or self._source_of_tensor.get(key)
         if source is None and memory in self._base_of_memory:
             try:
-                source = self._source_of_tensor[key] = self._varied(memory, spec) or _view(
-                    self._base_of_memory[memory], spec
+                # a result whose sizes depend on input values may differ from the argument in them
+                varied = (
+                    result
+                    for result, result_spec in self._varying.get(memory, ())
+                    if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape)
                 )
+                source = next(varied, None) or _view(self._base_of_memory[memory], spec)
+                self._source_of_tensor[key] = source
             except Unsupported as error:
                 self.reason = self.reason or str(error)
         if source is None:
             source = self._source_of_tensor[key] = self._from_outside(memory, spec)
         return source
-
-    def _varied(self, memory: int, spec: TensorSpec) -> Source | None:
-        # a result whose sizes depend on input values may differ from the argument in them
-        for result, result_spec in self._varying.get(memory, ()):
-            if _alike(result_spec, spec) and len(result_spec.shape) == len(spec.shape):
-                return result
-        return None
 
     def _from_outside(self, memory: int, spec: TensorSpec) -> Source:
         self._came.add(memory)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
@@ -142,13 +141,12 @@ class _Builder:
         if isinstance(source, Outside):
             return self._outside[source.place]
         if source not in self._parts:
-            self._parts[source] = self._part(source) if isinstance(source, ResultOf) else self._view(source)
+            if isinstance(source, ResultOf):
+                self._parts[source] = self._part(source)
+            else:
+                where = (self._tensor(source.base), source.spec.shape, source.spec.stride, source.spec.offset)
+                self._parts[source] = self.graph.call_function(torch.ops.aten.as_strided.default, where)
         return self._parts[source]
-
-    def _view(self, source: Any) -> fx.Node:
-        spec = source.spec
-        where = (self._tensor(source.base), spec.shape, spec.stride, spec.offset)
-        return self.graph.call_function(torch.ops.aten.as_strided.default, where)
 
     def _part(self, result: ResultOf) -> fx.Node:
         node = self._results[result.call]
@@ -322,7 +320,8 @@ def _case(
     links = link(runs[0].calls, facts, escaping_results, frozenset.intersection(*(run.stored for run in runs)))
     signature = Signature(number, UNIT, name, (*links.outside, *links.settings), {}, links.results)
     median_ns, raw_ns = _median_ns(runs), sum(run.raw_ns for run in runs)
-    context = _most_frequent(chain.from_iterable(run.contexts for run in runs))
+    contexts_of_calls = Counter(number for run in runs for number in run.contexts if number is not None)
+    context = next((number for number, _ in contexts_of_calls.most_common(1)), None)
     return Case(
         signature,
         values_of([signature], drawn),
@@ -361,11 +360,6 @@ def _spread(runs: Sequence[SubgraphRun]) -> float | None:
         return None
     low, _, high = statistics.quantiles((run.time_ns for run in runs), n=4, method="inclusive")
     return (high - low) / max(_median_ns(runs), 1.0)
-
-
-def _most_frequent(numbers: Iterable[int | None]) -> int | None:
-    most = Counter(number for number in numbers if number is not None).most_common(1)
-    return most[0][0] if most else None
 
 
 def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserError:

@@ -135,7 +135,9 @@ def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
     }
     if not candidates:
         return list(cases)
-    used = _used_results(trace, candidates) if _is_whole(trace) else {}
+    end = trace.end
+    is_whole = end is not None and not end.dropped and end.stopped is None and FIELD not in trace.header
+    used = _used_results(trace, candidates) if is_whole else {}
 
     def marked(case: Case) -> Case:
         places = candidates.get(case.trace_number)
@@ -150,11 +152,6 @@ def packet_of(signature: Signature) -> str:
     """Return the name of one of torch's operators without namespace and overload; empty for other calls."""
     parts = signature.op.split(".")
     return parts[1] if signature.kind == OPERATOR and len(parts) == 3 and parts[0] == "aten" else ""
-
-
-def _is_whole(trace: Trace) -> bool:
-    end = trace.end
-    return end is not None and not end.dropped and end.stopped is None and FIELD not in trace.header
 
 
 def _used_in_training(case: Case, places: set[int]) -> set[int]:
@@ -184,7 +181,12 @@ def _results(
     trace: Trace, candidates: Mapping[int, set[int]], argument_counts: Mapping[int, int]
 ) -> Iterator[Integers]:
     signatures = (item for item in trace.signatures if item.number in candidates)
-    places = {item.number: _places(item, candidates[item.number]) for item in signatures}
+    # by signature, the index of each candidate among all leaves by its index among the tensors
+    places: dict[int, dict[int, int]] = {}
+    for item in signatures:
+        tensor_places = [place for place, leaf in enumerate(leaves(item.outputs)) if isinstance(leaf, TensorSpec)]
+        own_candidates = candidates[item.number]
+        places[item.number] = {tensor: place for tensor, place in enumerate(tensor_places) if place in own_candidates}
     for calls, memory in trace.call_parts():
         for number in candidates:
             own = calls[calls["signature"] == number]
@@ -195,11 +197,6 @@ def _results(
                 numbers = np.full(len(own), NO_STORAGE, dtype=np.int64)
                 numbers[has_result] = memory[first[has_result] + position]
                 yield np.column_stack([numbers, np.full_like(numbers, number), np.full_like(numbers, place)])
-
-
-def _places(signature: Signature, candidates: Collection[int]) -> dict[int, int]:
-    places = [place for place, leaf in enumerate(leaves(signature.outputs)) if isinstance(leaf, TensorSpec)]
-    return {tensor: place for tensor, place in enumerate(places) if place in candidates}
 
 
 def _places_of_arguments(calls: pd.DataFrame, argument_counts: Mapping[int, int]) -> Integers:

@@ -140,7 +140,8 @@ class StepMemory:
     def check_room(self, size: int) -> None:
         """Raise `Unsupported` if `size` more bytes would exceed the memory limit."""
         if not self._has_room(size):
-            self._forget_stand_ins()
+            self.kept_bytes -= sum(storage.nbytes() for storage in self._stand_ins.values())
+            self._stand_ins.clear()
             if not self._has_room(size):
                 raise Unsupported(f"it needs {size} bytes, more memory than is available")
 
@@ -198,10 +199,6 @@ class StepMemory:
 
     def _has_room(self, size: int) -> bool:
         return self.kept_bytes + self.live_bytes + size <= self._limit
-
-    def _forget_stand_ins(self) -> None:
-        self.kept_bytes -= sum(storage.nbytes() for storage in self._stand_ins.values())
-        self._stand_ins.clear()
 
 
 def reason_of(error: Exception) -> str:

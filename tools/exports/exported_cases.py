@@ -7,10 +7,20 @@ import keyword
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from opgrip.cli.command import counted
 from opgrip.errors import UserError
+from opgrip.replay.cases.call_sites import module_of
+from opgrip.replay.cases.cases import Case, make_cases
+from opgrip.replay.cases.selection import MODULE, Selection
+from opgrip.replay.cases.subgraph_calls import Links, Outside, ResultOf, is_setting
+from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units, paths_of
+from opgrip.replay.inputs.filling import drawn_values
+from opgrip.replay.inputs.input_options import with_defaults
+from opgrip.replay.operators.lookup import Unsupported, find_operator
+from opgrip.traces import Trace, load
+from opgrip.traces.io.sample_folder import CALLS, SampleFolder
 from opgrip.traces.schema.arguments import Opaque, TensorSpec, tensors
 from opgrip.traces.schema.python_objects import (
     ArraySpec,
@@ -21,16 +31,10 @@ from opgrip.traces.schema.python_objects import (
     SharedSpec,
     children,
 )
+from opgrip.traces.schema.records import FUNCTION, Signature
 from opgrip.traces.scripts.literals import Literals, plain, plain_tuple, sizes
 from opgrip.traces.scripts.script import ScriptFunction, operator_source, registered_operator, script_of
 from opgrip.traces.scripts.templates import FUNCTIONS, OBJECTS, RESERVED
-
-if TYPE_CHECKING:
-    from opgrip.replay.cases.cases import Case
-    from opgrip.replay.cases.subgraph_calls import Links
-    from opgrip.traces import Trace
-    from opgrip.traces.io.sample_folder import SampleFolder
-    from opgrip.traces.schema.records import Signature
 
 PHASES = ("forward", "backward", "optimizer")
 
@@ -43,8 +47,6 @@ def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
 
     Raises UserError if the trace has no such signature, or if running it needs more than torch.
     """
-    from opgrip.replay.cases.cases import make_cases
-
     case = next((case for case in make_cases(trace) if case.trace_number == number), None)
     if case is None:
         raise UserError(f"the trace has no signature {number}", "opreplay --list lists the cases")
@@ -52,8 +54,6 @@ def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
 
 
 def source_of(trace: Trace, case: Case, mode: str = "eager") -> str:
-    from opgrip.replay.inputs.input_options import with_defaults
-
     signature = next(item for item in trace.signatures if item.number == case.trace_number)
     _check_may_run(signature)
     signature, values = with_defaults(signature, trace.values)
@@ -61,8 +61,6 @@ def source_of(trace: Trace, case: Case, mode: str = "eager") -> str:
 
 
 def _check_may_run(signature: Signature) -> None:
-    from opgrip.replay.operators.lookup import Unsupported, find_operator
-
     try:
         find_operator(signature, extensions=())
     except Unsupported as error:
@@ -70,8 +68,6 @@ def _check_may_run(signature: Signature) -> None:
 
 
 def _facts(trace: Trace, case: Case) -> list[str]:
-    from opgrip.replay.cases.call_sites import module_of
-
     model = trace.header.get("model")
     name = model.get("name") if isinstance(model, dict) else None
     origin = f" of {name}" if isinstance(name, str) else ""
@@ -95,9 +91,6 @@ def export_unit(trace: Trace, name: str, unit: str, mode: str) -> tuple[str, str
 
     Raises UserError if the trace has no such module or function, or if running it needs more than torch.
     """
-    from opgrip.replay.cases.selection import MODULE, Selection
-    from opgrip.replay.cases.subgraphs import SubgraphOperator, make_units
-
     words = name.split() or [""]
     phase = words[-1] if words[-1] in PHASES else PHASES[0]
     name = words[0]
@@ -162,15 +155,10 @@ class _CallLiterals(Literals):
         self._settings = settings
 
     def of(self, value: Any) -> str:
-        from opgrip.replay.cases.subgraph_calls import is_setting
-
         return self._settings[value] if is_setting(value) else super().of(value)
 
 
 def _source_of_tensor(source: Any, links: Links) -> str:
-    from opgrip.replay.cases.subgraph_calls import Outside, ResultOf
-    from opgrip.replay.cases.subgraphs import paths_of
-
     if isinstance(source, Outside):
         return f"x{source.place}"
     if isinstance(source, ResultOf):
@@ -192,11 +180,6 @@ def export_sample(sample: SampleFolder, number: int, mode: str) -> tuple[str, st
 
     Raises UserError if the call does not exist, or if running it needs more than torch.
     """
-    from opgrip.replay.inputs.filling import drawn_values
-    from opgrip.traces import load
-    from opgrip.traces.io.sample_folder import CALLS
-    from opgrip.traces.schema.records import FUNCTION
-
     trace = load(sample.folder / CALLS, partial=False, unbounded=True)
     calls = [signature for signature in trace.signatures if signature.kind == FUNCTION]
     if number >= len(calls):

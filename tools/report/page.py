@@ -23,7 +23,8 @@ import numpy as np
 
 from opgrip.cli.plugins import install_command, needed
 from opgrip.errors import UserError
-from opgrip.replay.analyses.speed_ups import SpeedUp, summarize_modes
+from opgrip.platform.peaks import from_json
+from opgrip.replay.analyses.speed_ups import summarize_modes
 from opgrip.replay.comparison.comparison import compare
 from opgrip.replay.comparison.comparison_report import advice, rows_of, summary, total_line
 from opgrip.replay.comparison.gate import hold_all, margin_for, parse_gate
@@ -189,7 +190,9 @@ def _modes(rows: Sequence[tuple[str, Result]]) -> Iterator[Plain]:
     for name in dict.fromkeys(name for name, _ in rows):
         own = [row for run, row in rows if run == name]
         for item in summarize_modes(own, reference_of(own)):
-            yield {"run": name, "mode": item.mode, "statuses": item.statuses, "speed_up": _speed_up(item.speed_up)}
+            cells = {} if item.speed_up is None else asdict(item.speed_up)
+            speed_up = {fact: _cell(value) for fact, value in cells.items()} or None
+            yield {"run": name, "mode": item.mode, "statuses": item.statuses, "speed_up": speed_up}
 
 
 def _judgements(runs: Mapping[str, Results]) -> Iterator[Plain]:
@@ -201,10 +204,6 @@ def _judgements(runs: Mapping[str, Results]) -> Iterator[Plain]:
 
 def _cell(value: Any) -> Any:
     return plain(value, infinite="inf")
-
-
-def _speed_up(speed_up: SpeedUp | None) -> Plain | None:
-    return None if speed_up is None else {name: _cell(value) for name, value in asdict(speed_up).items()}
 
 
 def _sites(rows: Sequence[Result]) -> Plain:
@@ -268,8 +267,6 @@ def _ceilings(header: Mapping[str, Any]) -> Plain:
     form = header.get("ceilings")
     if not isinstance(form, Mapping):
         return {}
-    from opgrip.platform.peaks import from_json
-
     try:
         ceilings, threads = from_json(dict(form)), int(header.get("threads", 1))
         levels = [(level.name, ceilings.bandwidth(level, threads)) for level in ceilings.levels]

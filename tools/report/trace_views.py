@@ -13,7 +13,8 @@ import pandas as pd
 from opgrip.cli.command import counted
 from opgrip.cli.terminal import shorten
 from opgrip.replay.batch_scale.batch_scale import named_tensors
-from opgrip.replay.cases.call_sites import CallSite, count_call_sites
+from opgrip.replay.cases.call_sites import count_call_sites
+from opgrip.replay.cases.cases import contexts_of
 from opgrip.replay.operators.lookup import family_of
 from opgrip.replay.results.results import describe_shapes
 from opgrip.traces.analysis.dataflow import make_graph
@@ -28,6 +29,7 @@ from opgrip.zoo.corpus import Corpus, summarize
 from opgrip.zoo.corpus.summaries import cover, records, summarize_coverage
 
 MOST_CALLS = 20_000  # maximum number of calls in a timeline; the longest are kept, in order
+NO_CODE = "outside the program's code"
 MOST_PLACES = 20  # maximum number of call sites listed for a case
 BANDWIDTH = 20e9  # memory bandwidth in bytes per second that is assumed to compare savings
 
@@ -55,13 +57,10 @@ def _stacks(trace: Trace) -> list[tuple[list[str], float]]:
     sums = calls.groupby(["scope", "op"], observed=True)["time_ns"].sum().reset_index()
     for scope, op, time_ns in sums.itertuples(index=False, name=None):
         record = by_number.get(int(scope))
-        frames = [] if record is None else [_frame(*frame) for frame in reversed(frames_of(record)) if frame[1]]
-        stacks[(*frames, str(op))] += time_ns / 1e3
+        frames = () if record is None else reversed(frames_of(record))
+        outer = [f"{function} ({file.rsplit('/', 1)[-1]})" for file, function in frames if function]
+        stacks[(*outer, str(op))] += time_ns / 1e3
     return [(list(stack), time_us) for stack, time_us in stacks.items()]
-
-
-def _frame(file: str, function: str) -> str:
-    return f"{function} ({file.rsplit('/', 1)[-1]})"
 
 
 def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
@@ -119,28 +118,26 @@ def _longtail(trace: Trace) -> list[Plain]:
 
 
 def _called(trace: Trace) -> Iterator[Called]:
-    contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
-    places = trace.own_calls.groupby(["signature", "scope"]).size().reset_index()
-    scopes: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for number, scope, count in places.itertuples(index=False, name=None):
-        scopes[int(number)].append((int(scope), int(count)))
+    contexts, numbers = contexts_of(trace, trace.own_calls), set(trace.own_calls["signature"])
     for signature in trace.signatures:
-        called = sorted(scopes.get(signature.number, ()), key=lambda item: -item[1])
-        if called:
-            yield signature, key_of_case(signature, contexts.get(called[0][0], {}))
+        if signature.number in numbers:
+            yield signature, key_of_case(signature, contexts.get(signature.number, {}))
 
 
 def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
     calls = trace.own_distinct_calls
     sites_by_signature = count_call_sites(calls, calls["signature"])
     for signature, key in called:
-        places = sites_by_signature[signature.number]
+        sites = sites_by_signature[signature.number]
+        places = [
+            (f"{site.line or NO_CODE}, in {site.module or 'no module'}, {site.phase}", site.count) for site in sites
+        ]
         yield (
             key,
             {
                 "family": family_of(signature.op),
                 "arguments": list(_arguments(signature, trace)),
-                "places": [(_place(site), site.count) for site in places[:MOST_PLACES]],
+                "places": places[:MOST_PLACES],
                 "more_places": max(0, len(places) - MOST_PLACES),
             },
         )
@@ -174,11 +171,6 @@ def _is_contiguous(spec: TensorSpec) -> bool:
             return False
         expected *= size
     return True
-
-
-def _place(site: CallSite) -> str:
-    where = site.line or "outside the program's code"
-    return f"{where}, in {site.module or 'no module'}, {site.phase}"
 
 
 SHORT_US = 10.0  # a shorter launch is mostly overhead: passing work to an operator or a kernel takes 2 to 10 us

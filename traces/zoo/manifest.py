@@ -72,7 +72,11 @@ class ZooTrace:
 
 def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
     data = json.loads(path.read_text(encoding="utf-8"))
-    return [_trace(item) for item in data["traces"]]
+    recordings = [item.pop("recording", None) for item in data["traces"]]
+    return [
+        ZooTrace(**item, recording=None if recording is None else Recording(**recording))
+        for item, recording in zip(data["traces"], recordings, strict=True)
+    ]
 
 
 def patterns_in(text: str) -> list[str]:
@@ -101,11 +105,6 @@ def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace
 def _matches(trace: ZooTrace, pattern: str) -> bool:
     words = (trace.name, trace.model, trace.library, trace.family)
     return any(fnmatch.fnmatchcase(word, pattern) for word in words)
-
-
-def _trace(item: Mapping[str, Any]) -> ZooTrace:
-    recording = item.get("recording")
-    return ZooTrace(**{**item, "recording": None if recording is None else Recording(**recording)})
 
 
 PREFIXES = ("trace:", "zoo:")  # prefixes of shipped traces, which are accepted in place of file names

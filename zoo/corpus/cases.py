@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 
 from opgrip.platform.machine import page_size
+from opgrip.replay.cases.cases import contexts_of
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import numbers_of, with_numbers
 from opgrip.traces.schema.records import (
@@ -30,7 +31,7 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.table.trace import Trace, load
-from opgrip.zoo.corpus.corpus import Corpus, Member, Reading, contexts_of, written_from
+from opgrip.zoo.corpus.corpus import Corpus, Reading, written_from
 
 PAGE_BYTES = 4096  # page size of the trace that is written
 
@@ -81,16 +82,12 @@ def write_cases(
             if not own.empty:
                 columns = (own[name].tolist() for name in ("signature", "key", "median_us"))
                 cases = {number: (numbers[key], us) for number, key, us in zip(*columns, strict=True)}
-                trace = _loaded(member, unbounded, reading(member.path))
+                with reading(member.path):
+                    trace = load(member.path, True, unbounded)
                 for record in _CaseRecords(member.model, trace, cases, numbering).all(surrounding):
                     writer.write(record)
         writer.write(End(numbering.calls, numbering.signatures, numbering.now_ns))
     return len(chosen)
-
-
-def _loaded(member: Member, unbounded: bool, reading: AbstractContextManager[object]) -> Trace:
-    with reading:
-        return load(member.path, True, unbounded)
 
 
 class _Numbering:
@@ -107,7 +104,7 @@ class _CaseRecords:
     def __init__(self, model: str, trace: Trace, cases: Mapping[int, tuple[int, float]], numbering: _Numbering) -> None:
         self._model, self._trace, self._chosen, self._new = model, trace, cases, numbering
         self._signatures = {signature.number: signature for signature in trace.signatures}
-        self._usual = contexts_of(trace)
+        self._usual = contexts_of(trace, trace.own_calls)
         self._contexts = {scope.number: trace.contexts.get(scope.context or 0, {}) for scope in trace.scopes}
         self._page = page_size(trace.header) or 0
         self._numbers: dict[tuple[int, bool], int] = {}
@@ -195,7 +192,12 @@ def _without_values(outputs: Any) -> Any:
 def _stretches(
     calls: pd.DataFrame, chosen_signatures: Mapping[int, object], surrounding: Surrounding
 ) -> Iterator[tuple[pd.DataFrame, list[bool]]]:
-    chosen = [index for rows in _by_signature(calls, chosen_signatures) for index in _evenly(rows, surrounding.places)]
+    chosen: list[int] = []
+    for _, rows in calls[calls["signature"].isin(list(chosen_signatures))].groupby("signature", sort=False):
+        calm = rows[~rows["perturbed"].astype(bool)]
+        usual = rows if calm.empty else calm
+        steps = np.linspace(0, len(usual) - 1, min(len(usual), surrounding.places)).astype(int)
+        chosen += usual.index[steps].tolist()
     for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):
         is_case = own.index.isin(chosen)
         is_written = is_case.copy()
@@ -204,14 +206,3 @@ def _stretches(
         edges = np.flatnonzero(np.diff(is_written.astype(np.int8), prepend=0, append=0)).tolist()
         for start, end in zip(edges[::2], edges[1::2], strict=True):
             yield own.iloc[start:end], is_case[start:end].tolist()
-
-
-def _by_signature(calls: pd.DataFrame, signatures: Mapping[int, object]) -> Iterator[pd.DataFrame]:
-    for _, rows in calls[calls["signature"].isin(list(signatures))].groupby("signature", sort=False):
-        calm = rows[~rows["perturbed"].astype(bool)]
-        yield rows if calm.empty else calm
-
-
-def _evenly(rows: pd.DataFrame, places: int) -> list[int]:
-    steps = np.linspace(0, len(rows) - 1, min(len(rows), places)).astype(int)
-    return rows.index[steps].tolist()

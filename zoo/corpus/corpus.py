@@ -14,6 +14,7 @@ import pandas as pd
 
 from opgrip.cli.command import counted, printable
 from opgrip.errors import MissingFileError, UserError, shortened
+from opgrip.replay.cases.cases import contexts_of
 from opgrip.traces.analysis.differences import call_outline
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.io.archives import is_archive
@@ -70,7 +71,7 @@ class Member:
         return replace(
             self,
             source=source,
-            model=_text(about.get("name")) or _stem(self.path),
+            model=_text(about.get("name")) or self.path.name.partition(".")[0] or self.path.name,
             run=_text(about.get("run")),
             library=_text(library),
         )
@@ -176,10 +177,6 @@ def _of_file(path: Path, is_named: bool) -> Member:
     return Member(path, path.name, is_named=is_named)
 
 
-def _stem(path: Path) -> str:
-    return path.name.partition(".")[0] or path.name
-
-
 def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
@@ -262,7 +259,10 @@ def read_corpus(
             notes.append(f"{member.name} contains no calls")
             continue
         members.append(own_member)
-        tables.append(_with_member(rows, own_member))
+        facts = {"trace": own_member.name, **asdict(own_member)}
+        for place, name in enumerate(OF_MEMBER):
+            rows.insert(place, name, facts[name])
+        tables.append(rows)
     if not tables:
         why = f": {shortened(printable(notes[-1]), MOST_REASON)}" if notes else ""
         raise UserError(f"these files contain no calls{why}", "use traces of a model that ran")
@@ -296,13 +296,6 @@ def _unlike(member: Member, members: Sequence[Member]) -> Member:
     return replace(member, name=f"{member.name} ({number})")
 
 
-def _with_member(rows: pd.DataFrame, member: Member) -> pd.DataFrame:
-    facts: dict[str, Any] = {"trace": member.name, **asdict(member)}
-    for place, name in enumerate(OF_MEMBER):
-        rows.insert(place, name, facts[name])
-    return rows
-
-
 MOST_SHAPES = 120  # maximum length of the shapes column in characters
 MOST_ELEMENTS = (1 << 63) - 1  # maximum element count, because a shape in an untrusted file can contain any number
 
@@ -312,7 +305,7 @@ def rows_of(trace: Trace) -> pd.DataFrame:
     calls = trace.own_calls
     groups = calls.groupby("signature")
     counts, medians = groups.size(), groups["time_ns"].median()
-    contexts = contexts_of(trace)
+    contexts = contexts_of(trace, calls)
     rows = [
         {
             "signature": signature.number,
@@ -342,17 +335,6 @@ def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Return one row for each key: the row of the trace that spends the most time on the signature with this key."""
     rows = frame[frame["key"].isin(list(keys))]
     return rows.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
-
-
-def contexts_of(trace: Trace) -> dict[int, Mapping[str, Any]]:
-    """Return, by signature number, the torch settings that most calls of the signature have."""
-    context_of = {scope.number: scope.context or 0 for scope in trace.scopes}
-    calls = trace.own_calls
-    pairs = pd.DataFrame({"signature": calls["signature"], "context": calls["scope"].map(context_of)}).dropna()
-    sizes = pairs.groupby(["signature", "context"], sort=False).size()
-    most = sizes.sort_values(ascending=False, kind="stable").reset_index().drop_duplicates("signature")
-    numbers = zip(most["signature"].tolist(), most["context"].tolist(), strict=True)
-    return {int(signature): trace.contexts.get(int(context), {}) for signature, context in numbers}
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:

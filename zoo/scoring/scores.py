@@ -131,20 +131,16 @@ def score_traces(
     baseline : machine of the baseline
     of_traces : number of traces in the baseline
     """
-    models = _models_of(traces)
+    by_model: dict[str, list[TraceScore]] = defaultdict(list)
+    for trace in traces:
+        by_model[trace.origin.model].append(trace)
+    models = [ModelScore(name, own[0].origin.library, own[0].origin.family, own) for name, own in by_model.items()]
     # charge a model that cannot run at all as if it were as fast as the others
     pace = Score(measured, _weighed(models)).speed
     models = _weighed([replace(item, traces=[replace(trace, pace=pace) for trace in item.traces]) for item in models])
     interval = interval_of([(log(item.score), item.weight) for item in models if item.score])
     slowed = sum(row.is_slowed for row in rows) / max(len(rows), 1)
     return Score(measured, models, baseline, interval, of_traces, slowed)
-
-
-def _models_of(traces: Iterable[TraceScore]) -> list[ModelScore]:
-    by_model: dict[str, list[TraceScore]] = defaultdict(list)
-    for trace in traces:
-        by_model[trace.origin.model].append(trace)
-    return [ModelScore(name, own[0].origin.library, own[0].origin.family, own) for name, own in by_model.items()]
 
 
 def _weighed(models: Sequence[ModelScore]) -> list[ModelScore]:

@@ -196,13 +196,9 @@ def _bound(name: str, schemas: Sequence[Any], form: Mapping[str, Any]) -> tuple[
             reasons.append(str(error))
             continue
         return bound.op, bound.args, bound.kwargs
-    named = f"{name} takes no such arguments ({reasons[0]})"
-    raise UserError(named, f"its schema is {schemas[0]}{_overloads_note(schemas[1:])}")
-
-
-def _overloads_note(schemas: Sequence[Any]) -> str:
-    names = [op_of(schema) for schema in schemas if not schema.is_mutable]
-    return f"; others are {', '.join(names[:8])}" if names else ""
+    overloads = [op_of(schema) for schema in schemas[1:] if not schema.is_mutable]
+    others = f"; others are {', '.join(overloads[:8])}" if overloads else ""
+    raise UserError(f"{name} takes no such arguments ({reasons[0]})", f"its schema is {schemas[0]}{others}")
 
 
 def _arguments(schema: Any, form: Mapping[str, Any]) -> dict[str, Any]:

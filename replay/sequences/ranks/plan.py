@@ -270,7 +270,8 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
         group, places = line[0], lines[line]
         members = _members(line, len(tables))
         reason = _why_not(line, members, len(tables), scale)
-        for place_by_rank in _turns(places):
+        for turn in range(max(map(len, places.values()))):
+            place_by_rank = {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
             offers_met = {rank: tables[rank][0][tables[rank][1][place]] for rank, place in place_by_rank.items()}
             reason = reason or _disagreement(offers_met, members)
             why = reason or next((offer.reason for offer in offers_met.values() if offer.reason), "")
@@ -299,11 +300,6 @@ def _why_not(line: _Line, members: Sequence[int], world_size: int, scale: bool) 
     if not scale:
         return "some ranks of its group are not replayed: --scale-ranks runs it with the replayed ones"
     return "" if len(members) > 1 else "only one rank of its group is replayed"
-
-
-def _turns(places: Mapping[int, list[int]]) -> Iterator[dict[int, int]]:
-    for turn in range(max(map(len, places.values()))):
-        yield {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
 
 
 def _disagreement(offers: Mapping[int, Offer], members: Sequence[int]) -> str:

@@ -310,7 +310,8 @@ class CollectiveStepTimes:
             )
             last = arrived.max(axis=0)
             exchange, waits = (done.max(axis=0) - last) / 1e3, (last - arrived) / 1e3
-            samples = self._samples(meeting)
+            key = (meeting.kind, meeting.group, meeting.members, meeting.bytes, meeting.dtype, meeting.reduction)
+            samples = self._together.setdefault(key, _Samples(meeting))
             samples.calls += 1
             samples.exchange.append(exchange)
             samples.longest_wait.append(waits.max(axis=0))
@@ -350,10 +351,6 @@ class CollectiveStepTimes:
             algorithm_gb_per_s=algorithm_gb_per_s,
             bus_gb_per_s=bus_gb_per_s,
         )
-
-    def _samples(self, meeting: Meeting) -> _Samples:
-        key = (meeting.kind, meeting.group, meeting.members, meeting.bytes, meeting.dtype, meeting.reduction)
-        return self._together.setdefault(key, _Samples(meeting))
 
 
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
@@ -452,7 +449,8 @@ def replay_step(
 
     Raises UserError if a rank ends, or if a collective for which others wait cannot run.
     """
-    exchanges = _read(part)
+    # by signature number, each collective of the rank, or the reason why it cannot run
+    exchanges = {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
     part = _with_tensors_alone(part, exchanges)
     whole, run_places = make_flow(part), None
     if options.only == COLLECTIVES:
@@ -493,10 +491,6 @@ def replay_step(
     result = make_result(part, flow, dry_run.plans, passes, Passes(), settings.device)
     signatures = [flow.calls[place].signature for place in places]
     return RankStep(result, plan, signatures, Counter(dry_run.left_out.values()), [one.stamps for one in passes.kept])
-
-
-def _read(part: Trace) -> dict[int, ReplayedCollective | str]:
-    return {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}
 
 
 def _read_one(signature: Signature) -> ReplayedCollective | str:
@@ -562,10 +556,6 @@ def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
         [number for number, _ in ran],
         *([times[place] for _, place in ran] for times in (exchange.arrived_ns, exchange.done_ns, exchange.held_ns)),
     )
-
-
-def _identity(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 class RankDryRun(DryRun):
@@ -697,5 +687,5 @@ class RankDryRun(DryRun):
                 raise Unsupported("the step leaves out this collective")
             return Operator(self._starters[signature], mutates=True)
         if record is not None and record.op in LOCAL:
-            return Operator(_identity, mutates=False)
+            return Operator(lambda tensor: tensor, mutates=False)
         return super()._find(signature)

@@ -15,12 +15,13 @@ from programs import train_tiny_net
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
+from opgrip.replay.cases.cases import contexts_of
 from opgrip.traces import load
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.zoo.corpus import Corpus, members_of, read_corpus, summarize
 from opgrip.zoo.corpus.cases import write_cases
-from opgrip.zoo.corpus.corpus import MOST_ELEMENTS, contexts_of, rows_of, signature_facts, weighted
+from opgrip.zoo.corpus.corpus import MOST_ELEMENTS, rows_of, signature_facts, weighted
 from opgrip.zoo.corpus.summaries import ALL, write_summary, write_table
 
 DLOP = {"input": [[2, 3], [4, 3]], "min": [[0], [0]], "max": [[6], [6]]}
@@ -122,7 +123,7 @@ def test_signatures_common_to_all_models_are_found(folder: Path) -> None:
 def test_signature_key_uses_the_settings_of_most_of_its_calls(folder: Path) -> None:
     trace = load(folder / "other.jsonl.gz")
     rows = rows_of(trace).set_index("signature")
-    contexts = contexts_of(trace)
+    contexts = contexts_of(trace, trace.own_calls)
     assert {settings.get("autocast") for settings in contexts.values()} == {"", "cpu:bfloat16"}
     for signature in trace.signatures:
         if signature.number in rows.index:
