@@ -316,13 +316,11 @@ def _source(gripped: Gripped) -> tuple[dict[str, Any], str]:
 
 @cache
 def _distribution_of(module: str) -> tuple[str, str] | None:
-    """Return name and version of the distribution that contains a module, such as `mmsegmentation`, `1.2.2`."""
     names = packages_distributions().get(top_level(module), ())
     return next(((name, version(name)) for name in names), None)
 
 
 def _file_within(module: str, file: str) -> str:
-    """Return a source file's path within its project, such as `mmdet/ops/nms.py`."""
     path, depth = Path(file), module.count(".")
     if path.name == "__init__.py":
         depth += 1

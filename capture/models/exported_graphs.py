@@ -32,7 +32,6 @@ _OPTIONS_OF_INPUTS = ("batch_size", "input_size", "cfg_options")
 
 
 def is_exported(text: str) -> bool:
-    """Return True if a `--model` names a file or folder of this source."""
     return text.endswith(SUFFIX) or Path(text).is_dir()
 
 
@@ -161,13 +160,11 @@ def _run(path: Path, text: str) -> ModuleType:
 
 
 def _on_device(text: str, own_type: str, device: torch.device) -> str:
-    """Return the text of a program with its own type of device replaced."""
     text = re.sub(rf"device\(type=(['\"]){own_type}\1(, index=\d+)?\)", f"device({str(device)!r})", text)
     return re.sub(rf"(['\"]){own_type}(:\d+)?\1", lambda match: repr(str(device) if match[2] else device.type), text)
 
 
 def _values(meta: Mapping[str, Any]) -> torch.Tensor:
-    """Return a tensor with the stored values that a class describes, or with random values of its statistics."""
     import torch
 
     shape, dtype = meta["shape"], getattr(torch, meta["dtype"].removeprefix("torch."))

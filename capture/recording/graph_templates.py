@@ -30,7 +30,6 @@ class GraphCapture:
 
     signature : number of the signature of the graph's launches
     mode : dispatch mode of the thread that captured the graph
-    started_ns, ended_ns : start and end of the graph's capture by `perf_counter_ns`
     parts : calls that belong to the graph, by thread
     """
 
@@ -52,7 +51,7 @@ class GraphCapture:
     def record(self, describe: Callable[[Columns], tuple[Sequence[int], Sequence[int]]]) -> Graph:
         """Return the trace's record of the graph.
 
-        describe : returns the signature numbers and the scope numbers of calls, given as in `ThreadCalls.calls`
+        describe : returns the signature and scope numbers of calls, given as in `ThreadCalls.calls`
         """
         if not self.parts:
             return Graph(self.signature)
@@ -95,8 +94,8 @@ kept_graphs: WeakKeyDictionary[Any, KeptGraph] = WeakKeyDictionary()
 class GraphTemplates:
     """The CUDA and HIP graphs that the program captured or launched while calls were recorded.
 
-    add_signature : function that adds a signature for the launches of a graph, given the launch's name, the device and
-        the graph's number, and returns the signature's number
+    add_signature : adds a signature for the launches of a graph, given the launch's name, the device and the graph's
+        number, and returns the signature's number
 
     signatures : for each graph, the number of the signature of its launches
     all_signatures : numbers of the signatures of all graphs, also of graphs that no longer exist
@@ -118,7 +117,6 @@ class GraphTemplates:
         return number
 
     def begin(self, graph: Any, device: torch.device, mode: ThreadMode) -> GraphCapture:
-        """Note that a thread begins to capture a graph, and return an object for the calls in it."""
         capture = GraphCapture(self.add(graph, device), mode, perf_counter_ns())
         self.captures.append(capture)
         return capture

@@ -190,8 +190,6 @@ ALLOWANCE_NS = 20_000_000
 
 
 class Look(Enum):
-    """Reason to observe a call: the values of its signature, the values at its call site, or none."""
-
     NO = auto()
     VALUES = auto()
     SITE = auto()
@@ -202,7 +200,7 @@ class Observations:
 
     share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
-    spent_ns : total time of the capture's own work, except the work for calls that were predicted
+    spent_ns : total time of the capture's own work, except for calls that were predicted
     """
 
     def __init__(self, share: float = VALUE_SHARE) -> None:
@@ -244,7 +242,6 @@ class Observations:
             self._due.clear()
 
     def forget(self) -> None:
-        """Clear all tables, because signatures get new numbers from now on."""
         for table in (self._key_lookups, self._calls, self._next, self._looks, self._sites, self._tries):
             table.clear()
         self._due.clear()
@@ -276,13 +273,10 @@ class Observations:
             mode.schedule_observation(number)
 
     def waits(self, number: int) -> bool:
-        """Return True if `want_at` requested an observation of signature `number` that was not made yet."""
         return number in self._sites
 
     def take(self, number: int, here: Callable[[], SiteKey]) -> Look:
         """Return the reason to observe a call of a signature, and count that observation as done.
-
-        If several threads call this, only the first one gets a reason other than `Look.NO`.
 
         here : function that returns the call site of the call
         """

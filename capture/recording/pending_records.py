@@ -1,6 +1,6 @@
 """Records that wait to be written, and counts of calls that could not be recorded.
 
-Both are shared by all threads, which change them only while they hold the lock of the recording's tables.
+All threads change both, and hold the lock of the recording's tables while they do.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 class OwnCalls(threading.local):
     """Marks a thread while it runs operators for the capture itself, which are not recorded.
 
-    lock : held while the thread runs such operators; each thread has its own. A lock is always released again, whereas
-        a flag could stay set when an exception arrives at a bad moment
+    lock : held meanwhile; each thread has its own. A flag could stay set when an exception arrives at a bad moment
     """
 
     def __init__(self) -> None:
@@ -30,7 +29,6 @@ class OwnCalls(threading.local):
 class PendingRecords:
     """Records that must be written before the calls that refer to them, encoded as lines of JSON.
 
-    privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
     redacts_late : True to leave redaction and encoding to the code that writes records to a file
 
     lock : held while the recording's tables are extended
@@ -72,7 +70,6 @@ class PendingRecords:
         return lines
 
     def outgoing(self, record: Record) -> Sequence[Record]:
-        """Return the records to write for a record: itself, or the result of its redaction."""
         if self._redaction is None:
             return (record,)
         with self.lock:

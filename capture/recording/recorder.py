@@ -2,23 +2,6 @@
 
 Nothing here raises an exception into the recorded program, except the program's own exceptions, for example from signal
 handlers. Such an exception loses at most the call that it interrupts, which is then counted as lost.
-
-====================  ================================================================================
-part                  contents
-====================  ================================================================================
-`threads`             dispatch modes, one for each recorded thread
-`places`, `scopes`    origins of calls; numbers of scopes, and of signatures in scopes
-`signatures`          numbers and records of signatures
-`fitter`              value models
-`observations`        schedule of later calls whose values are observed
-`storages`            numbers of the tensors' memory
-`pending`             records to write before the calls that refer to them
-`lost`                counts of calls and values that could not be recorded
-`templates`           calls that the program made while it captured graphs
-`steps`               start times of the program's steps
-`kernels`             device times from kernel records, or None to time calls with events
-`budget`              share of the program's time that may be spent, or None
-====================  ================================================================================
 """
 
 from __future__ import annotations
@@ -55,15 +38,12 @@ from opgrip.traces.table.step_starts import MOST_STEPS
 
 
 class Recorder:
-    """The tables and threads of one process's recording; see the table in the module's docstring.
+    """The tables and threads of one process's recording.
 
-    make_mode : function that returns a new dispatch mode for a thread without one
     model : module to which module paths are relative; without it, each outermost module that is called starts its own
         path
     stack_depth : number of source lines kept per scope
     write_ahead : function called before every call runs, or None
-    value_share : maximum share of the program's time for observing values of later calls
-    privacy : policy by which records are redacted before they are encoded, or None to write them unchanged
     redacts_late : True to redact and encode records only when they are written to a file
     kernels : source of device times from kernel records, or None to time calls with events
     by_steps : True to record a thread only while it is in a step
@@ -189,7 +169,7 @@ class Recorder:
         """Remove old numbers and their records; return type and number of all records to which calls may still refer.
 
         generations : generations of numbers that a thread may still use
-        pairs : numbers of the (signature, scope) pairs of calls that are not written yet
+        pairs : (signature, scope) pairs of calls that are not written yet
         running : signature and scope of each call that has not ended
         """
         running = list(running)

@@ -108,7 +108,6 @@ class ScopeTable:
         return scope, self.pair(signature, scope, tensors)
 
     def pair(self, signature: int, scope: int, tensors: int) -> int:
-        """Return the number of a (signature, scope) pair for calls with this number of input and output tensors."""
         key = (signature, scope, tensors)
         number = self._pair_numbers.get(key)
         if number is None:
@@ -133,9 +132,8 @@ class ScopeTable:
         return number
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a scope that equals `scope` and also refers to `forward`, the scope of a forward call.
-
-        If the scope `forward` was removed, return `scope` itself.
+        """Return the number of a scope that equals `scope` and also refers to `forward`, the scope of a forward
+        call.
         """
         key = (scope, forward)
         number = self._scopes.get(key)

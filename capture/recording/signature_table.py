@@ -33,11 +33,12 @@ from opgrip.traces.table.profiler_labels import is_mark
 class SignatureTable:
     """The signatures of one recording, with their numbers.
 
+    note_new : called before a new signature is added
+
     closed : number of signatures whose records were made
-    differentiable : numbers of signatures with an argument that requires a gradient
-    marks : numbers of the signatures of `record_function` labels
-    on_accelerator : numbers of signatures with a tensor on an accelerator
-    families : by signature number, the number of the first signature of the same operator with similar tensors
+    marks : signatures of `record_function` labels
+    on_accelerator : signatures with a tensor on an accelerator
+    families : for each signature, the first signature of the same operator with similar tensors
     """
 
     def __init__(
@@ -76,7 +77,6 @@ class SignatureTable:
         return self._add(key, kind, args, kwargs) if number is None else number
 
     def keys(self) -> dict[int, Hashable]:
-        """Return the key of each signature, from `call_key`, by number."""
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:
@@ -96,11 +96,7 @@ class SignatureTable:
         return number
 
     def add_launch(self, op: str, device: torch.device, graph: int) -> int:
-        """Add a signature for the launches of a CUDA or HIP graph on a device, and return its number.
-
-        op : name of the launch
-        graph : number that distinguishes the graph from others
-        """
+        """Add a signature for the launches of a CUDA or HIP graph on a device, and return its number."""
         with self._lock:
             number = self._generations.next(Signature)
             self._pending.add(Signature(number, EXTENSION, op, (graph,), {"device": device}, outputs=None))
@@ -182,7 +178,6 @@ class SignatureTable:
         return record_result
 
     def is_unread(self, number: int) -> bool:
-        """Return True if some tensor values of a signature's first call could not be read."""
         return number in self._unread
 
     def read_again(

@@ -1,8 +1,7 @@
 """Numbers of storages, which connect a call's arguments to the calls that produced them.
 
-Addresses cannot be used as numbers, because an address is reused after its storage is freed. Therefore the address of
-every numbered storage is pinned: the memory is freed as usual, but the address is not reused until `sweep` finds that
-the storage no longer exists.
+An address is reused after its storage is freed. Therefore the address of every numbered storage is pinned: the memory
+is freed as usual, but the address is not reused until `sweep` finds that the storage no longer exists.
 """
 
 from __future__ import annotations

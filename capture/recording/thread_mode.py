@@ -53,7 +53,6 @@ class ThreadCalls:
         return ThreadCalls(self.mode, self.calls[own], self.tensors[own], self.flows[flows], open_since_ns)
 
     def selected(self, flags: NDArray[np.bool_]) -> ThreadCalls:
-        """Return the calls for which the mask `flags`, (N,), is True."""
         flows = self.flows[np.repeat(flags, self.tensors)]
         return replace(self, calls=self.calls[flags], tensors=self.tensors[flags], flows=flows)
 
@@ -71,22 +70,15 @@ class ThreadMode(OrderlyMode):
 
     The subclass `RecordingMode` processes the calls.
 
-    number : number of the mode, because a thread's ident is reused after the thread ends
     idents : numbers by which an accelerator's records may identify the thread
-    place : current location of the thread; hooks change it with `enter` and `leave`
     last : node of the last operator call; after the thread has moved to another location, the one that predicts the
         first call there
-    started : start of the last operator call in ns
-    launched : start of the last launch of a CUDA graph in ns
+    started, launched : start in ns of the last operator call, and of the last launch of a CUDA graph
     rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
         scope) pair, start and end in ns, autograd sequence number (negative in a backward pass), and storages of input
         and output tensors. A call is added in one step that cannot be interrupted
-    first_sequence : autograd sequence number before the first call
-    idle : True if calls are not recorded
     generations : first and last generation of numbers that this thread may use; the last is None while the thread looks
         up a call
-    own_work : times of the capture's own work between the calls
-    ended : True if the thread is known to have ended
     """
 
     number: int
@@ -145,7 +137,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def check_settings(self) -> None:
-        """Use new scopes for later calls if torch settings, which scopes contain, have changed."""
+        """Use new scopes for later calls if torch settings have changed."""
 
     @abstractmethod
     def forget_calls(self) -> None:
@@ -153,17 +145,13 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None:
-        """Arrange that the next call of a signature at each of its known call sites is observed."""
+        """Observe the next call of a signature at each of its known call sites."""
 
     @abstractmethod
-    def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]:
-        """Return the storage numbers of the tensors in a call's arguments."""
+    def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]: ...
 
     def enter(self, token: object, place: Location, frame: FrameType | None = None) -> None:
-        """Set the thread's location to `place` until `leave` is called with the same token.
-
-        frame : frame at whose end the location is left if no hook calls `leave`; None for no frame
-        """
+        """Set the thread's location until `leave` is called with the same token, or until `frame` ends."""
         # if this is interrupted, `leave_to` or the end of the frame restores the location
         if frame is not None:
             self._frames.append((token, frame))
@@ -171,7 +159,7 @@ class ThreadMode(OrderlyMode):
         self._go(place)
 
     def leave(self, token: object) -> None:
-        """Return to the location before the `enter` with this token; locations entered since are left too."""
+        """Return to the location before the `enter` with this token."""
         outer = self._outer
         depth = len(outer) - 1
         if depth < 0 or outer[depth][0] is not token:
@@ -190,7 +178,6 @@ class ThreadMode(OrderlyMode):
                 self._forget_frame(token)
 
     def depth(self) -> int:
-        """Return the number of modules and functions that the thread has entered and not left yet."""
         return len(self._outer)
 
     def set_autocast(self, autocast: str) -> None:
@@ -235,9 +222,7 @@ class ThreadMode(OrderlyMode):
 class ThreadModes:
     """The dispatch modes of all threads of a process, in order of first use.
 
-    idle : True if no calls are recorded
     by_steps : True to record a thread only while it is in a step
-    next_number : function that returns the number of the next mode
     """
 
     def __init__(self, make_mode: Callable[[], ThreadMode], by_steps: bool = False) -> None:
@@ -288,7 +273,6 @@ class ThreadModes:
             mode.idle = idle
 
     def forget(self, mode: ThreadMode) -> None:
-        """Remove the mode of a thread that has ended, after its calls were written."""
         with suppress(ValueError):
             self.all.remove(mode)
 

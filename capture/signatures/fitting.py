@@ -47,9 +47,6 @@ class Waiting:
     """A copy of a device tensor whose values are not on the host yet.
 
     number : number of the tensor's value model
-    op, argument : operator that takes the tensor, and name of the argument
-    copy : the copy on the device; empty once its values have arrived
-    event : event recorded in the copy's stream
     outputs : results of the call that takes the tensor, once known
     """
 
@@ -80,10 +77,7 @@ class Deferred:
         self._streams: dict[torch.device, Any] = {}
 
     def add(self, number: int, op: str, argument: str, tensor: torch.Tensor) -> str | None:
-        """Copy a tensor on its device; return None, or the reason if this is not possible now.
-
-        number : number of the tensor's value model
-        """
+        """Copy a tensor on its device; return None, or the reason if this is not possible now."""
         if is_capturing(tensor.device.type):
             # a copy would become part of the graph
             return NO_COPIES_IN_GRAPHS
@@ -98,7 +92,6 @@ class Deferred:
         return None
 
     def set_outputs(self, number: int, outputs: Any) -> None:
-        """Add a call's results, nested `TensorSpec`, to the copy of that input whose value model has this number."""
         for item in reversed(self._waiting):
             if item.number == number:
                 item.outputs = outputs
@@ -108,7 +101,6 @@ class Deferred:
         """Remove the copies whose values have arrived on the host, and yield the values and the description of each.
 
         graphs : the program's graph captures, during which devices must not be queried
-        wait : True to wait for all copies
         """
         while True:
             # first empty the devices' memory
@@ -184,7 +176,6 @@ class Fitter:
     """Fits value models to the arguments of one recording's calls, and gives them numbers.
 
     pend : function that adds a record to be written
-    next_number : function that returns the number of the next value model
 
     full : store of full values, or None to keep only models
     without_values : tensors without a model, by operator and reason
@@ -259,7 +250,6 @@ class Fitter:
         return replace(signature, args=args, kwargs=kwargs)
 
     def forget(self) -> None:
-        """Clear the tables, so that a value model that occurs again gets a new number."""
         self._numbers.clear()
         self._alike.clear()
 
@@ -272,7 +262,6 @@ class Fitter:
         The caller may stop after any tensor; the next call continues with the following one.
 
         graphs : the program's graph captures, during which devices must not be queried
-        wait : True to wait for the values of all tensors
         """
         for values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)
@@ -282,7 +271,6 @@ class Fitter:
             yield
 
     def forget_deferred(self) -> None:
-        """Remove the copies of device tensors, because their device does not respond."""
         self._deferred.forget()
 
     def is_unread(self, numbers: Iterable[int | None]) -> bool:

@@ -26,11 +26,7 @@ MAX_TENSORS = 500_000
 
 
 def check(trace: str | Path | None, force: bool) -> None:
-    """Raise `UserError` if a trace or its full values cannot be written.
-
-    trace : path of the trace; None if it is not known yet
-    force : True if existing files may be replaced
-    """
+    """Raise `UserError` if a trace or its full values cannot be written."""
     if trace is not None:
         beside = path_beside(trace)
         check_writable(Path(trace), force)
@@ -56,7 +52,6 @@ class FullValues:
 
     most_bytes : maximum size of all kept values; None for no limit
 
-    bytes_written : size of all kept values
     over : True if values were left out because of the limit `most_bytes`
     failure : error that prevented values from being written, or None
     """
@@ -74,7 +69,6 @@ class FullValues:
 
     @property
     def tensors(self) -> int:
-        """Number of kept tensors with different contents."""
         return len(self._entries)
 
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:

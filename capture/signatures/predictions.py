@@ -72,8 +72,7 @@ class Recognizer:
     """A signature of an operator, and the compiled tests that recognize its calls.
 
     family : number of the first signature of the operator with similar tensors and any scalars
-    check : test for the arguments of a call without keyword arguments
-    check_both : test for the arguments of a call with keyword arguments
+    check, check_both : test for the arguments of a call without, and with keyword arguments
     layout, places : kind of the arguments, by where their tensors are (`CAREFUL`, `ONE`, ...), and indices of the
         tensor arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if the result has new memory
@@ -111,11 +110,9 @@ class Recognizer:
 class CallNode(Recognizer):
     """A signature at a call site, with the nodes that followed it: a node in the graph of predictions.
 
-    after : node that followed most recently
-    successors : the last few nodes that followed, the latest first
+    after, successors : node that followed most recently, and the last few, the latest first
     history : families of the signatures of the last few calls, including this one
     turns : for each location to which the program moved after this call, the node that predicts the first call there
-    scope : number of the scope
     pair : number of the (signature, scope) pair, for calls that return one tensor
     """
 

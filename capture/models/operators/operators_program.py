@@ -42,7 +42,6 @@ WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})  # categories of operators that need
 class Operators:
     """The operators to run.
 
-    entries : operators and other callables, with sample inputs
     reasons : reason why a registered operator has no samples, by name
     requested : registered operators that should be covered
     """
@@ -55,7 +54,6 @@ class Operators:
         return SCHEMA in entry.categories and len(self.requested) > 0
 
     def add_uncovered(self, coverage: Coverage) -> None:
-        """Add the registered operators that no sample calls, with reasons, to `coverage.uncovered`."""
         for function in self.requested:
             name = name_of(function)
             if function not in coverage.operators:

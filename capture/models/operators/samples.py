@@ -57,10 +57,6 @@ class Coverage:
         self.failures[name, dtype, reason[:MOST_REASON]] += 1
 
     def lines(self, path: Path | None) -> Iterator[str]:
-        """Yield lines that summarize the coverage.
-
-        path : file with the uncovered operators, or None if it was not written
-        """
         names = {str(function) for function in self.operators}
         yield (
             f"{counted(len(names), 'operator')} by {counted(self.samples, 'sample')} of "

@@ -98,7 +98,6 @@ def is_composite(function: Any) -> bool:
 
 
 def name_of(function: Any) -> str:
-    """Return the name that an overload has in a trace, such as `aten.add.Tensor`."""
     return str(function)
 
 
@@ -161,7 +160,6 @@ CATEGORIES = (ALL, *sorted({*CLASSES.values(), *_PATTERNS, FOREACH, OPTIMIZER, C
 
 
 def categories_of(info: Any) -> frozenset[str]:
-    """Return the categories to which an entry of torch's table belongs."""
     by_name = {name for name, pattern in _BY_NAME.items() if pattern.fullmatch(info.name)}
     by_class = {CLASSES[kind.__name__] for kind in type(info).__mro__ if kind.__name__ in CLASSES}
     return frozenset(by_name | by_class)
