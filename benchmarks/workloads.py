@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from opgrip.capture.models import load_program
-from opgrip.capture.models.program import ModelOptions
+from opgrip.capture.models.sources import ModelOptions
 from opgrip.replay.operators.devices import is_accelerator, synchronizer
 
 Workload = Callable[[], object]

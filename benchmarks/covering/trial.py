@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from opgrip.capture import Capture
 from opgrip.capture.command.audit import audit
 from opgrip.capture.models import load_program
-from opgrip.capture.models.program import ModelOptions, ModelProgram
+from opgrip.capture.models.program import ModelProgram
+from opgrip.capture.models.sources import ModelOptions
 from opgrip.cli.option_types import image_size
 from opgrip.replay import replay
 from opgrip.traces import load

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpu.step import NotHereError, Place
-from opgrip.capture.models.program import ModelOptions, load_program
+from opgrip.capture.models.sources import ModelOptions, load_program
 
 DTYPE = torch.bfloat16
 SMALL_SHAPE = (2, 16)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from opgrip.capture.models import model_sources
-from opgrip.capture.models.program import ModelOptions, OperatorOptions
+from opgrip.capture.models.sources import ModelOptions, OperatorOptions
 from opgrip.capture.program.capture_choices import (
     AUTO,
     COMPILED,

@@ -23,7 +23,8 @@ from opgrip.capture.command.capture_options import (
 )
 from opgrip.capture.models import load_program, source_of
 from opgrip.capture.models.factory import program_of
-from opgrip.capture.models.program import ModelOptions, ModelProgram, OperatorOptions, under_autocast
+from opgrip.capture.models.program import ModelProgram, under_autocast
+from opgrip.capture.models.sources import ModelOptions, OperatorOptions
 from opgrip.capture.program.capture_choices import FULL, GRIPS, KERNELS, KNOWN_EXTENSIONS, OUTPUT
 from opgrip.capture.program.processes import own_path
 from opgrip.capture.session.capture import Capture

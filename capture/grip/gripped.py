@@ -345,7 +345,7 @@ class Keeper:
             self._signature_keys.add(key)
             self._going += 1
         try:
-            settings = _settings()
+            settings = describe_context(read_context()) | {"autocast": describe_autocast()}
             with own_work(), isolate_from_program():
                 if _has_only_empty_tensors(arguments.tree):
                     # as of a detector without detections; later calls may have data
@@ -474,7 +474,3 @@ def _has_drawn(before: _RandomStates) -> bool:
     if before.device is not None and now.device is not None and not torch.equal(before.device, now.device):
         raise CannotHold("it draws random numbers on an accelerator")
     return not torch.equal(before.cpu, now.cpu)
-
-
-def _settings() -> dict[str, Any]:
-    return describe_context(read_context()) | {"autocast": describe_autocast()}

@@ -278,7 +278,11 @@ class WatchedFunction:
             with own_work(), isolate_from_program():
                 arguments: SpecTree | None = take((args, kwargs))
         except Exception as error:
-            self._record_loss(error)
+            raise_if_from_program(error)
+            if keeper is not None:
+                keeper.lost[one_line(error)] += 1
+            if recorder is not None:
+                recorder.lost.drop(self.name, error)
             arguments = None
         if arguments is None:
             return function(*args, **kwargs)
@@ -292,29 +296,19 @@ class WatchedFunction:
         positional, named = arguments.tree
         return recorder.threads.here().call(self.name, FUNCTION, run_and_keep, positional, named, _describe_result)
 
-    def _record_loss(self, error: Exception) -> None:
-        raise_if_from_program(error)
-        if self.keeper is not None:
-            self.keeper.lost[one_line(error)] += 1
-        if self.recorder is not None:
-            self.recorder.lost.drop(self.name, error)
-
 
 def _wrapper(function: FunctionType, watched: WatchedFunction) -> FunctionType:
     @functools.wraps(function)
     def gripped(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not watched.active or _is_traced():
+        # torch does not execute a call that it traces or compiles
+        is_traced = torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or is_transforming()
+        if is_traced or not watched.active:
             return function(*args, **kwargs)
         return watched.call(args, kwargs)
 
     # torch.jit compiles the source of its argument, and this wrapper's source is not the function's
     gripped.__prepare_scriptable__ = lambda: function  # type: ignore[attr-defined]
     return cast(FunctionType, gripped)
-
-
-def _is_traced() -> bool:
-    tracing: bool = torch._C._get_tracing_state() is not None
-    return tracing or is_transforming()
 
 
 def _describe_result(result: Any) -> Any:

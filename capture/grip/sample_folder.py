@@ -205,7 +205,12 @@ def write_folder(gripped: Gripped, to: Path) -> Path:
     to : folder in which the sample's folder is created
     """
     source, dropped = _source(gripped)
-    module_text, tags = _module(gripped, _origin(source))
+    origin = _origin(source)
+    if gripped.by_reference:
+        module_text, tags = reference_text(gripped, origin), source_tags(gripped.function)
+    else:
+        requirements = requirements_of(gripped)
+        module_text, tags = lay_out(gripped, requirements, origin), tags_of(requirements)
     about = {
         "entry": module_text.entry,
         "tags": sorted(gripped.tags | tags),
@@ -226,7 +231,10 @@ def write_folder(gripped: Gripped, to: Path) -> Path:
         module.write_text(module_text.text, encoding="utf-8")
         if not gripped.by_reference:
             check_names(module_text.text, module_text.absent)
-            check_import(module, module_text.entry, _list_blocked_packages(module_text, dropped))
+            # a compiled module of one of the packages needs the package
+            compiled = module_text.imports - IMPORTED
+            blocked = {dropped} - compiled if compiled else set(module_text.projects)
+            check_import(module, module_text.entry, blocked)
         write_calls(part, gripped)
         module.unlink()
         return _move_to_free_name(part, to, gripped.name, module_text.text, about)
@@ -234,19 +242,6 @@ def write_folder(gripped: Gripped, to: Path) -> Path:
         raise UserError(f"{to} cannot be written", str(error)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _module(gripped: Gripped, origin: str) -> tuple[ModuleText, frozenset[str]]:
-    if gripped.by_reference:
-        return reference_text(gripped, origin), source_tags(gripped.function)
-    requirements = requirements_of(gripped)
-    return lay_out(gripped, requirements, origin), tags_of(requirements)
-
-
-def _list_blocked_packages(module_text: ModuleText, own: str) -> set[str]:
-    # a compiled module of one of the packages needs the package
-    compiled = module_text.imports - IMPORTED
-    return {own} - compiled if compiled else set(module_text.projects)
 
 
 def _move_to_free_name(part: Path, to: Path, sample_name: str, text: str, about: dict[str, Any]) -> Path:

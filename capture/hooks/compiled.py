@@ -56,7 +56,7 @@ class CompiledWatch:
             self._hooks.enter_context(_eager)
             place = place_of_compiling()
             if place is not None:
-                self._patches.replace(*place, lambda entered: compiling_as_unwatched(entered, _eager.stance_before))
+                self._patches.replace(*place, lambda entered: compiling_as_unwatched(entered, lambda: _eager.before))
         else:
             from torch._inductor.output_code import CompiledFxGraph
 
@@ -86,7 +86,7 @@ class CompiledWatch:
 class _Eager:
     # stance `force_eager` from the start of the first capture to the end of the last one
 
-    _before = "default"
+    before = "default"  # stance that the program had set
 
     def __init__(self) -> None:
         self._captures = 0
@@ -96,13 +96,10 @@ class _Eager:
     def __enter__(self) -> None:
         with self._lock:
             if self._captures == 0:
-                self._before = stance_here()
+                self.before = stance_here()
                 self._stance = torch.compiler.set_stance("force_eager")
                 self._stance.__enter__()
             self._captures += 1
-
-    def stance_before(self) -> str:
-        return self._before
 
     def __exit__(self, *ignored: object) -> None:
         with self._lock:

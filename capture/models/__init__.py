@@ -1,7 +1,5 @@
-"""Sources of models. A source is a module in this package, or an entry point `opgrip.model_sources` of another
-package.
-"""
+"""Sources of models: what `--model` accepts. Other packages add some by entry points `opgrip.model_sources`."""
 
-from opgrip.capture.models.program import ModelSource, load_program, model_sources, source_of
+from opgrip.capture.models.sources import ModelSource, load_program, model_sources, source_of
 
 __all__ = ["ModelSource", "load_program", "model_sources", "source_of"]

@@ -13,26 +13,22 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export.passes import move_to_device_pass
+from torch.utils._pytree import tree_map_only, tree_unflatten
 
 from opgrip.capture.models.factory import program_of
-from opgrip.capture.models.program import ModelOptions, ModelProgram, ModelSource, load_weights, model_sources
+from opgrip.capture.models.program import ModelProgram, load_weights
+from opgrip.capture.models.sources import ModelOptions
 from opgrip.cli.options import flag_of
 from opgrip.errors import UserError, cause_of, place_of
 from opgrip.platform.machine import check_device
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-
-SUFFIX = ".pt2"
 PROGRAM, TENSORS, INPUTS, FACTS = "model.py", "weight_meta.py", "input_meta.py", "graph_net.json"
 _OPTIONS_OF_INPUTS = ("batch_size", "input_size", "cfg_options")
-
-
-def is_exported(text: str) -> bool:
-    return text.endswith(SUFFIX) or Path(text).is_dir()
 
 
 def load_exported(text: str, options: ModelOptions) -> ModelProgram:
@@ -50,10 +46,6 @@ def load_exported(text: str, options: ModelOptions) -> ModelProgram:
 
 
 def _read_program(path: Path, device: torch.device) -> tuple[nn.Module, dict[str, Any]]:
-    import torch
-    from torch.export.passes import move_to_device_pass
-    from torch.utils._pytree import tree_map_only
-
     if not path.is_file():
         raise UserError(f"no file {path}", "name one that torch.export.save wrote")
     try:
@@ -75,9 +67,6 @@ def _read_program(path: Path, device: torch.device) -> tuple[nn.Module, dict[str
 
 
 def _inputs_of_placeholders(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    import torch
-    from torch.utils._pytree import tree_unflatten
-
     values = []
     for node in program.graph.find_nodes(op="placeholder"):
         if node.name in program.graph_signature.user_inputs:
@@ -89,8 +78,6 @@ def _inputs_of_placeholders(program: torch.export.ExportedProgram) -> tuple[tupl
 
 
 def _read_sample(folder: Path, device: torch.device) -> tuple[nn.Module, dict[str, Any]]:
-    import torch
-
     _check_sample(folder)
     metas = [vars(meta) for name in (TENSORS, INPUTS) for meta in _classes_of(folder / name) if "shape" in vars(meta)]
     # GPU of the sample if its tensors were on one; tensors on the CPU stay there then
@@ -165,8 +152,6 @@ def _on_device(text: str, own_type: str, device: torch.device) -> str:
 
 
 def _values(meta: Mapping[str, Any]) -> torch.Tensor:
-    import torch
-
     shape, dtype = meta["shape"], getattr(torch, meta["dtype"].removeprefix("torch."))
     low, high = meta.get("min_val"), meta.get("max_val")
     if isinstance(meta.get("data"), list):
@@ -181,16 +166,5 @@ def _values(meta: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _tensor(dtype: torch.dtype, shape: list[int]) -> torch.Tensor:
-    import torch
-
     # integers are 0, which is valid as an index of any table
     return torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
-
-
-model_sources.register("exported_graphs")(
-    ModelSource(
-        form="FILE.pt2 of torch.export or folder of a GraphNet sample, both of which run code from the file",
-        matches=is_exported,
-        load=load_exported,
-    )
-)

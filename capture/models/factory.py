@@ -6,36 +6,25 @@ import copy
 import importlib
 import importlib.util
 import inspect
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from opgrip.capture.models.program import (
-    RUNS_OF_ALL,
-    ModelOptions,
-    ModelProgram,
-    ModelSource,
-    load_weights,
-    model_sources,
-)
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from opgrip.capture.models.program import ModelProgram, load_weights
+from opgrip.capture.models.sources import FACTORY, PREFIX, RUNS_OF_ALL, ModelOptions, builtin_models
 from opgrip.cli.command import did_you_mean, listed
 from opgrip.errors import UserError, cause_of, place_of
 from opgrip.platform.machine import check_device
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-
 LEARNING_RATE = 1e-3
 CHANNELS = 3  # number of channels of the images that are generated for a factory that returns only a module
 SIZES = ("batch_size", "input_size", "sequence_length")
-OTHERS = ("builtin:", "opinfo:", "transformers:")  # prefixes of the names of models from other sources
-_FORM = re.compile(r"(?P<where>.+?):(?P<name>[A-Za-z_][\w.]*)")
 
 
 def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
@@ -47,12 +36,9 @@ def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelPro
     text : `package.module:factory` or `path/to/file.py:factory`
     source : the name that the user gave to the model, if it is not `text`
     """
-    import torch
-    from torch.utils._pytree import tree_map
-
     if options.cfg_options:
         raise UserError("--cfg-options is for OpenMMLab and transformers configs", f"{text} takes none")
-    match = _FORM.fullmatch(text)
+    match = FACTORY.fullmatch(text)
     assert match is not None, "each source is only asked for models that it matches"
     device = check_device(options.device)
     model, inputs = _build(source or text, _find(text, match["where"], match["name"]), options)
@@ -128,9 +114,6 @@ def _module_of_file(path: Path) -> ModuleType:
 
 
 def _build(text: str, factory: Callable[..., Any], options: ModelOptions) -> tuple[nn.Module, Any]:
-    import torch
-    from torch import nn
-
     option_values = {name: getattr(options, name) for name in (*SIZES, "run")}
     try:
         parameters = dict(inspect.signature(factory).parameters)
@@ -164,11 +147,10 @@ def _refuse(unused: Sequence[str], text: str) -> None:
 
 
 def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
-    import torch
-
     def call(inputs: Any) -> Any:
-        args, kwargs = _arguments(inputs)
-        return model(*args, **kwargs)
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
 
     if run == "predict":
         model.eval()
@@ -187,8 +169,6 @@ def _step(model: nn.Module, run: str) -> Callable[[Any], Any]:
 
 
 def _optimizers(model: Any) -> Sequence[torch.optim.Optimizer]:
-    import torch
-
     if not hasattr(model, "configure_optimizers"):
         return (torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9),)
     optimizers = model.configure_optimizers()
@@ -217,19 +197,11 @@ def train_step(
     return train
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
-
-
 def total_loss(output: Any) -> torch.Tensor:
     """Return the loss in the output of a model: a tensor, an object with `loss`, or a dictionary of losses.
 
     Losses in a dictionary that require a gradient are averaged and added; a tensor of several elements is averaged.
     """
-    import torch
-
     if isinstance(getattr(output, "loss", None), torch.Tensor):
         output = output.loss
     if isinstance(output, Mapping):
@@ -243,42 +215,10 @@ def total_loss(output: Any) -> torch.Tensor:
     )
 
 
-model_sources.register("factory")(
-    ModelSource(
-        form="package.module:factory or path/to/file.py:factory",
-        matches=lambda text: _FORM.fullmatch(text) is not None and not text.startswith(OTHERS),
-        load=load_factory,
-        takes=("sequence_length",),
-    )
-)
-
-
-PREFIX = "builtin:"
-PACKAGE = "opgrip.samples.models"
-
-
-def builtin_models() -> list[str]:
-    """Return the names of the built-in models, for `builtin:NAME`."""
-    # read and not imported, because the help lists the names and must not load torch
-    spec = find_spec("opgrip.samples")
-    folders = (spec.submodule_search_locations if spec is not None else None) or []
-    files = sorted(path for folder in folders for path in Path(folder, "models").glob("*.py"))
-    return [path.stem for path in files if f"def {path.stem}(" in path.read_text(encoding="utf-8")]
-
-
 def load_builtin(text: str, options: ModelOptions) -> ModelProgram:
     name = text.removeprefix(PREFIX)
     names = builtin_models()
     if name not in names:
         hint = did_you_mean(name, names, "choose " + ", ".join(PREFIX + other for other in names), f"{PREFIX}{{}}")
         raise UserError(f"no built-in model {name!r}", hint)
-    return load_factory(f"{PACKAGE}.{name}:{name}", options, text)
-
-
-model_sources.register("builtin")(
-    ModelSource(
-        form=f"one of {', '.join(PREFIX + name for name in builtin_models())}",
-        matches=lambda text: text.startswith(PREFIX),
-        load=load_builtin,
-    )
-)
+    return load_factory(f"opgrip.samples.models.{name}:{name}", options, text)

@@ -10,18 +10,16 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from opgrip.capture.models.exported_graphs import is_exported
-from opgrip.capture.models.factory import PREFIX, builtin_models
-from opgrip.capture.models.program import ModelOptions, ModelProgram, ModelSource, load_weights, model_sources
+import torch
+from torch import nn
+
+from opgrip.capture.models.program import ModelProgram, load_weights
+from opgrip.capture.models.sources import PREFIX, ModelOptions, builtin_models
 from opgrip.cli.command import did_you_mean
 from opgrip.errors import UserError
 from opgrip.platform.machine import check_device
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 BATCH_SIZE = 1
 FRAMES = 2  # number of frames in a generated video
@@ -103,7 +101,6 @@ def _dicts_in(settings: Any) -> Iterator[dict[str, Any]]:
 
 
 def _segmentation(model: Any, config: Any, options: ModelOptions) -> dict[str, Any]:
-    import torch
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 
@@ -177,7 +174,10 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
             "source": text,
             "class": type(model).__name__,
             "cfg_options": list(options.cfg_options),
-            "packages": {name: _version(name) for name in ("mmengine", "mmcv", scope)},
+            "packages": {
+                name: str(getattr(importlib.import_module(name), "__version__", "unknown"))
+                for name in ("mmengine", "mmcv", scope)
+            },
         },
     )
 
@@ -273,7 +273,10 @@ def _build(config: Any, scope: str, path: Path) -> nn.Module:
     # otherwise mmengine lists how every weight was initialized
     MMLogger.get_current_instance().setLevel("WARNING")
     settings = copy.deepcopy(config.model)
-    _forget_pretrained(settings)
+    for item in list(_dicts_in(settings)):
+        for name in ("init_cfg", "pretrained"):
+            if _names_a_checkpoint(item.get(name)):
+                item[name] = None
     try:
         model: nn.Module = MODELS.build(settings)
     except Exception as error:
@@ -284,13 +287,6 @@ def _build(config: Any, scope: str, path: Path) -> nn.Module:
     return revert_sync_batchnorm(model)  # type: ignore[no-any-return]
 
 
-def _forget_pretrained(settings: Any) -> None:
-    for item in list(_dicts_in(settings)):
-        for name in ("init_cfg", "pretrained"):
-            if _names_a_checkpoint(item.get(name)):
-                item[name] = None
-
-
 def _names_a_checkpoint(value: Any) -> bool:
     if isinstance(value, Mapping):
         return value.get("type") == "Pretrained" or "checkpoint" in value
@@ -298,13 +294,16 @@ def _names_a_checkpoint(value: Any) -> bool:
 
 
 def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
-    import torch
-
     if run == "predict":
         model.eval()
         return torch.no_grad()(model.test_step)  # type: ignore[no-any-return]
     model.train()
-    _begin_training()
+    from mmengine.logging import MessageHub
+    from mmengine.optim import build_optim_wrapper
+
+    # as mmengine's loops do; some label assigners and random resizes of a batch read them
+    for name in ("epoch", "iter"):
+        MessageHub.get_current_instance().update_info(name, 0)
     if run == "loss":
 
         def loss(inputs: Any) -> Any:
@@ -313,19 +312,9 @@ def _step(model: Any, config: Any, run: str) -> Callable[[Any], Any]:
 
         return loss
 
-    from mmengine.optim import build_optim_wrapper
-
     settings = config.get("optim_wrapper") or {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 0.01}}
     optimizer = build_optim_wrapper(model, settings)
     return lambda inputs: model.train_step(inputs, optimizer)
-
-
-def _begin_training() -> None:
-    from mmengine.logging import MessageHub
-
-    # as its loops do; some label assigners and random resizes of a batch read them
-    for name in ("epoch", "iter"):
-        MessageHub.get_current_instance().update_info(name, 0)
 
 
 def _need(package: str, text: str) -> None:
@@ -334,16 +323,3 @@ def _need(package: str, text: str) -> None:
     except ImportError as error:
         missing = error.name or package
         raise UserError(f"{text} needs {package}, and {missing} is not installed", INSTALL) from error
-
-
-def _version(package: str) -> str:
-    return str(getattr(importlib.import_module(package), "__version__", "unknown"))
-
-
-model_sources.register("openmmlab")(
-    ModelSource(
-        form="an OpenMMLab config (path, or name of a config in mmdet or mmseg)",
-        matches=lambda text: ":" not in text and not is_exported(text),
-        load=load_config_model,
-    )
-)

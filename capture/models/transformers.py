@@ -12,32 +12,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from opgrip.capture.models.factory import train_step
-from opgrip.capture.models.program import (
-    GENERATE,
-    LOSS,
-    NEW_TOKENS,
-    PREDICT,
-    RUNS,
-    ModelOptions,
-    ModelProgram,
-    ModelSource,
-    load_weights,
-    model_sources,
-)
+from opgrip.capture.models.program import ModelProgram, load_weights
+from opgrip.capture.models.sources import GENERATE, LOSS, NEW_TOKENS, PREDICT, TRANSFORMERS, ModelOptions
 from opgrip.cli.command import did_you_mean
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError, cause_of
 from opgrip.platform.machine import check_device, free_memory
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-
-
-PREFIX = "transformers:"
 LEARNING_RATE = 1e-5
 
 
@@ -50,19 +38,23 @@ def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
     # otherwise transformers prints its defaults
     package.logging.set_verbosity_error()
     device = check_device(options.device)
-    model_class = find_class(text.removeprefix(PREFIX))
+    model_class = find_class(text.removeprefix(TRANSFORMERS))
     if options.run == GENERATE and not model_class.can_generate():
         raise UserError(f"{model_class.__name__} writes no text", "choose --run predict, loss or train")
     if options.new_tokens is not None and options.run != GENERATE:
         raise UserError("--new-tokens is for --run generate", f"leave it out with --run {options.run}")
-    config = make_config(model_class, options.cfg_options, _sizes(options))
+    sizes: dict[str, Any] = {}
+    if options.input_size is not None:
+        height, width = options.input_size
+        sizes = {"image_size": height if height == width else [height, width]}
+    config = make_config(model_class, options.cfg_options, sizes)
     model = _build(model_class, config)
     if options.checkpoint is not None:
         load_weights(model, options.checkpoint)
     model.to(device)
     inputs = make_inputs(model, options)
     return ModelProgram(
-        name=text.removeprefix(PREFIX),
+        name=text.removeprefix(TRANSFORMERS),
         model=model,
         inputs=lambda: copy.deepcopy(inputs),
         step=_step(model, options),
@@ -73,13 +65,6 @@ def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
             "packages": {"transformers": package.__version__},
         },
     )
-
-
-def _sizes(options: ModelOptions) -> dict[str, Any]:
-    if options.input_size is None:
-        return {}
-    height, width = options.input_size
-    return {"image_size": height if height == width else [height, width]}
 
 
 def _build(model_class: type[Any], config: Any) -> nn.Module:
@@ -99,8 +84,6 @@ def _build(model_class: type[Any], config: Any) -> nn.Module:
 
 def weight_bytes(model_class: type[Any], config: Any) -> int | None:
     """Return the size in bytes of a model's weights without allocating them; None if it cannot be determined."""
-    import torch
-
     try:
         with torch.device("meta"):
             model = model_class(copy.deepcopy(config))
@@ -111,15 +94,15 @@ def weight_bytes(model_class: type[Any], config: Any) -> int | None:
 
 
 def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
-    import torch
-
     if options.run == PREDICT:
         model.eval()
         return torch.no_grad()(lambda inputs: model(**inputs))
     if options.run == GENERATE:
         model.eval()
         count = options.new_tokens or NEW_TOKENS
-        return torch.no_grad()(lambda inputs: _generate(model, inputs, count))
+        # suppress the end token, which random weights would choose at random, so that the number of steps is fixed
+        settings = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "num_beams": 1}
+        return torch.no_grad()(lambda inputs: model.generate(**inputs, **settings))
     model.train()
     if options.run == LOSS:
         return lambda inputs: loss_of(model(**inputs))
@@ -127,16 +110,8 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
     return train_step(lambda inputs: loss_of(model(**inputs)), optimizer)
 
 
-def _generate(model: Any, inputs: dict[str, Any], count: int) -> Any:
-    # suppress the end token, which random weights would choose at random, so that the number of steps is fixed
-    return model.generate(**inputs, max_new_tokens=count, min_new_tokens=count, do_sample=False, num_beams=1)
-
-
 def loss_of(output: Any) -> torch.Tensor:
     """Return the loss in a model's output, or the mean of its first differentiable tensor."""
-    import torch
-    from torch.utils._pytree import tree_leaves
-
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss if loss.dim() == 0 else loss.mean()
@@ -145,17 +120,6 @@ def loss_of(output: Any) -> torch.Tensor:
         if isinstance(value, torch.Tensor) and value.requires_grad:
             return value.float().mean()
     raise UserError("the model returned nothing to train on", "choose --run predict")
-
-
-model_sources.register("transformers")(
-    ModelSource(
-        form="transformers:BertForMaskedLM or transformers:bert, with random weights",
-        matches=lambda text: text.startswith(PREFIX),
-        load=load_transformer,
-        runs=RUNS,
-        takes=("sequence_length", "new_tokens"),
-    )
-)
 
 
 EXTRA = "transformers"
@@ -280,7 +244,8 @@ def _set_option(settings: dict[str, Any], config: Any, key: str, value: Any) -> 
     name, dot, rest = key.partition(".")
     if not hasattr(config, name):
         names = [*config.to_dict(), *config.attribute_map]
-        raise UserError(f"{type(config).__name__} has no setting {name!r}", did_you_mean(name, names, _listed(names)))
+        otherwise = f"it has {', '.join(sorted(names)[:12])}, ..."
+        raise UserError(f"{type(config).__name__} has no setting {name!r}", did_you_mean(name, names, otherwise))
     if not dot:
         settings[name] = value
         return
@@ -290,10 +255,6 @@ def _set_option(settings: dict[str, Any], config: Any, key: str, value: Any) -> 
     # nested configs are created from dictionaries that contain their type
     inner_settings = settings.setdefault(name, {"model_type": inner.model_type})
     _set_option(inner_settings, inner, rest, value)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return "it has " + ", ".join(sorted(names)[:12]) + ", ..."
 
 
 def _paths_of(config: Any, key: str) -> Iterator[str]:
@@ -432,22 +393,16 @@ def _labels(model: Any, kind: str, batch: int, inputs: Mapping[str, Any]) -> Any
 
 
 def _classes(count: int, *shape: int) -> Tensor:
-    import torch
-
     return torch.randint(0, max(count, 1), shape)
 
 
 def _objects(classes: int) -> dict[str, Tensor]:
-    import torch
-
     # centres and sizes relative to the image
     boxes = torch.cat([torch.rand(OBJECTS, 2) * 0.4 + 0.3, torch.rand(OBJECTS, 2) * 0.4 + 0.1], dim=1)
     return {"class_labels": _classes(classes, OBJECTS), "boxes": boxes}
 
 
 def _masks_of_objects(model: Any, batch: int, size: tuple[int, int]) -> dict[str, Any]:
-    import torch
-
     classes = int(getattr(model.config, "num_labels", 2) or 2)
     return {
         "mask_labels": [(torch.rand(OBJECTS, *size) < 0.5).float() for _ in range(batch)],
@@ -485,9 +440,6 @@ class InputRequest:
 
 def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
     """Return the random inputs of one step, by the parameters of `forward`; with labels if the step computes a loss."""
-    import torch
-    from torch.utils._pytree import tree_map
-
     request = _request(model, options)
     inputs: dict[str, Any] = {}
     for name, maker in _MAKERS.items():
@@ -541,21 +493,16 @@ def _image_size(config: Any) -> tuple[int, int]:
 
 
 def _texts(config: Any, *shape: int) -> Tensor:
-    import torch
-
     words = next(_settings(config, "vocab_size"), 2)
     texts = torch.randint(0, words, shape)
-    special = _special_tokens(config)
+    values = config.to_dict()
+    # ids with a meaning, such as padding or the position of an image
+    names = [name for name in values if name.endswith(_SPECIAL)]
+    special = {values[name] for name in names if type(values[name]) is int}
     ordinary = next(word for word in range(words - 1, -1, -1) if word not in special or word == 0)
     for word in special:
         texts[texts == word] = ordinary
     return texts
-
-
-def _special_tokens(config: Any) -> set[int]:
-    values = config.to_dict()
-    names = [name for name in values if name.endswith(("_token_id", "_token_index"))]
-    return {values[name] for name in names if type(values[name]) is int}
 
 
 def _input_ids(request: InputRequest) -> Tensor:
@@ -565,21 +512,7 @@ def _input_ids(request: InputRequest) -> Tensor:
     return _texts(request.config.get_text_config(), *shape)
 
 
-def _attention_mask(request: InputRequest) -> Tensor | None:
-    import torch
-
-    if "input_ids" not in request.parameters:
-        return None
-    return torch.ones_like(_input_ids(request))
-
-
-def _decoder_input_ids(request: InputRequest) -> Tensor:
-    return _texts(request.config.get_text_config(decoder=True), request.batch, request.sequence)
-
-
 def _pixel_values(request: InputRequest) -> Tensor | None:
-    import torch
-
     if "input_ids" in request.parameters and any(hasattr(request.config, name) for name in PLACES_OF_IMAGES):
         # use texts without images, because only a model's processor knows how many tokens an image's features replace
         return None
@@ -590,8 +523,6 @@ def _pixel_values(request: InputRequest) -> Tensor | None:
 
 
 def _pixel_values_videos(request: InputRequest) -> Tensor | None:
-    import torch
-
     if "pixel_values" in request.parameters:
         return None
     frames = next(_settings(request.config, "num_frames", "frames_per_clip"), VIDEO_FRAMES)
@@ -599,8 +530,6 @@ def _pixel_values_videos(request: InputRequest) -> Tensor | None:
 
 
 def _input_values(request: InputRequest) -> Tensor:
-    import torch
-
     bins = next(_settings(request.config, "num_mel_bins"), None)
     frames = next(_settings(request.config, "max_length"), None)
     if bins is not None and frames is not None and request.model.config.model_type == "audio-spectrogram-transformer":
@@ -609,8 +538,6 @@ def _input_values(request: InputRequest) -> Tensor:
 
 
 def _input_features(request: InputRequest) -> Tensor:
-    import torch
-
     config = request.config
     bins = next(_settings(config, "num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim"), 80)
     positions = next(_settings(config, "max_source_positions"), None)
@@ -621,22 +548,12 @@ def _input_features(request: InputRequest) -> Tensor:
 
 
 def _bbox(request: InputRequest) -> Tensor:
-    import torch
-
     most = next(_settings(request.config, "max_2d_position_embeddings"), 1001)
     corners = torch.randint(0, most // 2, (request.batch, request.sequence, 2))
     return torch.cat([corners, corners + torch.randint(1, most // 2 - 1, corners.shape)], dim=-1)
 
 
-def _input_points(request: InputRequest) -> Tensor:
-    import torch
-
-    return torch.rand(request.batch, 1, POINTS, 2) * torch.tensor(request.size[::-1])
-
-
 def _bool_masked_pos(request: InputRequest) -> Tensor | None:
-    import torch
-
     if not type(request.model).__name__.endswith("ForMaskedImageModeling"):
         return None
     patch = next(_settings(request.config, "patch_size"), 16)
@@ -647,13 +564,17 @@ def _bool_masked_pos(request: InputRequest) -> Tensor | None:
 # functions that generate the value of each `forward` parameter; other parameters keep their default
 _MAKERS: dict[str, Callable[[InputRequest], Any]] = {
     "input_ids": _input_ids,
-    "attention_mask": _attention_mask,
-    "decoder_input_ids": _decoder_input_ids,
+    "attention_mask": lambda request: (
+        torch.ones_like(_input_ids(request)) if "input_ids" in request.parameters else None
+    ),
+    "decoder_input_ids": lambda request: _texts(
+        request.config.get_text_config(decoder=True), request.batch, request.sequence
+    ),
     "pixel_values": _pixel_values,
     "pixel_values_videos": _pixel_values_videos,
     "input_values": _input_values,
     "input_features": _input_features,
     "bbox": _bbox,
-    "input_points": _input_points,
+    "input_points": lambda request: torch.rand(request.batch, 1, POINTS, 2) * torch.tensor(request.size[::-1]),
     "bool_masked_pos": _bool_masked_pos,
 }

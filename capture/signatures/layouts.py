@@ -181,7 +181,7 @@ def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValue
         indices, values = parts
         # fit each row separately, because the rows are indices of different dimensions
         rows = tuple(None if indices.is_meta else fit(row) for row in indices)
-        return Coo(describe(indices, _no_values), rows, describe(values, fit), bool(facts[0]))
+        return Coo(describe(indices, lambda part: None), rows, describe(values, fit), bool(facts[0]))
     if len(parts) == 3:
         compressed, plain, values = parts
         return Compressed(
@@ -196,11 +196,7 @@ def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValue
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Return True if the memory of a plain tensor is pinned for an accelerator."""
     # torch could start an accelerator if it is asked
-    return tensor.device.type == "cpu" and _an_accelerator_runs() and tensor.is_pinned()
-
-
-def _an_accelerator_runs() -> bool:
-    return any(map(is_started, accelerators()))
+    return tensor.device.type == "cpu" and any(map(is_started, accelerators())) and tensor.is_pinned()
 
 
 def _quantizer(tensor: torch.Tensor) -> PerTensor | PerChannel:
@@ -217,7 +213,3 @@ def _places(nested: torch.Tensor) -> tuple[Hashable, ...]:
     strides: Any = nested._nested_tensor_strides()
     offsets: Any = nested._nested_tensor_storage_offsets()
     return tuple(map(tuple, sizes.tolist())), tuple(map(tuple, strides.tolist())), tuple(offsets.tolist())
-
-
-def _no_values(tensor: torch.Tensor) -> None:
-    return None

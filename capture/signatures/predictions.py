@@ -281,7 +281,10 @@ class CallPredictor:
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Add tests that pass for these arguments to a recognizer, and set its `layout`, `places` and `alias`."""
-    check = arguments_check(args, _has_typed_lists(entry.func))
+    schema = getattr(entry.func, "_schema", None)
+    # whether the operator never accepts floats in a list of integers
+    typed = schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)
+    check = arguments_check(args, typed)
     if check is None:
         return
     if kwargs:
@@ -293,7 +296,11 @@ def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any])
     if any(isinstance(value, torch.Tensor | list | tuple) for value in kwargs.values()):
         return
     places = tuple(place for place, value in enumerate(args) if isinstance(value, torch.Tensor))
-    lists = [place for place, value in enumerate(args) if isinstance(value, list | tuple) and _has_tensors(value)]
+    lists = [
+        place
+        for place, value in enumerate(args)
+        if isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor | list | tuple) for item in value)
+    ]
     if lists == [0] and not places and all(isinstance(item, torch.Tensor) for item in args[0]):
         entry.layout = LISTED
     elif not lists:
@@ -302,15 +309,6 @@ def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any])
         entry.places, entry.layout = places, layout
     if entry.layout in (ONE, TWO, SEVERAL):
         entry.alias = _alias(entry.func, places)
-
-
-def _has_typed_lists(func: Any) -> bool:
-    schema = getattr(func, "_schema", None)
-    return schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)
-
-
-def _has_tensors(values: Sequence[Any]) -> bool:
-    return any(isinstance(item, torch.Tensor | list | tuple) for item in values)
 
 
 def _alias(func: Any, places: tuple[int, ...]) -> int:

@@ -228,7 +228,8 @@ class _Walker(ast.NodeVisitor):
         called = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
         if called in ("getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller"):
             self._mention_by_name(called, node.args)
-        self.names.makes_own |= _is_class_of_something(node.func)
+        self.names.makes_own |= _is_call_of("type", node.func)
+        self.names.makes_own |= isinstance(node.func, ast.Attribute) and node.func.attr == "__class__"
         self.names.calls_self |= isinstance(node.func, ast.Name) and node.func.id == self.self_name
         self.visit(node.func)
         compares = called in ("isinstance", "issubclass", "super")
@@ -372,10 +373,6 @@ class _Walker(ast.NodeVisitor):
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
             self.visit(node)
-
-
-def _is_class_of_something(called: ast.expr) -> bool:
-    return (isinstance(called, ast.Attribute) and called.attr == "__class__") or _is_call_of("type", called)
 
 
 def _quoted_types(expression: ast.AST) -> Iterator[str]:

@@ -139,16 +139,16 @@ def render(imports: Iterable[Import]) -> str:
 
 
 def _section(imports: set[Import]) -> list[str]:
-    plain = sorted(_plain_statement(one) for one in imports if one.attribute is None)
+    plain = sorted(
+        f"import {one.module}" + (f" as {one.alias}" if one.alias not in ("", one.module) else "")
+        for one in imports
+        if one.attribute is None
+    )
     merged: dict[str, list[Import]] = {}
     for one in imports:
         if one.attribute is not None:
             merged.setdefault(one.module, []).append(one)
     return plain + [_from_statement(module, merged[module]) for module in sorted(merged, key=str.lower)]
-
-
-def _plain_statement(one: Import) -> str:
-    return f"import {one.module}" + (f" as {one.alias}" if one.alias not in ("", one.module) else "")
 
 
 def _from_statement(module: str, members: list[Import]) -> str:

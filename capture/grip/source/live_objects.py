@@ -63,12 +63,8 @@ def is_of_python(module: str) -> bool:
 
 def is_imported(module: str) -> bool:
     """Return True if samples import the module with this full name instead of including its source."""
-    return top_level(module) in IMPORTED or is_of_python(module) or is_compiled(sys.modules.get(module))
-
-
-def is_compiled(module: ModuleType | None) -> bool:
-    file = getattr(module, "__file__", None)
-    return file is not None and file.endswith(tuple(EXTENSION_SUFFIXES))
+    is_compiled = str(getattr(sys.modules.get(module), "__file__", "")).endswith(tuple(EXTENSION_SUFFIXES))
+    return is_compiled or top_level(module) in IMPORTED or is_of_python(module)
 
 
 def module_of(thing: Any) -> str | None:
@@ -282,10 +278,6 @@ class Mentioned:
         """Return True if code reads an attribute `name` from any object."""
         return name in self._all
 
-    def all_children(self) -> bool:
-        """Return True if code iterates over the submodules of torch modules."""
-        return any(name in self._all for name in _ALL_CHILDREN)
-
 
 class Everything(Mentioned):
     """Stands for code that reads every attribute."""
@@ -346,8 +338,10 @@ def _list_contents(thing: Any, mentioned: Mentioned) -> Iterator[Any]:
     elif isinstance(thing, list | tuple | AbstractSet):
         yield from thing
     elif isinstance(thing, torch.nn.Module):
-        # code that is not included may iterate over them
-        every = is_imported(getattr(type(thing).forward, "__module__", "")) or mentioned.all_children()
+        # code that is not included, or iterates over them, may use any
+        every = is_imported(getattr(type(thing).forward, "__module__", "")) or any(
+            map(mentioned.as_field, _ALL_CHILDREN)
+        )
         # a list may contain their names, over which code calls `getattr`
         words = words_in(value for value in vars(thing).values() if isinstance(value, list | tuple))
         yield from (

@@ -259,7 +259,11 @@ class Layout:
         imports = {self._statement(item) for item in self._items if isinstance(item, ImportItem)}
         head = [f'"""{docstring}"""', _FUTURE, *([render(imports)] if imports else [])]
         definitions = [item for item in ordered if isinstance(item, ValueItem | FunctionItem | ClassItem)]
-        constants = [item for item in definitions if self._is_constant(item)]
+        constants = [
+            item
+            for item in definitions
+            if isinstance(item, ValueItem) and all(isinstance(one, BuiltinItem | ImportItem) for one in item.early)
+        ]
         text = "\n\n".join(head) + "\n"
         if constants:
             text += "\n" + "\n".join(self.text(item) for item in constants) + "\n"
@@ -283,10 +287,6 @@ class Layout:
         edits = self._edits(item.piece)
         edits.replace_node(node.target if isinstance(node, ast.AnnAssign) else node.targets[0], name)
         return statement_text(item.piece.file, node, edits, 0)
-
-    def _is_constant(self, item: SampleItem) -> bool:
-        early = [one for one in item.early if not isinstance(one, BuiltinItem | ImportItem)]
-        return isinstance(item, ValueItem) and not early
 
     def _statement(self, item: ImportItem) -> Import:
         name, statement = self._names[item], item.statement
@@ -583,7 +583,9 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
     ordered = in_order(requirements.root, items)
     names = names_for(_by_claim(requirements, items, ordered))
     _check_texts(items, names)
-    entry = _entry(gripped, requirements, names)
+    owner, method = owner_of(gripped), gripped.entry.rpartition(".")[2]
+    collector = requirements.collector
+    entry = names[requirements.root] if owner is None else f"{names[collector.class_item(owner)]}.{method}"
     layout = Layout(requirements.collector, requirements.root, items, names, annotations)
     text = layout.module(f"{entry} of {origin}, and what it needs.", ordered)
     return ModuleText(
@@ -675,13 +677,6 @@ def _by_claim(requirements: Requirements, items: tuple[SampleItem, ...], ordered
     live = [item for item in items if isinstance(item, ClassItem) and item.is_live]
     imports = [item for item in items if isinstance(item, ImportItem)]
     return list(dict.fromkeys([*first, *live, *imports, *ordered, *items]))
-
-
-def _entry(gripped: Gripped, requirements: Requirements, names: dict[SampleItem, str]) -> str:
-    owner = owner_of(gripped)
-    if owner is None:
-        return names[requirements.root]
-    return f"{names[requirements.collector.class_item(owner)]}.{gripped.entry.rpartition('.')[2]}"
 
 
 def _check_texts(items: Iterable[SampleItem], names: dict[SampleItem, str]) -> None:

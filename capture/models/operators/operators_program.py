@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,9 +27,12 @@ from opgrip.capture.models.operators.torch_tables import (
     registered_operators,
     table_entries,
 )
-from opgrip.capture.models.program import ModelProgram, OperatorOptions
+from opgrip.capture.models.program import ModelProgram
+from opgrip.capture.models.sources import OPERATORS, ModelOptions, OperatorOptions
 from opgrip.cli.command import did_you_mean
-from opgrip.errors import UserError
+from opgrip.cli.output_files import check_writable
+from opgrip.errors import UserError, cause_of
+from opgrip.platform.machine import check_device
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec, leaves, map_leaves, tensors
 from opgrip.traces.schema.records import OPERATOR, Signature
 from opgrip.traces.table.trace import Trace, load
@@ -50,9 +54,6 @@ class Operators:
     reasons: dict[str, str] = field(default_factory=dict)
     requested: Sequence[Any] = ()
 
-    def is_spare(self, entry: OperatorEntry) -> bool:
-        return SCHEMA in entry.categories and len(self.requested) > 0
-
     def add_uncovered(self, coverage: Coverage) -> None:
         for function in self.requested:
             name = name_of(function)
@@ -70,7 +71,9 @@ def choose(names: Sequence[str], seed: int) -> Operators:
             # some are listed twice
             entries.setdefault(entry.name, entry)
     chosen = {entry.name: entry for name in names for entry in entries.values() if _is_of(entry, name)}
-    wanted_operators = [function for function in registered if _is_wanted(function, names)]
+    wanted_operators = [
+        function for function in registered if {ALL, CUSTOM if is_custom(function) else SCHEMA} & set(names)
+    ]
     named = [function for function in registered if any(_is_named(function, name) for name in names)]
     for name in names:
         is_known = name in CATEGORIES or any(_is_of(entry, name) for entry in chosen.values())
@@ -94,10 +97,6 @@ def _is_runnable(function: Any) -> bool:
     return public and not is_out and not is_composite(function)
 
 
-def _is_wanted(function: Any, names: Sequence[str]) -> bool:
-    return ALL in names or (CUSTOM if is_custom(function) else SCHEMA) in names
-
-
 def _is_of(entry: OperatorEntry, name: str) -> bool:
     if name in CATEGORIES:
         return name == ALL or name in entry.categories
@@ -110,6 +109,27 @@ def _is_named(function: Any, name: str) -> bool:
     full = name_of(function)
     plain = name.replace("::", ".")
     return plain not in CATEGORIES and (fnmatchcase(full, plain) or full.startswith(f"{plain}."))
+
+
+def load_operators(text: str, options: ModelOptions) -> ModelProgram:
+    """Build the program that runs sample calls of operators, one operator per step."""
+    request = options.operators
+    device = check_device(options.device)
+    if request.uncovered is not None:
+        check_writable(request.uncovered, force=False)
+    for name in request.import_:
+        _import(name)
+    names = [name for name in text.removeprefix(OPERATORS).split(",") if name]
+    if not names:
+        raise UserError(f"{text} names no operators", "opinfo:all has all, opinfo:unary has one category")
+    return operators_program(text, names, str(device), torch.initial_seed(), request)
+
+
+def _import(name: str) -> None:
+    try:
+        import_module(name)
+    except Exception as error:
+        raise UserError(f"{name} cannot be imported", cause_of(error)) from error
 
 
 def operators_program(
@@ -137,7 +157,9 @@ def operators_program(
         entry = next(remaining)
         scope = root._modules[entry.name]
         assert scope is not None
-        if not operators.is_spare(entry) or entry.function not in coverage.operators:
+        # if operators were requested, generated samples run only if no other sample calls their operator
+        is_spare = SCHEMA in entry.categories and len(operators.requested) > 0
+        if not is_spare or entry.function not in coverage.operators:
             runner.run(entry, scope)
 
     def finish() -> Iterable[str]:
@@ -208,13 +230,11 @@ def _entry(function: Any, signatures: list[Signature], values: Mapping[int, Valu
         categories=frozenset(),
         function=function,
         dtypes=lambda device: tuple(by_dtype),
-        differentiable=lambda device: frozenset() if is_mutable else _floating(by_dtype),
+        differentiable=lambda device: frozenset(
+            dtype for dtype in by_dtype if not is_mutable and (dtype.is_floating_point or dtype.is_complex)
+        ),
         samples=samples,
     )
-
-
-def _floating(dtypes: Mapping[torch.dtype, Any]) -> frozenset[torch.dtype]:
-    return frozenset(dtype for dtype in dtypes if dtype.is_floating_point or dtype.is_complex)
 
 
 def _why_not(signature: Signature) -> str:

@@ -286,10 +286,6 @@ def _kind(value: Any) -> Hashable:
     return value if isinstance(value, bool | str) else type(value).__name__
 
 
-def has_sizes(sample: Arguments) -> bool:
-    return any(tensor.numel() > 1 for tensor in tensors_in(list(sample)))
-
-
 # maximum number of samples that are tried for each one to be run, before the other samples of a dtype are skipped
 TRIALS = 3
 
@@ -358,7 +354,8 @@ class SampleRunner:
             with without_modes(), without_functions():
                 samples = list(spread(entry.samples(self.device, dtype, with_gradients)))
             if self.resize is not None:
-                samples = [sample for sample in samples if has_sizes(sample)] or samples
+                sized = [sample for sample in samples if any(tensor.numel() > 1 for tensor in tensors_in(list(sample)))]
+                samples = sized or samples
         except Exception as error:
             self.coverage.fail(entry.name, named, error)
             return

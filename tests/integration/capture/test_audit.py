@@ -16,7 +16,7 @@ from small_models import SMALL_PROGRAMS, TRANSFORMERS_PROGRAMS, SmallProgram
 from opgrip.capture import Capture
 from opgrip.capture.command.audit import CountDifference, audit, count_calls, differences
 from opgrip.capture.models import load_program
-from opgrip.capture.models.program import ModelOptions
+from opgrip.capture.models.sources import ModelOptions
 
 
 def audit_model(path: Path, source: str, options: ModelOptions) -> list[CountDifference]:

@@ -18,7 +18,7 @@ from settings import rows_of, settings_of
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
-from opgrip.capture.models.program import ModelOptions
+from opgrip.capture.models.sources import ModelOptions
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.results.results import OK, UNSUPPORTED
 from opgrip.traces import Trace, load

@@ -30,7 +30,7 @@ from opgrip.capture.models.operators.samples import (
     try_all,
 )
 from opgrip.capture.models.operators.torch_tables import CATEGORIES, OperatorEntry
-from opgrip.capture.models.program import OperatorOptions
+from opgrip.capture.models.sources import OperatorOptions
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import Trace, load

@@ -11,7 +11,7 @@ from programs import flat_tensors, refusal
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
-from opgrip.capture.models.program import ModelOptions
+from opgrip.capture.models.sources import ModelOptions
 from opgrip.capture.models.transformers import architectures, usual_class
 from opgrip.traces import UserError, load
 

@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
 from opgrip.capture.models import load_program
-from opgrip.capture.models.program import ModelOptions
+from opgrip.capture.models.sources import ModelOptions
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.flow import make_flow
