@@ -21,7 +21,7 @@ from opgrip.capture.grip.objects import CannotHold, SpecTree, alike, bytes_of, c
 from opgrip.capture.grip.patterns import LOCALS
 from opgrip.capture.program.capture_choices import CALLS
 from opgrip.capture.program.environment import describe_autocast, describe_context, read_context
-from opgrip.capture.signatures.signatures import call_key
+from opgrip.capture.signatures.signatures import call_key, tensors_in
 from opgrip.capture.torch_compat.compiler_private import (
     OrderlyMode,
     hide_from_compiler,
@@ -145,7 +145,7 @@ class Running(OrderlyMode):
 
     def _look(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            shapes = tuple((tuple(item.shape), item.dtype in _MASKS) for item in _tensors((*args, *kwargs.values())))
+            shapes = tuple((tuple(item.shape), item.dtype in _MASKS) for item in tensors_in((*args, *kwargs.values())))
             key = (func, shapes)
             if key not in self._tags_by_call:
                 self._tags_by_call[key] = frozenset(tags_of(func, shapes))
@@ -187,14 +187,6 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
         yield VIEW
     if "nondeterministic_seeded" in torch_tags:
         yield RANDOM
-
-
-def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 @dataclass(frozen=True, slots=True)

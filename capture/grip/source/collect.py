@@ -354,9 +354,7 @@ def is_whole(cls: type) -> bool:
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the first class in a method resolution order that defines an attribute which not every class has, or
-    None.
-    """
+    """Return the first class in a method resolution order that defines an attribute, or None if every class has it."""
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
 

@@ -179,10 +179,18 @@ def python_function(thing: Any) -> FunctionType | None:
     return inner if isinstance(inner, FunctionType) else None
 
 
-def layers_of(thing: Any) -> list[Any]:
-    """Return a callable and everything that it wraps (`__wrapped__`), outermost first."""
+def layers_of(thing: Any, unmarked: bool = False) -> list[Any]:
+    """Return a callable and everything that it wraps, outermost first.
+
+    unmarked : True to look also into wrappers that do not set `__wrapped__`
+    """
     layers = [plain(thing)]
-    while len(layers) < _MOST_LAYERS and (inner := wrapped(layers[-1])) is not None:
+    while len(layers) < _MOST_LAYERS:
+        inner = wrapped(layers[-1])
+        if inner is None and unmarked:
+            inner = _wrapped_silently(layers[-1])
+        if inner is None:
+            break
         layers.append(plain(inner))
     return layers
 
@@ -602,7 +610,7 @@ def find_definition(thing: Any) -> FunctionDefinition:
 
     A wrapper that was not applied as a decorator, as in `fast = cached(slow)`, is replaced by the wrapped function.
     """
-    layers = _layers(plain(thing))
+    layers = layers_of(thing, unmarked=True)
     for index in range(len(layers) - 1, -1, -1):
         function = layers[index]
         if not isinstance(function, FunctionType) or (index and is_imported_code(function)):
@@ -618,18 +626,6 @@ def find_definition(thing: Any) -> FunctionDefinition:
     raise UserError(
         f"{name} is not a Python function but an object of {type(thing).__qualname__}, whose source was not found"
     )
-
-
-def _layers(thing: Any) -> list[Any]:
-    layers = [thing]
-    while len(layers) < 100:
-        inner = wrapped(layers[-1])
-        if inner is None:
-            inner = _wrapped_silently(layers[-1])
-        if inner is None:
-            break
-        layers.append(plain(inner))
-    return layers
 
 
 def _wrapped_silently(layer: Any) -> FunctionType | None:

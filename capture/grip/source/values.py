@@ -297,7 +297,7 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """Return the only statement that binds the global variable `name`, which `piece` uses, if it assigns only that."""
+    """Return the statement that assigns the global variable `name`, or None if other statements bind it too."""
     if name in piece.namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []
@@ -322,7 +322,11 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Return True if a statement calls an imported class on literals, and the object still equals a new one."""
+    """Return True if a statement calls a class of an imported package on literals, such as
+    `nn.MSELoss(reduction="none")`.
+
+    Modules with parameters or buffers are excluded.
+    """
     call = statement.value
     if not isinstance(call, ast.Call) or not is_imported(type(value).__module__):
         return False
@@ -335,7 +339,9 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True for a literal container that the program may have filled since, such as a cache."""
+    """Return True if a statement assigns a literal container, which the program may have filled since, such as a
+    cache.
+    """
     return type(value) in (dict, list, set) and statement.value is not None and is_plain(statement.value)
 
 

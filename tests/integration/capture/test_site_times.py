@@ -35,33 +35,33 @@ def note(times: SiteTimes, *calls: tuple[int, int, int, int]) -> set[tuple[int, 
     return set(times.note(signatures, scopes, memory, durations * 1000))
 
 
-def test_sites_with_different_times_are_observed_once() -> None:
+@pytest.mark.parametrize(
+    ("steps", "observed"),
+    [
+        # memory that recurs, one of several times as slow
+        ([[(0, 0, memory, 200 if memory == 7 else 40) for memory in (5, 6, 7, 8)]] * 3, {(0, (0, 5)), (0, (0, 7))}),
+        ([[(0, 0, memory, 40 + memory) for memory in (5, 6, 7, 8)]] * 3, set()),
+        ([[(1, scope, 3, 10 * scope) for scope in (1, 2)]] * 3, set()),
+        # scopes, if memory is not used again
+        (
+            [[(0, scope, 100 + 10 * step + scope, 50 * scope**2) for scope in (1, 2)] for step in range(3)],
+            {(0, (1, ANY)), (0, (2, ANY))},
+        ),
+        (
+            [
+                [(0, scope, 1000 * step + scope, 400 if scope >= 20 else 40) for scope in range(24)]
+                for step in range(20)
+            ],
+            {(0, (0, ANY)), (0, (20, ANY))},
+        ),
+    ],
+)
+def test_sites_that_recur_with_different_times_are_observed_once(
+    steps: list[list[tuple[int, int, int, int]]], observed: set[tuple[int, SiteKey]]
+) -> None:
     times = SiteTimes()
-    step = [(0, 0, memory, 200 if memory == 7 else 40) for memory in (5, 6, 7, 8)]
-    assert note(times, *step) == set()
-    assert note(times, *step) == {(0, (0, 5)), (0, (0, 7))}
-    assert note(times, *step) == set()
-
-
-def test_sites_with_similar_times_are_not_observed() -> None:
-    times = SiteTimes()
-    step = [(0, 0, memory, 40 + memory) for memory in (5, 6, 7, 8)]
-    assert note(times, *step, *step) == set()
-    short = [(1, scope, 3, 10 * scope) for scope in (1, 2)]
-    assert note(times, *short, *short) == set()
-
-
-def test_scopes_are_sites_if_memory_is_not_reused() -> None:
-    times = SiteTimes()
-    calls = [(0, scope, 100 + 10 * step + scope, 50 * scope**2) for step in range(2) for scope in (1, 2)]
-    assert note(times, *calls) == {(0, (1, ANY)), (0, (2, ANY))}
-
-
-def test_scopes_are_distinguished_with_any_number_of_activations() -> None:
-    times = SiteTimes()
-    steps = [[(0, scope, 1000 * step + scope, 400 if scope >= 20 else 40) for scope in range(24)] for step in range(20)]
-    note(times, *steps[0])
-    assert note(times, *steps[1]) == {(0, (0, ANY)), (0, (20, ANY))}
+    assert note(times, *steps[0]) == set()
+    assert note(times, *steps[1]) == observed
     assert all(note(times, *step) == set() for step in steps[2:])
 
 
@@ -159,7 +159,7 @@ def test_observation_error_does_not_reach_the_program(tmp_path: Path) -> None:
     assert [name for name, _ in watched._recorder.lost.without_values] == ["aten.sqrt.default"]
 
 
-def test_call_is_observed_once_for_several_waiting_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_call_is_observed_once_for_several_waiting_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x, looks = torch.rand(100), []
     with Capture(tmp_path / "t.jsonl") as watched:
         for _ in range(20):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import linecache
 from collections.abc import Callable
+from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -386,3 +389,45 @@ def test_helpers_of_decorators_precede_decorated_functions(project: Callable[...
     )
     check_same_results(main.second, 3)
     check_same_results(main.first, 3)
+
+
+def test_function_without_source_is_refused() -> None:
+    scope: dict[str, Any] = {}
+    # use another file name: Python 3.13 has the text of `python -c` under <string>
+    exec(compile("def made(x):\n    return x\n", "<made>", "exec"), scope)
+    with pytest.raises(UserError, match="no source was found for made"):
+        extract(scope["made"])
+    with pytest.raises(UserError, match="relu"):
+        extract(torch.relu)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('def area(x):\n    exec("y = x")\n', "exec"),
+        (
+            "import functools\n\n@functools.singledispatch\ndef area(x):\n    return 0\n\n"
+            "@area.register\ndef _(x: int):\n    return x\n",
+            "singledispatch",
+        ),
+    ],
+)
+def test_function_whose_code_is_not_known_is_refused(project: Callable[..., ModuleType], text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        extract(project(text).area)
+
+
+def test_source_changed_after_import_is_refused(project: Callable[..., ModuleType]) -> None:
+    main = project(
+        """
+        import torch
+
+        def run(x):
+            return torch.relu(x)
+        """
+    )
+    path = Path(str(main.__file__))
+    path.write_text(path.read_text().replace("torch.relu", "torch.sigmoid"))
+    linecache.checkcache(str(path))
+    with pytest.raises(UserError, match="changed since it was imported"):
+        extract(main.run)

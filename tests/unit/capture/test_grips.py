@@ -19,7 +19,7 @@ import torch
 
 from opgrip.capture.grip import gripping as grip_search
 from opgrip.capture.grip import patterns
-from opgrip.capture.grip.gripped import GrippedCall, Keep
+from opgrip.capture.grip.gripped import GrippedCall, Keep, Keeper
 from opgrip.capture.grip.gripping import Grips
 from opgrip.capture.grip.patterns import loaded_modules, parse_pattern
 from opgrip.traces import UserError
@@ -44,22 +44,21 @@ def gripped(*names: str, **keep: Any) -> Grips:
     return Grips([parse_pattern(f"gripping:{name}") for name in names], Keep(**keep), to=Path("samples"))
 
 
+def keeper_of(grips: Grips, entry: str) -> Keeper:
+    (keeper,) = (item.keeper for item in grips.watched if item.keeper is not None and item.keeper.entry == entry)
+    return keeper
+
+
 def calls_of(grips: Grips, entry: str) -> list[GrippedCall]:
-    (watched,) = (item for item in grips.watched if item.keeper is not None and item.keeper.entry == entry)
-    assert watched.keeper is not None
-    return watched.keeper.calls
+    return keeper_of(grips, entry).calls
 
 
 def lost_of(grips: Grips, entry: str) -> list[str]:
-    (watched,) = (item for item in grips.watched if item.keeper is not None and item.keeper.entry == entry)
-    assert watched.keeper is not None
-    return list(watched.keeper.lost)
+    return list(keeper_of(grips, entry).lost)
 
 
 def tags_of(grips: Grips, entry: str) -> frozenset[str]:
-    (watched,) = (item for item in grips.watched if item.keeper is not None and item.keeper.entry == entry)
-    assert watched.keeper is not None
-    return watched.keeper.gripped().tags
+    return keeper_of(grips, entry).gripped().tags
 
 
 def test_first_call_of_each_signature_is_kept() -> None:
