@@ -54,7 +54,8 @@ def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile
     plain: Import | None = None
     for statement in _bindings(file).get(name, ()) if file is not None else ():
         for candidate in _read(statement, name, package):
-            if not is_imported(candidate.module) or not _gives(candidate, thing):
+            bound = live_import(candidate.module if candidate.alias else candidate.name, candidate.attribute)
+            if bound is not thing or not is_imported(candidate.module):
                 continue
             if candidate.alias:
                 return candidate
@@ -101,11 +102,6 @@ def live_import(module: str, attribute: str | None) -> Any:
         return sys.modules.get(module)
     value = getattr(sys.modules.get(module), attribute, None)
     return sys.modules.get(f"{module}.{attribute}") if value is None else value
-
-
-def _gives(candidate: Import, thing: Any) -> bool:
-    module = candidate.module if candidate.alias else candidate.name
-    return live_import(module, candidate.attribute) is thing
 
 
 def _import_by_object(name: str, thing: Any) -> Import | None:

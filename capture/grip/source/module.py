@@ -436,7 +436,8 @@ def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
             continue
         for name in _candidates(item):
             owner = owners_by_name.setdefault(name, item) if name not in reserved else None
-            if owner is item or (owner is not None and _same_package(owner, item)):
+            # `import scipy` and `import scipy.optimize` bind one package
+            if owner is item or (owner is not None and _package(owner) == _package(item) != ""):
                 if name not in shadowed.get(item, ()):
                     names[item] = name
                     break
@@ -453,15 +454,10 @@ def _candidates(item: SampleItem) -> Iterator[str]:
     yield from (f"{longer}_{number}" for number in count(2))
 
 
-def _same_package(one: SampleItem, other: SampleItem) -> bool:
-    return all(
-        isinstance(item, ImportItem) and item.statement.attribute is None and item.statement.alias in ("", item.name)
-        for item in (one, other)
-    ) and _package(one) == _package(other)
-
-
 def _package(item: SampleItem) -> str:
-    return item.statement.module.partition(".")[0] if isinstance(item, ImportItem) else ""
+    statement = item.statement if isinstance(item, ImportItem) else None
+    is_plain = statement is not None and statement.attribute is None and statement.alias in ("", item.name)
+    return statement.module.partition(".")[0] if statement is not None and is_plain else ""
 
 
 def _bound_by_users(items: Iterable[SampleItem]) -> Mapping[SampleItem, set[str]]:
