@@ -1,13 +1,8 @@
-"""Limits for index arguments that operators do not check; the indices come from a trace, which may be untrusted.
-
-The operators were found by calling torch's operators with indices far out of bounds and observing which of them
-accessed memory outside their tensors.
-"""
+"""Limits for index arguments that operators do not check; the indices come from a trace, which may be untrusted."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from math import prod
@@ -17,18 +12,14 @@ import torch
 from torch import Tensor
 
 from opgrip.replay.operators.admission import Unsupported
+from opgrip.replay.operators.agreement.sizes import Call, expanded
 from opgrip.replay.operators.memory import Arguments, Function
 
-Call: TypeAlias = Mapping[str, Any]  # arguments of a call by name
 Bound: TypeAlias = Callable[[Tensor, Call], Tensor]  # function that returns the nearest valid values of an index
 
 
 def _below(size: Callable[[Call], int]) -> Bound:
-    return lambda index, call: _clamp(index, size(call) - 1)
-
-
-def _up_to(size: Callable[[Call], int]) -> Bound:
-    return lambda index, call: _clamp(index, size(call))
+    return lambda index, call: _clamp(index, int(size(call)) - 1)
 
 
 def _clamp(index: Tensor, last: int) -> Tensor:
@@ -38,19 +29,12 @@ def _clamp(index: Tensor, last: int) -> Tensor:
     return index.clamp(0, last)
 
 
-def _rows(name: str, dimension: int = 0) -> Callable[[Call], int]:
-    return lambda call: int(call[name].shape[dimension])
-
-
-def _plane(dimensions: int) -> Bound:
-    """Return a function that clamps indices into the pooled tensor, whose last `dimensions` dimensions count as
-    flattened.
-    """
-    return _below(lambda call: prod(call["self"].shape[-dimensions:]))
-
-
 def _ascending_up_to(size: Callable[[Call], int]) -> Bound:
     return lambda index, call: index.clamp(0, size(call)).cummax(-1).values
+
+
+def _segmented(call: Call) -> int:
+    return int(call["data"].shape[call.get("axis", 0)])
 
 
 def _lengths(lengths: Tensor, call: Call) -> Tensor:
@@ -59,12 +43,8 @@ def _lengths(lengths: Tensor, call: Call) -> Tensor:
     return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1]))
 
 
-def _segmented(call: Call) -> int:
-    return int(call["data"].shape[call.get("axis", 0)])
-
-
 def _shares(samples: Tensor, call: Call) -> Tensor:
-    """Return random numbers clamped to 0 to 1; each places a pooling window within its range of possible positions."""
+    # each places a pooling window within its range of possible positions
     return samples.nan_to_num().clamp(0, 1)
 
 
@@ -74,7 +54,7 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    """Return regions of interest (`rois`), (N, 5), whose image index, in the first column, is clamped to the batch."""
+    """Return regions of interest, (N, 5), whose image index, in the first column, is clamped to the batch."""
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
@@ -89,8 +69,7 @@ def _bags(offsets: Tensor, call: Call) -> Tensor:
     return offsets
 
 
-def _class_or_none(target: Tensor, call: Call) -> Tensor:
-    """Return target classes clamped to valid ones; the class `ignore_index` does not change."""
+def _class_or_ignored(target: Tensor, call: Call) -> Tensor:
     shape = call["self"].shape
     bounded = _clamp(target, shape[1 if len(shape) > 1 else 0] - 1)
     return torch.where(target == call["ignore_index"], target, bounded)
@@ -111,96 +90,60 @@ def _pairs(pivots: Tensor, call: Call) -> Tensor:
     return torch.tensor(rows, dtype=pivots.dtype, device=pivots.device).reshape(pivots.shape)
 
 
-_PACKED = {
-    "offsets": _bags,
-    "compressed_indices_mapping": lambda rows, call: rows.clamp(-1, call["weight"].shape[0] - 1),
-}
-_CLASSES = _below(_rows("log_probs", -1))
-_BAG = {
-    "indices": _below(lambda call: int(call["num_weights"])),
-    "offset2bag": _below(_rows("grad")),
-    "offsets": _bags,
-    "maximum_indices": _below(lambda call: int(call["num_weights"])),
-}
-_CTC = {
-    "targets": _CLASSES,
-    "input_lengths": _up_to(_rows("log_probs")),
-    "target_lengths": _up_to(lambda call: _longest_target(call)),
-}
-_SEGMENTS = {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)}
-
-
 def _longest_target(call: Call) -> int:
-    """Return the largest valid target length for a CTC loss: the length of a row of targets or, if all targets are in
-    one row, an equal part of it for each batch element.
-
-    In a backward call, the number of states that the forward call saved limits the length too.
-    """
+    # if all targets are in one row, each sample of the batch has an equal part of it
     targets, states = call["targets"], call.get("log_alpha")
     longest = int(targets.shape[-1]) // (1 if targets.dim() > 1 else max(1, len(call["target_lengths"])))
     return longest if states is None else min(longest, int(states.shape[-1]) // 2)
 
 
-# functions that limit index arguments which operators do not check, by operator and argument
-UNCHECKED: Mapping[str, Mapping[str, Bound]] = {
-    "aten::max_pool2d_with_indices_backward": {"indices": _plane(2)},
-    "aten::max_pool3d_with_indices_backward": {"indices": _plane(3)},
-    "aten::adaptive_max_pool2d_backward": {"indices": _plane(2)},
-    "aten::adaptive_max_pool3d_backward": {"indices": _plane(3)},
-    "aten::_ctc_loss": _CTC,
-    "aten::_ctc_loss_backward": _CTC,
-    "aten::_embedding_bag_backward": _BAG,
-    "aten::_embedding_bag_dense_backward": _BAG,
-    "aten::_embedding_bag_sparse_backward": _BAG,
-    "aten::_embedding_bag_per_sample_weights_backward": {
-        "indices": _below(_rows("weight")),
-        "offset2bag": _below(_rows("grad")),
-        "offsets": _bags,
+_WEIGHTS = _below(lambda call: call["num_weights"])
+_BAG = {"offset2bag": _below(lambda call: call["grad"].shape[0]), "offsets": _bags}
+# functions that limit index arguments, by operators (see `expanded`) and argument
+_BOUNDS: Mapping[str, Mapping[str, Bound]] = {
+    "{max_pool2d_with_indices,adaptive_max_pool2d}_backward": {
+        "indices": _below(lambda call: prod(call["self"].shape[-2:]))
     },
-    "aten::embedding_dense_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
-    "aten::embedding_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
-    "aten::embedding_sparse_backward": {"indices": _below(lambda call: int(call["num_weights"]))},
-    "aten::_gather_sparse_backward": {"index": _below(lambda call: int(call["self"].shape[call["dim"]]))},
-    "aten::nll_loss_backward": {"target": _class_or_none},
-    "aten::nll_loss2d_backward": {"target": _class_or_none},
-    **{f"quantized::embedding_bag_{bits}_rowwise_offsets": _PACKED for bits in ("byte", "4bit", "2bit")},
-    "aten::linalg_ldl_solve": {"pivots": _pairs},
+    "{max_pool3d_with_indices,adaptive_max_pool3d}_backward": {
+        "indices": _below(lambda call: prod(call["self"].shape[-3:]))
+    },
+    "_ctc_loss{,_backward}": {
+        "targets": _below(lambda call: call["log_probs"].shape[-1]),
+        "input_lengths": lambda lengths, call: _clamp(lengths, call["log_probs"].shape[0]),
+        "target_lengths": lambda lengths, call: _clamp(lengths, _longest_target(call)),
+    },
+    "_embedding_bag{,_dense,_sparse}_backward": {"indices": _WEIGHTS, "maximum_indices": _WEIGHTS, **_BAG},
+    "_embedding_bag_per_sample_weights_backward": {"indices": _below(lambda call: call["weight"].shape[0]), **_BAG},
+    "embedding{,_dense,_sparse}_backward": {"indices": _WEIGHTS},
+    "quantized::embedding_bag_{byte,4bit,2bit}_rowwise_offsets": {
+        "offsets": _bags,
+        "compressed_indices_mapping": lambda rows, call: rows.clamp(-1, call["weight"].shape[0] - 1),
+    },
+    "_gather_sparse_backward": {"index": _below(lambda call: call["self"].shape[call["dim"]])},
+    "nll_loss{,2d}_backward": {"target": _class_or_ignored},
+    "linalg_ldl_solve": {"pivots": _pairs},
     # torch checks for infinite values only in linalg_eig
-    "aten::linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
-    "aten::_linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
-    "aten::fractional_max_pool2d": {"random_samples": _shares},
-    "aten::fractional_max_pool3d": {"random_samples": _shares},
-    "aten::segment_reduce": _SEGMENTS,
-    "aten::_segment_reduce_backward": _SEGMENTS,
-    "aten::_sparse_mm_reduce_impl_backward": {"arg_out": _below(lambda call: int(call["self"]._nnz()))},
-    "aten::_convert_indices_from_csr_to_coo": {
+    "{,_}linalg_eigvals": {"self": lambda matrix, call: matrix.nan_to_num()},
+    "fractional_max_pool{2,3}d": {"random_samples": _shares},
+    "segment_reduce _segment_reduce_backward": {"lengths": _lengths, "offsets": _ascending_up_to(_segmented)},
+    "_sparse_mm_reduce_impl_backward": {"arg_out": _below(lambda call: call["self"]._nnz())},
+    "_convert_indices_from_csr_to_coo": {
         "crow_indices": _ascending_up_to(lambda call: int(call["col_indices"].shape[-1]))
     },
-    "aten::_convert_indices_from_coo_to_csr": {"self": _below(lambda call: int(call["size"]))},
-    "aten::_sparse_coo_tensor_with_dims_and_tensors": {"indices": _in_sizes},
-    "torchvision::roi_align": {"rois": _images},
-    "torchvision::_roi_align_backward": {"rois": _images},
-    "torchvision::roi_pool": {"rois": _images},
-    "torchvision::_roi_pool_backward": {"rois": _images},
-    "torchvision::ps_roi_align": {"rois": _images},
-    "torchvision::_ps_roi_align_backward": {"rois": _images},
-    "torchvision::ps_roi_pool": {"rois": _images},
-    "torchvision::_ps_roi_pool_backward": {"rois": _images},
+    "_convert_indices_from_coo_to_csr": {"self": _below(lambda call: call["size"])},
+    "_sparse_coo_tensor_with_dims_and_tensors": {"indices": _in_sizes},
+    "torchvision::{,_}{roi_align,roi_pool,ps_roi_align,ps_roi_pool}{,_backward}": {"rois": _images},
 }
-
-
-NO_BOUNDS = "its indices cannot be clamped to valid values"
+BOUNDS = {operator: bounds for names, bounds in _BOUNDS.items() for operator in expanded(names)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """The functions that clamp one operator's index arguments, and the names of all its arguments in order."""
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # arguments of the operator in order
     bounds: Mapping[str, Bound]
 
-    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield (argument name, its values, clamped values) for each index argument of a call."""
+    def bounded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        """Yield (argument name, its values, valid values) for each index argument of a call."""
         call = {**dict(zip(self.names, args, strict=False)), **kwargs}
         for name, bound in self.bounds.items():
             index = call.get(name)
@@ -214,64 +157,53 @@ class _Rules:
 
 def _rules_of(function: Any) -> _Rules | None:
     schema = getattr(function, "_schema", None)
-    if schema is None:
+    if schema is None or schema.name not in BOUNDS:
         return None
-    bounds = UNCHECKED.get(schema.name)
-    return None if bounds is None else _Rules(tuple(argument.name for argument in schema.arguments), bounds)
+    return _Rules(tuple(argument.name for argument in schema.arguments), BOUNDS[schema.name])
 
 
-@contextmanager
-def _refusing(reason: str) -> Iterator[None]:
-    """Convert the errors that an invalid call causes in the block to `Unsupported` with this reason."""
+def _valid_indices(rules: _Rules, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor, Tensor]]:
     try:
-        yield
+        return list(rules.bounded(args, kwargs))
     except (KeyError, IndexError, TypeError, AttributeError, RuntimeError) as error:
-        raise Unsupported(f"{reason} ({error})") from error
+        raise Unsupported(f"its indices cannot be clamped to valid values ({error})") from error
 
 
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Clamp out-of-bounds indices of a call in place, so that it accesses no memory outside its tensors.
-
-    Raises `Unsupported` if the call indexes an empty tensor or is not valid.
-    """
+    """Clamp out-of-bounds indices of a call in place, or raise `Unsupported` if no index would be valid."""
     rules = _rules_of(function)
-    if rules is None:
-        return
-    with _refusing(NO_BOUNDS):
-        for _, index, bounded in rules.of(args, kwargs):
-            if not torch.equal(index, bounded):
-                _write(index.detach(), bounded)
+    for _, index, valid in [] if rules is None else _valid_indices(rules, args, kwargs):
+        if not torch.equal(index, valid):
+            _write(index.detach(), valid)
 
 
 def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """Return the arguments of a call in which clamped copies replace out-of-bounds indices.
 
-    Raises `Unsupported` if the call indexes an empty tensor or is not valid.
+    Raises `Unsupported` if no index would be valid.
     """
     rules = _rules_of(function)
     if rules is None:
         return args, kwargs
-    with _refusing(NO_BOUNDS):
-        others = {
-            name: bounded
-            for name, index, bounded in rules.of(args, kwargs)
-            # a comparison would wait for an accelerator
-            if index.device.type != "cpu" or not torch.equal(index, bounded)
-        }
+    others = {
+        name: valid
+        for name, index, valid in _valid_indices(rules, args, kwargs)
+        # a comparison would wait for an accelerator
+        if index.device.type != "cpu" or not torch.equal(index, valid)
+    }
     return rules.replace(args, kwargs, others)
 
 
 def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Raise `Unsupported` if a call that a composite operator makes has indices that are out of bounds."""
     rules = _rules_of(function)
-    with _refusing("a call that it makes has indices that cannot be checked"):
-        if rules is not None and any(not torch.equal(index, bounded) for _, index, bounded in rules.of(args, kwargs)):
-            raise Unsupported("a call that it makes has indices out of bounds")
+    indices = [] if rules is None else _valid_indices(rules, args, kwargs)
+    if not all(torch.equal(index, valid) for _, index, valid in indices):
+        raise Unsupported("a call that it makes has indices out of bounds")
 
 
 def bounding(function: Function) -> Function:
-    """Return a function that clamps the index arguments at each call; an operator that checks its indices is returned
-    unchanged.
+    """Return a function that clamps the index arguments at each call; an operator that checks them stays unchanged.
 
     This is needed inside subgraphs, where other calls compute the indices.
     """
@@ -280,16 +212,11 @@ def bounding(function: Function) -> Function:
         return function
 
     def bounded_call(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = rules.replace(args, kwargs, {name: bounded for name, _, bounded in rules.of(args, kwargs)})
+        args, kwargs = rules.replace(args, kwargs, {name: bounded for name, _, bounded in rules.bounded(args, kwargs)})
         return function(*args, **kwargs)
 
     bounded_call.bounds = function  # type: ignore[attr-defined]
     return bounded_call
-
-
-def bounded_function(function: Function) -> Function:
-    """Return the operator that `bounding` has wrapped, or the function itself if it is not wrapped."""
-    return getattr(function, "bounds", function)
 
 
 def _write(tensor: Tensor, values: Tensor) -> None:
