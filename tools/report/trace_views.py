@@ -12,7 +12,7 @@ import pandas as pd
 
 from opgrip.cli.command import counted
 from opgrip.cli.terminal import shorten
-from opgrip.replay.batch_scale.batch_scale import named_tensors
+from opgrip.replay.batch_scale import named_tensors
 from opgrip.replay.cases.call_sites import count_call_sites
 from opgrip.replay.cases.cases import contexts_of
 from opgrip.replay.operators.lookup import family_of

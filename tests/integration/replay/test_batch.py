@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from settings import rows_of, settings_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from opgrip.replay.batch_scale.batch_scale import BatchScale, scaled
-from opgrip.replay.batch_scale.growth import grown_steps
+from opgrip.replay.batch_scale import BatchScale, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.traces import Trace, load
@@ -110,25 +110,31 @@ def calls_of(trace: Trace) -> Counter[str]:
     return counts
 
 
-def calls_scaled(trace: Trace, factor: int) -> Counter[str]:
+def calls_scaled(trace: Trace, factor: int) -> tuple[Counter[str], int]:
+    """Return the scaled calls of a trace, and the number of calls that are unsupported."""
     batches = BatchScale(trace)
     counts: Counter[str] = Counter()
+    unsupported = 0
     for case in make_cases(trace):
-        counts[described(scaled(case, factor, batches).signature)] += case.count
-    return counts
+        unsupported += case.count
+        with suppress(Unsupported):
+            counts[described(scaled(case, factor, batches).signature)] += case.count
+            unsupported -= case.count
+    return counts, unsupported
 
 
 @pytest.mark.parametrize("way", [trained, predicted])
 @pytest.mark.parametrize(
-    ("model", "data", "layout"),
+    ("model", "data", "layout", "known"),
     [
-        (ConvNet, images, torch.contiguous_format),
-        (ConvNet, images, torch.channels_last),
-        (Block, words, torch.contiguous_format),
+        (ConvNet, images, torch.contiguous_format, 0.95),
+        (ConvNet, images, torch.channels_last, 0.95),
+        # `nn.MultiheadAttention` moves the batch to the second dimension
+        (Block, words, torch.contiguous_format, 0.5),
     ],
 )
 def test_scaled_batch_has_the_calls_of_a_larger_one(
-    tmp_path: Path, model: type[nn.Module], data: Any, way: Any, layout: torch.memory_format
+    tmp_path: Path, model: type[nn.Module], data: Any, way: Any, layout: torch.memory_format, known: float
 ) -> None:
     traces = []
     for batch in (2, 4):
@@ -137,8 +143,9 @@ def test_scaled_batch_has_the_calls_of_a_larger_one(
         program = way(model(), tensor, torch.zeros(batch, dtype=torch.int64))
         (tmp_path / str(batch)).mkdir()
         traces.append(captured(tmp_path / str(batch), program))
-    got, wanted = calls_scaled(traces[0], 2), calls_of(traces[1])
-    assert got - wanted == wanted - got == Counter()
+    (got, unsupported), wanted = calls_scaled(traces[0], 2), calls_of(traces[1])
+    assert got - wanted == Counter()
+    assert sum((wanted - got).values()) == unsupported <= (1 - known) * sum(wanted.values())
 
 
 def test_part_of_the_calls_of_a_signature_scales_as_all_of_them(tmp_path: Path) -> None:
@@ -149,48 +156,8 @@ def test_part_of_the_calls_of_a_signature_scales_as_all_of_them(tmp_path: Path) 
         assert described(scaled(part, 2, batches).signature) == described(scaled(case, 2, batches).signature)
 
 
-@pytest.mark.parametrize("length", [4, 2])
-def test_batch_is_followed_into_a_flattened_dimension(tmp_path: Path, length: int) -> None:
-    # different widths, so that the two have no signature in common
-    linear, other, x = nn.Linear(5, 3), nn.Linear(5, 4), torch.randn(2, length, 5)
-
-    def program(x: Tensor) -> Tensor:
-        batch = x.shape[0]
-        outer = linear(x.reshape(-1, 5)).view(batch, length, 3)
-        inner = other(x.transpose(0, 1).reshape(-1, 5)).view(length, batch, 4)
-        return (outer + inner.transpose(0, 1).sum(2, keepdim=True)).view(batch, -1, 1)
-
-    (tmp_path / "large").mkdir()
-    small = captured(tmp_path, lambda: program(x))
-    large = captured(tmp_path / "large", lambda: program(x.repeat(3, 1, 1)))
-    (tmp_path / "large" / "t.jsonl").unlink()
-    wanted = calls_of(large)
-    del wanted[next(op for op in wanted if op.startswith("aten.repeat"))]
-    assert calls_scaled(small, 3) == wanted
-
-
-def test_sizes_computed_from_the_batch_scale_with_it(tmp_path: Path) -> None:
-    cell, table = nn.LSTMCell(5, 6), nn.Linear(6, 2)
-
-    def program(batch: int) -> Callable[[], object]:
-        x = torch.randn(batch, 4, 5)
-
-        def run() -> Tensor:
-            state = torch.zeros(batch, 6), x.new_zeros([batch, 6])
-            for step in range(4):
-                state = cell(x[:, step], state)
-            mean = table(state[0]) - torch.full([3], 2.0).mean()
-            return mean.expand(7, batch, 2)
-
-        return run
-
-    (tmp_path / "large").mkdir()
-    small, large = captured(tmp_path, program(2)), captured(tmp_path / "large", program(10))
-    assert calls_scaled(small, 5) == calls_of(large)
-
-
 @pytest.mark.parametrize("way", [list, lambda x: [x[place] for place in range(len(x))]])
-def test_calls_per_batch_element_keep_their_size_and_stacking_grows(tmp_path: Path, way: Any) -> None:
+def test_calls_per_batch_element_keep_their_size_and_stacking_is_unsupported(tmp_path: Path, way: Any) -> None:
     conv = nn.Conv2d(3, 4, 1)
 
     def program() -> Tensor:
@@ -199,13 +166,11 @@ def test_calls_per_batch_element_keep_their_size_and_stacking_grows(tmp_path: Pa
 
     trace = captured(tmp_path, program)
     batches = BatchScale(trace)
-    cases = {case.op: (case, scaled(case, 4, batches)) for case in make_cases(trace)}
-    case, same = cases["aten._softmax.default"]
-    assert same is case
-    _, stacked = cases["aten.stack.default"]
-    assert len(stacked.signature.args[0]) == 8
-    assert stacked.signature.outputs.shape == (8, 4, 25)
-    assert cases["aten.relu.default"][1].signature.args[0].shape == (8, 4, 25)
+    cases = {case.op: case for case in make_cases(trace)}
+    assert scaled(cases["aten._softmax.default"], 4, batches) is cases["aten._softmax.default"]
+    for op in ("aten.stack.default", "aten.relu.default"):
+        with pytest.raises(Unsupported, match="lists of tensors are not scaled"):
+            scaled(cases[op], 4, batches)
 
 
 def test_data_dependent_shapes_and_their_consumers_are_not_scaled(tmp_path: Path) -> None:
@@ -251,7 +216,10 @@ def test_scaled_case_returns_the_expected_shapes(tmp_path: Path) -> None:
     torch.manual_seed(0)
     trace = captured(tmp_path, trained(ConvNet(), images(2), torch.zeros(2, dtype=torch.int64)))
     batches = BatchScale(trace)
-    cases = [scaled(case, 3, batches) for case in make_cases(trace) if case.op.startswith("aten")]
+    cases = []
+    for case in make_cases(trace):
+        with suppress(Unsupported):
+            cases.append(scaled(case, 3, batches))
     settings = settings_of(warmup=0, iterations=1, cache="warm")
     for row in rows_of(cases, settings):
         assert (row.status, row.error, row.faithful) in (("ok", None, True), ("ok", None, None)), row.op
@@ -272,25 +240,13 @@ def test_shipped_detector_scales_except_for_calls_after_its_proposals() -> None:
             before, after = case.signature.args[0].shape, changed.signature.args[0].shape
             assert after == (before[0] * 4, *before[1:])
     print(f"{known} of {len(cases)} signatures are known")
-    assert known >= 0.8 * len(cases)
+    assert known >= 0.7 * len(cases)
 
 
-@pytest.mark.parametrize(
-    ("shape", "stride", "grows", "steps"),
-    [
-        ((2, 3, 4), (12, 4, 1), [0], ()),
-        ((3, 2, 4), (8, 4, 1), [1], (0,)),
-        ((3, 2, 4), (4, 12, 1), [1], ()),
-        ((2, 3, 4, 5), (60, 1, 15, 3), [0], ()),
-        ((3, 1, 4), (4, 4, 1), [1], (0,)),
-        ((1, 3, 4), (12, 4, 1), [0], ()),
-        ((1, 1, 4), (4, 4, 1), [0], ()),
-        ((3, 2, 4), (0, 4, 1), [1], ()),
-        ((3, 2), (1, 3), [1], ()),
-        ((3, 2), (2, 1), [1], (0,)),
-    ],
-)
-def test_strides_across_the_batch_grow(
-    shape: tuple[int, ...], stride: tuple[int, ...], grows: list[int], steps: tuple[int, ...]
-) -> None:
-    assert grown_steps(shape, stride, grows) == steps
+def test_batch_in_another_dimension_is_unsupported(tmp_path: Path) -> None:
+    linear = nn.Linear(5, 3)
+    trace = captured(tmp_path, lambda: linear(torch.ones(2, 4, 5)).transpose(0, 1).exp())
+    batches = BatchScale(trace)
+    (case,) = (case for case in make_cases(trace) if case.op == "aten.exp.default")
+    with pytest.raises(Unsupported, match="with the batch as its first dimension"):
+        scaled(case, 2, batches)

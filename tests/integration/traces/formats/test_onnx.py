@@ -17,7 +17,7 @@ from torch import nn
 
 from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
-from opgrip.replay.batch_scale.batch_scale import BatchScale, scaled
+from opgrip.replay.batch_scale import BatchScale, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
 from opgrip.traces.formats.onnx.operators import TABLE
