@@ -65,11 +65,9 @@ def make_program(
     """Return the program that runs a call in the mode of a variant.
 
     examples : arguments of this call and of other calls of the signature; the mode may write into them
-    settings : device, folder of compiled programs, and options of the modes
-    key : key of the program in that folder; None to keep nothing
-    grad : True if gradients of the results are needed
-    op : name of the operator, by which a user's implementation is found
-    Raises `Unsupported` if the mode does not support the device, or its compiler rejects the call.
+    key : key of the program in the folder of compiled programs; None to keep nothing
+    grad : True if gradients of the results are needed Raises `Unsupported` if the mode does not support the device, or
+        its compiler rejects the call.
     """
     mode, argument = find_mode(variant.mode)
     kind = torch.device(settings.device).type
@@ -113,11 +111,7 @@ def make_program(
 
 
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, RunOutputs]:
-    """Run a program once; return the result of its function, and the same result as torch tensors, which are not
-    copied.
-
-    mutates : True if the program writes into its arguments
-    """
+    """Run a program once; return the result of its function, and the same result as torch tensors, without a copy."""
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
@@ -146,10 +140,6 @@ def as_call(program: Program, mutates: bool) -> Function:
 
 @contextmanager
 def _stored(store: str | None, key: str | None) -> Iterator[Path | None]:
-    """Yield the folder that keeps the files of the program with this key; None without a store or a key.
-
-    A new folder is kept for later runs if the block ends without an error.
-    """
     if store is None or key is None:
         yield None
         return
@@ -219,8 +209,7 @@ def with_backward(program: Program, places: Sequence[int]) -> Function:
 
 
 def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], Arguments]:
-    """Return a function that runs the program forward, and returns arguments for the function `gradients`. It raises
-    `Unsupported` if one of the results has no gradient.
+    """Return a function that runs the program forward, and returns arguments for the function `gradients`.
 
     places : indices of the results from which the backward pass starts
     """
@@ -236,16 +225,12 @@ def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], A
 
 
 def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> Any:
-    """Return the gradients of the tensors in `wanting`; None for a tensor on which the outputs do not depend.
-
-    outputs, grad_outputs : results of a call that are differentiated, and the incoming gradient of each
-    """
+    """Return the gradients of the tensors in `wanting`; None for a tensor on which the outputs do not depend."""
     return torch.autograd.grad(outputs, wanting, grad_outputs, allow_unused=True)
 
 
 def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
-    """Return the backward of a call as a function (a graph of operators), and its arguments: saved tensors and incoming
-    gradients.
+    """Return the backward of a call as a graph of operators, and its arguments: saved tensors and incoming gradients.
 
     Raises `Unsupported` if AOTAutograd creates no such graph.
     """
@@ -273,8 +258,8 @@ def _with_graph(outputs: Any) -> list[torch.Tensor]:
 def _incoming(output: torch.Tensor) -> torch.Tensor:
     """Return an incoming gradient for a result: powers of two that vary along each dimension.
 
-    With ones, the gradients of softmax and of norms would always be zero. Powers of two, like ones, can be added up
-    exactly in any order.
+    With ones, the gradients of softmax and of norms would always be zero. Powers of two can be added exactly in any
+    order.
     """
     gradient = torch.ones_like(output)
     if output.layout is torch.strided and not output.is_nested:

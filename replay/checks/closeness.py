@@ -20,8 +20,6 @@ from opgrip.traces.schema.tensor_specs import QUANTIZED, memory_dtype
 
 @dataclass(frozen=True, slots=True)
 class ResultPosition:
-    """Which result of a call is meant: the index of an output, or of an argument that the call writes into."""
-
     kind: Literal["output", "argument"]
     number: int
 
@@ -38,8 +36,8 @@ class Unpaired(Exception):
 
 
 def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-    """Return the results of a mode (`actual`) with their positions in the reference's results; raise `Unpaired` if the
-    numbers of results differ.
+    """Return a mode's results with their positions in the reference's results; raise `Unpaired` if their numbers
+    differ.
 
     If a mode returns only tensors, outputs of the reference that are not tensors are ignored.
     """
@@ -97,7 +95,6 @@ class Plain:
         return self.values.is_floating_point() or self.values.is_complex()
 
     def place(self, element: int) -> list[int]:
-        """Return the indices of the element with this flat index; for a nested tensor, only the flat index."""
         if not all(isinstance(size, int) for size in self.shape):
             return [element]
         indices = []
@@ -193,7 +190,6 @@ def gap(actual: Plain, reference: Plain, tolerance: Tolerance) -> Gap:
 def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
     """Return the tolerated error of each element, (elements,) float64.
 
-    dtype : dtype of the result
     size : (elements,) float64, absolute values of the reference's elements
 
     The absolute tolerance of a dtype is meant for numbers around 1. If the largest number is smaller, as in gradients,
@@ -229,7 +225,6 @@ def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Resu
     """Return the verdict on one result.
 
     name : name of the result, such as `output 1`
-    between : distance between the result and the reference's result
     wrong : (elements,) bool, True for elements that are wrong
     """
     distance, relative = between.distance, _relative(between, wrong)
@@ -245,11 +240,6 @@ def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> Resu
 
 
 def _relative(between: Gap, wrong: Tensor) -> Tensor:
-    """Return each element's distance divided by the absolute value of the reference, (elements,) float64.
-
-    If the reference is zero, the value is inf for a wrong element and 0 for others. If the distance is inf, so is the
-    value.
-    """
     no_number = between.distance.isinf() | ((between.size == 0) & wrong)
     sized = (between.size > 0) & between.size.isfinite()
     relative = torch.where(sized, between.distance / between.size, 0)
@@ -342,9 +332,6 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
 
 
 def _overflown(truth: Plain, actual: Plain) -> Tensor:
-    """Return the values of `truth`, a result computed in float64, with infinities for elements that overflow the dtype
-    of the result `actual` and are infinite in it.
-    """
     if actual.dtype.is_complex or not actual.dtype.is_floating_point:
         return truth.values
     most = torch.finfo(actual.dtype).max
@@ -357,9 +344,6 @@ def _finite(errors: Tensor) -> Tensor:
 
 
 def _sample(errors: Tensor) -> Tensor:
-    """Return the errors, or about 2**20 evenly spaced ones if there are more, because torch.quantile takes at most
-    2**24.
-    """
     return errors[:: max(1, len(errors) >> 20)] if len(errors) else errors.new_zeros(1)
 
 

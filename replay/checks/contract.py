@@ -22,13 +22,6 @@ SEED, OTHER_SEED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One run of a function on its own copy of the arguments.
-
-    outputs : all values in its results
-    arguments : tensor arguments after the run
-    written : indices of the tensor arguments whose memory changed
-    """
-
     outputs: Sequence[Any]
     arguments: Sequence[Tensor]
     written: frozenset[int]
@@ -37,11 +30,11 @@ class _Run:
 def check_contract(
     operator: Function, candidate: Function, inputs: Inputs, unused: Collection[int] = ()
 ) -> ResultVerdict:
-    """Return the verdict on a candidate's results apart from their values: whether they have the types, strides and
-    memory of the operator's results, are the same in each run, and whether only arguments that the operator writes were
-    written.
+    """Return the verdict on a candidate's results apart from their values.
 
-    inputs : arguments, which are copied for each run
+    They must have the types, strides and memory of the operator's results and be the same in each run, and only
+    arguments that the operator writes may change.
+
     unused : indices of outputs that the program does not use; they are not checked
     """
     expected, actual = _run(operator, inputs, SEED), _run(candidate, inputs, SEED)
@@ -94,16 +87,10 @@ def _output_faults(place: int, ours: Tensor, theirs: Tensor, actual: _Run, expec
 
 
 def _strides(tensor: Tensor) -> list[int]:
-    """Return the strides of the dimensions with several elements; other strides do not affect where elements are in
-    memory.
-    """
     return [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
 
 
 def _shared(output: Tensor, others: Sequence[Tensor]) -> dict[int, int]:
-    """Return {index: offset} for the tensors in `others` with which a result shares memory: the result's offset in this
-    memory.
-    """
     memory = _memory(output)
     return {
         place: int(output.storage_offset())
@@ -113,7 +100,6 @@ def _shared(output: Tensor, others: Sequence[Tensor]) -> dict[int, int]:
 
 
 def _memory(tensor: Any) -> int | None:
-    """Return the address of a tensor's memory, or None if it has none."""
     if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided or tensor.is_nested:
         return None
     storage = tensor.untyped_storage()
@@ -121,12 +107,10 @@ def _memory(tensor: Any) -> int | None:
 
 
 def _is_repeatable(operator: Function, first: _Run, inputs: Inputs) -> bool:
-    """Return True if the operator, run with another random seed, returns the same results as in the run `first`."""
     return not _differing(first, _run(operator, inputs, OTHER_SEED))
 
 
 def _differing(one: _Run, other: _Run) -> list[int]:
-    """Return the indices of the tensor outputs that differ between the runs `one` and `other`."""
     return [
         place
         for place, (ours, theirs) in enumerate(zip(one.outputs, other.outputs, strict=False))

@@ -99,13 +99,10 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 def chosen_otherwise(
     operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
-    """Check outputs that may differ from the reference's because another of several equal elements was chosen. Return,
-    by output index, a description of the error, or None if the output is correct.
+    """Check outputs in which another of several equal elements may be chosen; return, by index, the error or None.
 
     The result is empty for operators that do not choose elements. Indices may differ from the reference's if they point
     at equal elements; they must be valid, and distinct if each element is returned once.
-
-    actual, reference : outputs of the mode and of the reference
     """
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
     if operator.schema is None or _stable(operator, arguments) or not len(actual) == len(reference) > position:
@@ -130,7 +127,6 @@ def _stable(operator: Named, arguments: Arguments) -> bool:
 
 
 def _along_dimension(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return the error in the indices `ours` along a dimension or into the flattened input; None if there is none."""
     return _pointing(*_source(bound, ours, theirs))
 
 
@@ -142,7 +138,6 @@ def _each_once(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return the error in topk's indices `ours`; None if there is none. With `sorted=False`, any order is right."""
     reason = _each_once(bound, ours, ours)
     if reason is not None or bound.get("sorted", True):
         return reason or _each_once(bound, ours, theirs)
@@ -152,7 +147,6 @@ def _any_order(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | Non
 
 
 def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return the error in the indices `ours` of cummax or cummin, or None; no index may exceed its position."""
     source, dim, ours, theirs = _source(bound, ours, theirs)
     sizes = [-1 if place == dim else 1 for place in range(ours.dim())]
     if bool((ours > torch.arange(ours.shape[dim]).reshape(sizes)).any()):
@@ -161,7 +155,6 @@ def _up_to(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
 
 
 def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> str | None:
-    """Return the error in the indices `ours` of max pooling, or None; each must lie in its pooling window."""
     source = bound["self"].detach().cpu()
     reason = _pointing(source.flatten(-planes), source.dim() - planes, ours.flatten(-planes), theirs.flatten(-planes))
     # adaptive pooling has no window sizes
@@ -176,8 +169,6 @@ def _in_window(planes: int, bound: dict[str, Any], ours: Tensor, theirs: Tensor)
 
 
 def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> bool:
-    """Return True if each pooling window contains its index along the dimension `-place`."""
-
     def read_setting(name: str) -> int:
         values = list(bound.get(name) or bound["kernel_size"])
         return int((values * planes if len(values) == 1 else values)[-place])
@@ -191,9 +182,6 @@ def _reached(bound: dict[str, Any], index: Tensor, place: int, planes: int) -> b
 
 
 def _source(bound: dict[str, Any], ours: Tensor, theirs: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
-    """Return a call's input, the dimension into which the indices point, and the indices `ours` and `theirs`, to which
-    this dimension is added if they lack it. Without a dimension, all tensors are flattened.
-    """
     source = bound["self"].detach().cpu()
     dim = bound.get("dim")
     if dim is None or not source.dim():
@@ -277,11 +265,8 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
     Three tests, each with a false alarm rate of one in ten million:
     - a permutation contains the same numbers in every run,
     - the distribution of all elements is that of all runs (two-sample Kolmogorov-Smirnov),
-    - the rank of each element among the runs' elements at its position is uniform (one-sample Kolmogorov-Smirnov),
-      which detects scales, biases and zeros that vary by position, as with dropout.
-    The bounds are valid for independent elements. If one random number determines many elements, the reference's runs
-    exceed the bounds too; a result may then be `DEPENDENT` times as far from the runs as the farthest run is from the
-    other runs.
+    - the rank of each element among the runs' elements at its position is uniform (one-sample Kolmogorov-Smirnov), which detects scales, biases and zeros that vary by position, as with dropout.
+    The bounds are valid for independent elements. If one random number determines many elements, a result may be `DEPENDENT` times as far from the runs as the farthest run is from the other runs.
     """
     ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
     for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):
@@ -305,9 +290,6 @@ def runs_wanted(elements: int) -> int:
 
 
 def _real(result: Plain) -> Tensor:
-    """Return the numbers at evenly spaced positions of a result, (positions,) float64; real and imaginary parts
-    alternate.
-    """
     values = result.values[:: max(1, len(result.values) // POSITIONS)]
     return (torch.view_as_real(values).flatten() if values.is_complex() else values).double()
 
@@ -322,12 +304,7 @@ def _same_numbers(runs: Sequence[Plain]) -> bool:
 
 
 def _constant(ours: Tensor, theirs: Tensor) -> bool:
-    """Return True if all elements of a result (`ours`) are equal although this is too unlikely for numbers distributed
-    as in the runs (`theirs`).
-
-    The probability of equal elements is at most p**(m - 1) for m elements, where p is the share of the most common
-    number plus the sampling error of this share.
-    """
+    """The probability of m equal elements is at most p**(m - 1), if p is the share of the most common number."""
     if len(ours) < 2 or bool((ours != ours[0]).any()) or bool((theirs == theirs[:, :1]).all(1).any()):
         return False
     commonest = int(theirs.unique(return_counts=True)[1].max()) / theirs.numel()
@@ -336,9 +313,6 @@ def _constant(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def _farther(distance: Callable[[Tensor, Tensor], float], ours: Tensor, theirs: Tensor, bound: float) -> bool:
-    """Return True if the distance of a result (`ours`) from the runs (`theirs`) exceeds `bound`, and also `DEPENDENT`
-    times the distance of any run from the others.
-    """
     if not len(ours):
         return False
     distance_to_runs = distance(ours, theirs)
@@ -358,17 +332,10 @@ def _two_sample(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _two_sample_bound(one: int, others: int) -> float:
-    """Return an upper bound for the distance between the empirical distribution functions of two samples from one
-    distribution.
-    """
     return sqrt(log(4 / FALSE_ALARM) / 2) * (1 / sqrt(max(one, 1)) + 1 / sqrt(max(others, 1)))
 
 
 def _ranks(ours: Tensor, theirs: Tensor) -> float:
-    """Return how far ranks are from a uniform distribution: the largest difference of the distribution functions. Each
-    element of a result (`ours`) has a rank among the runs' elements (`theirs`) at its position; ties are broken at
-    random.
-    """
     runs = len(theirs)
     tied = (theirs == ours).sum(0)
     chance = torch.rand(len(ours), generator=torch.Generator().manual_seed(0))

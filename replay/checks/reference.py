@@ -44,12 +44,9 @@ class Reference:
     """The correct results of one call, with which a mode's results are compared.
 
     A result is correct within tolerance, or if a difference has a permitted cause: uninitialized memory, another choice
-    among equal elements or random numbers (`permitted_differences`), or rounding (`closeness`). The additional runs
-    that these checks need are made once, on first use.
+    among equal elements or random numbers (`permitted_differences`), or rounding (`closeness`).
 
-    function : function that runs the call in the reference mode
     make_arguments : function that returns the same arguments, in their initial state, each time
-    mutates : True if the call may write into its arguments
     op : name of the operator, such as `aten.sort.default`; None for a Python function
     unused : indices of outputs that the program does not use; a difference in them is only a note
     """
@@ -70,9 +67,7 @@ class Reference:
         self._seeded: list[RunOutputs] = []
 
     def check(self, actual: RunOutputs, tolerance: Tolerance) -> ResultVerdict:
-        """Return the verdict on the results of a mode (`actual`). Errors of the comparison become a verdict too, and
-        are never raised.
-        """
+        """Return the verdict on a mode's results; errors of the comparison become a verdict, too."""
         try:
             return joined(self._verdicts(actual, tolerance))
         except Unpaired as mismatch:
@@ -102,9 +97,6 @@ class Reference:
         return verdicts
 
     def _pairs(self, actual: RunOutputs, first: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-        """Return the mode's results (`actual`) to compare, with their positions; raise `Unpaired` if their number
-        differs from that of `first`, the reference's.
-        """
         if self._mutates and not actual.arguments and not self._written:
             first = RunOutputs(first.outputs)
         return paired(actual, first)
@@ -139,7 +131,6 @@ class Reference:
         return verdict_on(str(place), reference, between, differing)
 
     def _excused(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> Tensor:
-        """Return a mask, (elements,) bool, of the elements that differ from the reference only because of rounding."""
         runs = [run for run in self._in_float64(place) if run.shape == ours.shape and run.numeric == ours.numeric]
         if not runs or reference.step is not None:
             return torch.zeros(len(ours.values), dtype=torch.bool)
@@ -150,11 +141,10 @@ class Reference:
         return unsettled(ours, [reference, *runs])
 
     def _of_its_own_shape(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
-        """Return True if a result may have another shape than the reference's, because sizes depend on rounding or on
-        random numbers.
+        """Return True if sizes of a result depend on rounding or on random numbers, so that its shape may differ.
 
-        Sizes depend on rounding if the shape is in the range of the shapes of the runs in float64; elements are not
-        compared then. They depend on random numbers if runs with other seeds differ in the same dimensions.
+        They depend on rounding if the shape is in the range of the shapes of the runs in float64, and on random numbers
+        if runs with other seeds differ in the same dimensions.
         """
         truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
@@ -182,9 +172,6 @@ class Reference:
         )
 
     def _in_float64(self, place: ResultPosition) -> list[Plain]:
-        """Return the values of the result at position `place` as computed in float64, first from the exact arguments,
-        then from slightly changed ones; empty if the call does not run in float64.
-        """
         results = [plain(place.of(run)) for run in self._truths.all] if self._truths is not None else []
         return [run for run in results if run is not None]
 
@@ -204,7 +191,6 @@ class Reference:
 
     @cached_property
     def _written(self) -> set[int]:
-        """Indices of the tensor arguments that the call writes into."""
         after = self._runs(1)[0].arguments
         return {
             place for place, pair in enumerate(zip(self._first_arguments, after, strict=False)) if is_changed(*pair)
@@ -223,9 +209,6 @@ def is_changed(before: Tensor, after: Tensor) -> bool:
 
 
 def _same_tensor(leaf: Any, expected: Any) -> bool:
-    """Return True if a result and the expected one are tensors that are equal bit by bit; return False if this cannot
-    be checked without converting them.
-    """
     if not isinstance(leaf, Tensor) or not isinstance(expected, Tensor):
         return False
     if any(
@@ -245,10 +228,10 @@ _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 
 
 class CandidateReference(Reference):
-    """The correct results for a candidate (a user's implementation of an operator).
+    """The correct results for a candidate, including those arguments that the reference writes into and does not
+    return.
 
-    Outputs are compared, and so are arguments that the reference writes into and does not return. A candidate that
-    writes into other arguments gets a note.
+    A candidate that writes into other arguments gets a note.
     """
 
     def _verdicts(self, actual: RunOutputs, tolerance: Tolerance) -> list[ResultVerdict]:
@@ -264,7 +247,6 @@ class CandidateReference(Reference):
 
     @cached_property
     def _owed(self) -> set[int]:
-        """Indices of the tensor arguments that the reference writes into and does not return."""
         if not self._written:
             return set()
         args, kwargs = self._make_arguments()
@@ -278,11 +260,7 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return how the nesting of a candidate's results (`ours`) differs from that of the reference's, as text; None if
-    it does not differ.
-
-    where : text that names the position of both in the whole results
-    """
+    """Return how the nesting of a candidate's results differs from the reference's, as text; None if it does not."""
     own, right = _parts(ours), _parts(reference)
     if own is None and right is None and (ours is None) == (reference is None):
         return None

@@ -30,10 +30,7 @@ def tensors_of(arguments: Arguments) -> list[Tensor]:
 
 
 def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> RunOutputs:
-    """Run a call with all random generators seeded, and restore the program's generators afterwards.
-
-    mutates : True if the call writes into its arguments
-    """
+    """Run a call with all random generators seeded, and restore the program's generators afterwards."""
     with _seeded(arguments, seed):
         return observe(function, arguments, mutates)
 
@@ -92,11 +89,9 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return the results of a call computed in float64. None if it cannot run in float64, or if it writes into
-    arguments that share memory, because their float64 copies share none.
+    """Return the results of a call computed in float64; None if it cannot run in float64.
 
-    make_arguments : function that creates the arguments of one run
-    mutates : True if the call writes into its arguments
+    Arguments that share memory must not be written, because their float64 copies share none.
     """
     first = make_arguments()
     if mutates and _share_memory(tensors_of(first)):
@@ -116,8 +111,6 @@ def truths_of(
 
 
 class _InFloat64(OperatorNames):
-    """A dispatch mode that replaces floating-point dtypes among operators' arguments by float64 or complex128."""
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         raised = map_leaves(_raise_dtype, tuple(args)), map_leaves(_raise_dtype, kwargs or {})
         return OperatorNames.__torch_dispatch__(self, func, types, *raised)
@@ -126,9 +119,6 @@ class _InFloat64(OperatorNames):
 def _attempted(
     function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int, mode: _InFloat64
 ) -> RunOutputs | None:
-    """Return the results of a call in float64, or None if it raises an error, for example for a probability just above
-    1.
-    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:

@@ -18,10 +18,8 @@ class ResultDifference:
     """The elements of one result that differ from the reference's result by more than the tolerance.
 
     place : the result, such as `output 1`
-    count : number of elements that differ
-    size : number of all elements
-    max_abs, max_rel : largest absolute and relative error of the elements that differ; `max_rel` is inf for a zero
-        reference
+    count, size : number of elements that differ, and of all
+    max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf for a zero reference
     at : indices of the element with the largest absolute error
     """
 
@@ -38,9 +36,7 @@ class ResultDifference:
         return f"{self.place}: {self.count:,} of {self.size:,} elements differ, by {by} at most{where}"
 
     def joined(self, other: ResultDifference) -> ResultDifference:
-        """Return the difference with the larger absolute error, `self` or `other`, with the larger relative error of
-        both.
-        """
+        """Return the difference with the larger absolute error, with the larger relative error of both."""
         larger = max(self, other, key=lambda item: (item.max_abs, item.count))
         return replace(larger, max_rel=max(self.max_rel, other.max_rel))
 
@@ -49,11 +45,9 @@ class ResultDifference:
 class ResultVerdict:
     """The verdict on results: whether they are correct, and how far they are from the reference's results.
 
-    The columns `max_abs` and `max_rel` and the row's text are derived from this object.
-    right_abs, right_rel : largest absolute and relative error of correct results, the relative one over elements with a
-    non-zero reference; None if the results cannot be compared by subtraction, as with random numbers
+    right_abs, right_rel : largest errors of correct results, the relative one over elements with a non-zero reference;
+        None if the results cannot be compared by subtraction, as with random numbers
     faults : why the results are wrong: differences from the reference, or other reasons as text
-    notes : further remarks to report
     """
 
     right_abs: float | None = None
@@ -76,7 +70,6 @@ class ResultVerdict:
 
     @property
     def reason(self) -> str | None:
-        """All faults as one line of text; None if the results are correct."""
         return "; ".join(map(str, self.faults)) or None
 
     @property
@@ -89,14 +82,11 @@ class WrongResultError(Exception):
 
 
 def wrong(reason: str) -> ResultVerdict:
-    """Return the verdict that a result is wrong for a reason other than the values of its elements, such as
-    its shape.
-    """
+    """Return the verdict that a result is wrong for a reason other than its values, such as its shape."""
     return ResultVerdict(faults=(reason,))
 
 
 def joined(verdicts: Iterable[ResultVerdict]) -> ResultVerdict:
-    """Return one verdict that combines the verdicts on several outputs or input sets."""
     parts = list(verdicts)
     faults: dict[str, ResultDifference | str] = {}
     for fault in (fault for part in parts for fault in part.faults):
@@ -138,10 +128,7 @@ TOLERANCES: dict[str, tuple[float, float]] = {
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Options for the tolerance with which results are compared: |actual - reference| <= atol + rtol * |reference|.
-
-    Integers and bools must be equal.
-    """
+    """Tolerance with which results are compared: |actual - reference| <= atol + rtol * |reference|, 0 for integers."""
 
     rtol: float | None = option(
         None,

@@ -55,8 +55,8 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature with arguments and results converted to another dtype; the signature itself if `dtype` is None
-    or no tensor can be converted.
+    """Return a signature with arguments and results converted to another dtype, if they can be and `dtype` is not
+    None.
     """
     if dtype is None:
         return signature
@@ -85,9 +85,7 @@ def cast_spec(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
 
 
 def pieces(spec: TensorSpec) -> tuple[TensorSpec, ...]:
-    """Return the strided tensors that occupy a tensor's memory: the tensor itself or, for a sparse or nested tensor,
-    its parts.
-    """
+    """Return the strided tensors in a tensor's memory: the tensor itself, or the parts of a sparse or nested one."""
     return spec.parts or (spec,)
 
 
@@ -107,13 +105,10 @@ BLOCK = 1 << 22  # number of elements drawn at a time, a multiple of the 16 that
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
-    """Draw values into a tensor, some of whose elements may be in the same memory.
-
-    The drawn values take no more memory than the tensor, even if the tensor repeats elements.
+    """Draw values into a tensor without taking more memory than the tensor, even if elements share memory.
 
     tensor : tensor of a dtype that `memory_dtype` returns
     model : source of the values; None for values that only depend on the dtype (see `draw`)
-    generator : source of random numbers, on the tensor's device
     drawn_as : dtype of the drawn values, which are rounded to the tensor's dtype
     """
     if 0 in tensor.shape:
@@ -143,9 +138,10 @@ def write(tensor: torch.Tensor, values: torch.Tensor) -> None:
 def draw(
     shape: tuple[int, ...], dtype: torch.dtype, model: Drawable | None, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return a tensor of the given shape with values drawn from a model, on the device of `generator`. Without a model,
-    these are normal random numbers for floating-point dtypes, random bits for dtypes that are not numbers, and zeros
-    for others.
+    """Return a tensor with values from a model, on the device of `generator`.
+
+    Without a model, these are normal random numbers for floating-point dtypes, random bits for dtypes that are not
+    numbers, and zeros for others.
     """
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
@@ -165,9 +161,7 @@ def memory_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return normal random numbers in any floating-point or complex dtype, also in 8-bit dtypes in which torch cannot
-    draw, on the device of `generator`.
-    """
+    """Return normal random numbers in any floating-point or complex dtype, also in those in which torch cannot draw."""
     wide = torch.complex64 if dtype.is_complex else torch.float32
     return torch.randn(shape, dtype=wide, generator=generator, device=generator.device).to(dtype)
 
@@ -205,8 +199,7 @@ def _extent(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A source of values that reads recorded values from a file; if they are missing or do not fit the tensor, values
-    are drawn from the value model.
+    """A source of recorded values in a file; missing values, and those that do not fit, are drawn from the value model.
 
     key : key of the values in the file
     repeated : dimensions of stride 0, of which the file stores one element
@@ -243,8 +236,7 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return the source of values for each value-model number of a trace: recorded values if there are some, else the
-    value model.
+    """Return the sources of values of a trace by number: recorded values if there are some, else the value model.
 
     Warns if recorded values are missing.
     """

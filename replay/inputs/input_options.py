@@ -41,8 +41,6 @@ def value_kinds(text: str) -> tuple[str, ...]:
 @titled("device and inputs")
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """Options for the device, dtype and values of arguments."""
-
     device: str | None = option(
         None,
         "device to replay on, such as cuda:0; cuda:0,cuda:1 spreads the cases over equal devices "
@@ -94,9 +92,7 @@ class InputOptions:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """A source of random values: normal floats, random bools, and the integers 0 and 1, which are valid indices for any
-    size above 1.
-    """
+    """A source of normal floats, random bools, and the integers 0 and 1, which are valid indices for sizes above 1."""
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         import torch
@@ -118,8 +114,7 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedPiece:
-    """A source of values for large float tensors, which draws one piece from a value model and repeats it; this is much
-    faster than drawing all values.
+    """A source of values for large float tensors, which repeats one piece, much faster than drawing all values.
 
     piece : smallest number of elements in the piece
     """
@@ -149,12 +144,10 @@ _MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
 def with_values(
     signature: Signature, values: Mapping[int, Drawable], kind: str
 ) -> tuple[Signature, Mapping[int, Drawable]]:
-    """Return a signature whose tensors refer by number to what their values are drawn from, and this by number.
+    """Return a signature whose tensors refer by number to sources of values, and these sources by number.
 
-    values : value models or recorded values of the trace, by number
     kind : an option of `--values`; or `repeated`, for calls that run untimed: as `recorded`, but in floating-point
         tensors a short piece is repeated
-    Arguments without recorded values get values that are valid for their operator, if such values are known.
     """
     from opgrip.traces.schema.arguments import TensorSpec, map_leaves
     from opgrip.traces.schema.tensor_specs import map_values
@@ -180,9 +173,6 @@ def _repeated(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[i
 
 
 def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[int, Drawable]:
-    """Return the sources of values. Large float tensors whose values affect neither time nor shapes get a source that
-    draws only a piece of them and repeats it.
-    """
     from math import prod
 
     from opgrip.traces.schema.arguments import tensors
@@ -211,9 +201,6 @@ def _shortened(signature: Signature, values: Mapping[int, Drawable]) -> Mapping[
 
 
 def with_defaults(signature: Signature, values: Mapping[int, Drawable]) -> tuple[Signature, Mapping[int, Drawable]]:
-    """Return a signature in which tensors without recorded values refer to default value models, and the sources of all
-    values by number.
-    """
     signature, models = _fill(signature, -1)
     return signature, {**values, **models} if models else values
 

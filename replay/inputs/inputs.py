@@ -31,10 +31,8 @@ from opgrip.traces.values import Drawable
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Maps the device of a recorded tensor to the device of the replay.
-
-    recorded : device on which the program ran
-    replay_device : device of the replay; None to keep recorded devices
+    """Maps the device of a recorded tensor to the device of the replay; None for `replay_device` keeps recorded
+    devices.
     """
 
     recorded: str
@@ -49,8 +47,8 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """Return True if CPU memory that was pinned in the program is to be pinned here; False if the replay uses no
-        accelerator, because pinning would start one.
+        """Return True if CPU memory that the program pinned is pinned here; not on the CPU, where this would start a
+        GPU.
         """
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
@@ -62,20 +60,12 @@ def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
     """Return the map from recorded devices to the device of the replay.
 
     recorded : device on which the program ran; if it is an accelerator, tensors on the CPU stay on the CPU
-    replay_device : device to replay on; None for the recorded one
     """
     return DeviceMap(recorded, replay_device)
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A strided tensor to create in one of the storages.
-
-    spec : its shape, strides, offset and dtype
-    storage : index of its storage
-    drawn_as : dtype in which its values are drawn
-    """
-
     spec: TensorSpec
     storage: int
     drawn_as: torch.dtype
@@ -83,8 +73,6 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A tensor to create from one strided piece or, if it is sparse or nested, from the pieces of its parts."""
-
     spec: TensorSpec
     pieces: tuple[_Piece, ...]
 
@@ -94,10 +82,8 @@ class Inputs:
 
     args, kwargs : arguments as in a signature, with `TensorSpec` for tensors
     values : sources of values, by the numbers in the specs
-    place : map from recorded devices to the device of the replay
-    seed : random seed with which values are drawn
-    dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype; see `caster`
-    Raises `Unsupported` if the arguments cannot be created.
+    dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype; see `caster` Raises
+        `Unsupported` if the arguments cannot be created.
     """
 
     def __init__(
@@ -124,7 +110,6 @@ class Inputs:
 
     @staticmethod
     def bytes_needed(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype | None = None) -> int:
-        """Return how many bytes of memory the arguments need, from their metadata."""
         tree = _cast(args, kwargs, dtype)
         memory = [piece for spec in tensors(tree) for piece in pieces(spec)]
         return sum(max(memory[place].extent for place in places) for places in _by_storage(memory))
@@ -138,8 +123,8 @@ class Inputs:
         return self._storages
 
     def copy(self) -> Inputs:
-        """Return a copy in separate memory. The copy's `restore` restores the values that `keep` has stored here or, if
-        it has stored none, the current values.
+        """Return a copy in separate memory, which restores the values that `keep` has stored or, without them, the
+        current ones.
         """
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
@@ -149,13 +134,12 @@ class Inputs:
         return twin
 
     def copy_arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments in separate memory, with the current values."""
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._storages]
         return twin.make()
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return positional and keyword arguments; the tensors are new objects that use the same memory each time."""
+        """Return arguments; the tensors are new objects that use the same memory each time."""
         plan = iter(self._planned)
 
         def build(leaf: Any) -> Any:
@@ -171,7 +155,7 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write the memory of some tensor arguments so that it is in the cache; the values do not change.
+        """Read and write the memory of some tensor arguments, so that it is in the cache, without changing the values.
 
         places : indices of the tensor arguments
         """
@@ -183,7 +167,6 @@ class Inputs:
                 memory.bitwise_or_(0)
 
     def keep(self) -> None:
-        """Store the current values of all arguments for `restore`."""
         self._pristine = [storage.clone() for storage in self._storages]
 
     def restore(self) -> None:
@@ -210,7 +193,6 @@ class Inputs:
             self.keep()
 
     def _float_memory(self) -> list[torch.Tensor]:
-        """Return the storages of floating-point tensors, each as one tensor of its elements."""
         dtypes: dict[int, set[torch.dtype]] = {}
         for piece in (piece for planned in self._planned for piece in planned.pieces):
             dtypes.setdefault(piece.storage, set()).add(memory_dtype(piece.spec.dtype))
@@ -329,7 +311,6 @@ def _zeros(size: int, device: str, pinned: bool) -> torch.UntypedStorage:
 
 @contextmanager
 def _as_unsupported() -> Iterator[None]:
-    """Convert torch's errors in the block to `Unsupported`, except errors for lack of memory."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -99,9 +99,6 @@ def _shrunk(lengths: torch.Tensor, have: torch.Tensor, total: int) -> torch.Tens
 
 
 def _spread(amount: torch.Tensor, most: torch.Tensor) -> torch.Tensor:
-    """Return how much of `amount` each element gets if the elements are filled one after the other, each up to its
-    value in `most`.
-    """
     before = most.cumsum(-1) - most
     return (amount - before).clamp(min=0).minimum(most)
 
@@ -130,11 +127,7 @@ def check_layout(spec: TensorSpec) -> None:
 def draw_indices(
     spec: TensorSpec, values: Mapping[int, Drawable], generator: torch.Generator
 ) -> tuple[torch.Tensor, ...]:
-    """Return valid indices for the parts of a sparse tensor that contain indices, in their order; an empty tuple for
-    other tensors.
-
-    generator : source of random numbers
-    """
+    """Return valid indices for those parts of a sparse tensor that are indices; an empty tuple for other tensors."""
     match spec.made_of:
         case Coo():
             return (_draw_coo(spec, spec.made_of, values, generator),)
@@ -144,9 +137,7 @@ def draw_indices(
 
 
 def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a sparse or nested tensor that consists of the given parts, which are not copied. torch checks sparse
-    indices again.
-    """
+    """Return a sparse or nested tensor that consists of the given parts; torch checks sparse indices again."""
     with warnings.catch_warnings():
         # ignore warnings that these layouts are new
         warnings.simplefilter("ignore")
@@ -170,21 +161,17 @@ def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pack(value: Any) -> Any:
-    """Return torch's object of packed parameters for an argument that describes one; other arguments are returned
-    unchanged.
-    """
+    """Return torch's object of packed parameters for an argument that describes one, and other arguments unchanged."""
     if isinstance(value, ObjectSpec) and value.cls in PACKERS:
         return getattr(torch.ops.quantized, value.cls.removeprefix(PACKED_BY))(*value.content)
     return value
 
 
 def as_argument(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor | torch.UntypedStorage:
-    """Return the tensor or, if the recorded argument is a storage, the tensor's storage."""
     return tensor.untyped_storage() if spec.cls == STORAGE else tensor
 
 
 def empty_quantized(spec: TensorSpec, device: torch.device) -> torch.Tensor:
-    """Return a tensor without elements that has the quantized dtype and the scales of `spec`."""
     none = [0] * len(spec.shape)
     match spec.made_of:
         case PerTensor(scale, zero_point):

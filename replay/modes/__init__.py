@@ -49,14 +49,12 @@ class Tuning:
     )
 
     def of(self, mode: str) -> Tuning:
-        """Return these settings if a mode, such as `tvm`, searches for faster code, otherwise settings without a
-        search.
-        """
+        """Return these settings for a mode that searches, such as `tvm`, otherwise settings without a search."""
         named_mode, argument = find_mode(mode)
         return self if named_mode.tuners and argument != UNTUNED else Tuning()
 
     def words_of(self, mode: str) -> str:
-        """Return the search settings of a mode as text, such as `64` or `64 replay-trace`; empty if the mode does not
+        """Return the search settings of a mode as text, such as `64 replay-trace`; empty if the mode does not
         search.
         """
         tuning = self.of(mode)
@@ -68,15 +66,12 @@ class Task:
     """A call for which a mode is to make a program.
 
     function : an operator, a Python function, or the graph of a subgraph case
-    args, kwargs : example arguments; the mode may run the function on them and overwrite them
+    args, kwargs : example arguments, which the mode may overwrite
     others : more example arguments, with other values or shapes
-    mutates : True if a call may write into its arguments
     grad : True if gradients of its results are needed
-    device : device on which it runs
     threads : number of threads of an operator on the CPU
     argument : text after the mode's name, such as `NAME` in `compile:NAME`
     store : folder for files that a later run of the same call can load; None to keep none
-    tuning : options that let a compiler search for faster code
     candidate : function that loads the user's implementation of the operator; None if there is none
     """
 
@@ -115,7 +110,6 @@ class Program:
     leave : function that converts the result of `function` to torch tensors; only with `enter`
     in_place : True if `function` writes into the call's arguments although `enter` converts them
     enters_each_run : True if `enter` must be called before each run
-    note : a few words on how it was prepared, for the column `note`
     memory : memory that was allocated in advance and that its runs use; None if runs allocate their memory
     """
 
@@ -132,18 +126,15 @@ class Program:
 class Mode:
     """A way to run calls.
 
-    make : function that returns the program for a call; if it raises an error, the call's row reports the error's
-        message
-    needs : packages that it imports
-    extra : extra of opgrip that installs these packages
+    make : function that returns the program for a call; its errors become those of the call's row
+    needs, extra : packages that it imports, and the extra of opgrip that installs them
     devices : device types that it supports; empty for all
     differentiable : True if autograd works through its programs; if False, a backward is compiled as a separate graph
     ahead : True if preparing programs is slow enough to do it in several processes before timing
     in_torch : True if its programs use torch's allocator and streams
     in_graphs : True if its programs are CUDA graphs, which cannot be captured in another graph
     autotunes : True if preparing a program times kernels on the accelerator, so that it must not run concurrently
-    argument : name of the argument that may follow the mode's name after a colon, such as `backend`
-    arguments : function that returns all valid values of this argument
+    argument, arguments : name, and function that returns all values, of what may follow its name after a colon
     tuners : search methods, the default first; empty if it cannot search
     """
 
@@ -175,8 +166,9 @@ def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Calla
 
 
 def find_mode(text: str) -> tuple[Mode, str]:
-    """Return the mode that a text such as `compile:NAME` names, and its argument (empty if it has none); raise
-    `UserError` if the mode is unknown or lacks a package.
+    """Return the mode that a text such as `compile:NAME` names, and its argument (empty if it has none).
+
+    Raises `UserError` if the mode is unknown or lacks a package.
     """
     name, colon, argument = text.partition(":")
     named_mode = modes.get(name)
@@ -247,7 +239,6 @@ class ModeOptions:
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:
         """Raise `UserError` if a mode is unknown, lacks a package or does not support the options.
 
-        tuning : options of the search for faster code
         in_graph : True if runs are captured as CUDA graphs for timing (`--exec-mode graph`)
         """
         graphs = [name for name in self.all_names if runs_graphs(name)]

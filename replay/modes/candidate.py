@@ -53,10 +53,7 @@ class Candidate:
         return self.op.removeprefix(OF_MODULES) if self.op.startswith(OF_MODULES) else None
 
     def hash_of_file(self) -> str:
-        """Return a hash of the source's contents if the source is a file, otherwise an empty text.
-
-        Raises UserError if the file cannot be read.
-        """
+        """Return a hash of the source's contents; empty if the source is no file."""
         if self.source == IN_PROCESS or module_of(self.source) == self.source:
             return ""
         try:
@@ -65,10 +62,7 @@ class Candidate:
             raise UserError(f"{self.source} cannot be read", str(error.strerror)) from error
 
     def load(self) -> Callable[..., Any]:
-        """Import the source of the candidate and return its function.
-
-        Raises UserError if the import fails or the source has no such function.
-        """
+        """Import the source and return the function; raise `UserError` if that fails."""
         if self.source == IN_PROCESS:
             return _functions[self.function]
         try:
@@ -90,11 +84,7 @@ def _is_callable(value: Any) -> bool:
 
 
 def parse_candidate(text: str) -> Candidate:
-    """Return the candidate that a user names as `OPERATOR=FILE.py:FUNCTION`, `OPERATOR=MODULE:FUNCTION` or
-    `module:PATH=FILE.py:CLASS`; import nothing.
-
-    Raises argparse.ArgumentTypeError if the text has another form.
-    """
+    """Return the candidate that a text such as `OPERATOR=FILE.py:FUNCTION` or `module:PATH=FILE.py:CLASS` names."""
     match = _FORM.fullmatch(text.removeprefix("sample:"))
     if match is None:
         raise argparse.ArgumentTypeError(
@@ -106,8 +96,7 @@ def parse_candidate(text: str) -> Candidate:
 def _in_folder(folder: Path) -> list[Candidate]:
     """Return the candidates in a folder of BackendBench's layout, `<op>/<op>_implementation_v1.py`.
 
-    A folder `add` is for all overloads of `aten.add`, a folder `add__Tensor` for one of them. The function is named
-    `<op>_kernel_impl`; if a folder has several files, the first one by name is used.
+    A folder `add` is for all overloads of `aten.add`, a folder `add__Tensor` for one of them.
     """
     candidates = []
     for own in sorted(folder.glob("*/")):
@@ -122,7 +111,7 @@ def _in_folder(folder: Path) -> list[Candidate]:
 
 
 def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
-    """Return a function of this process as a candidate; only this process and processes forked from it can run it.
+    """Return a function of this process as a candidate; only this process and its forks can run it.
 
     op : name of the operator, or `module:PATH`
     """
@@ -133,8 +122,6 @@ def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class CandidateOptions:
-    """Options that name the candidates, which are users' implementations of operators or modules."""
-
     candidate: tuple[Candidate, ...] = option(
         (),
         "judge your implementation of an operator on its recorded calls: is it right, is it faster, what share of the "
@@ -171,16 +158,14 @@ class CandidateOptions:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The names and patterns of the operators that have a candidate."""
         return tuple(dict.fromkeys(item.op for item in self.candidate if item.module is None))
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The paths and patterns of the modules that have a candidate."""
         return tuple(dict.fromkeys(item.module for item in self.candidate if item.module is not None))
 
     def find(self, op: str) -> Candidate | None:
-        """Return the first candidate whose name or pattern matches an operator or a module; None if there is none.
+        """Return the first candidate whose name or pattern matches.
 
         op : full name of the operator, or path of the module with its class, such as `blocks.0 (Block)`
         """
@@ -189,9 +174,9 @@ class CandidateOptions:
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
-        """Return a copy of the options whose `candidate` includes the folder's candidates, each with its file's hash.
+        """Return the options with the folder's candidates in `candidate`, each with its file's hash.
 
-        Raises UserError if a file cannot be read, an operator has several candidates, `confirm` is set without
+        Raises `UserError` if a file cannot be read, an operator has several candidates, `confirm` is set without
         candidates, or a candidate to confirm is a function of this process.
         """
         candidates = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
@@ -217,7 +202,6 @@ class CandidateOptions:
 
 @mode(CANDIDATE, differentiable=True, ahead=False)
 def run_candidate(task: Task) -> Program:
-    """Return the user's implementation of the operator or module, given by `--candidate`, as a program."""
     if task.candidate is None:
         raise NotImplementedError("no candidate for this operator: name one with --candidate OPERATOR=FILE.py:FUNCTION")
     return Program(task.candidate())

@@ -22,13 +22,6 @@ WARMUP = 3  # number of runs before the capture, in which libraries initialize
 
 @dataclass(frozen=True, slots=True)
 class _Captured:
-    """A captured CUDA graph with the tensors whose memory it uses; they must stay alive as long as the graph.
-
-    tensors : its argument tensors
-    results : tensors that each replay of the graph writes
-    memory : memory that the capture allocated for one run
-    """
-
     graph: Any
     call: TensorCall
     tensors: Sequence[Tensor]
@@ -40,8 +33,7 @@ class _Captured:
 def as_graph(task: Task) -> Program:
     """Return the call as CUDA graphs, one for each set of arguments, captured on first use.
 
-    A graph reads and writes the memory addresses of its capture, so it can only run on the same tensors, but no inputs
-    are copied before a run.
+    A graph can only run on the tensors of its capture, but no inputs are copied before a run.
     """
     examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
     captures = []
@@ -78,15 +70,14 @@ def _call_of(task: Task, arguments: Arguments) -> TensorCall:
 
 
 def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
-    """Return a key of some tensors: their addresses, shapes, strides and dtypes. A graph can run on all tensors that
-    have the same key as the tensors of its capture.
-    """
     return tuple((tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors)
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call with the arguments `example` on the stream of the capture. In the last run, torch raises an error if
-    the call waits for the device, because waiting would make this capture and later ones fail.
+    """Run the call on the stream of the capture, at last so that torch raises an error if the call waits for the
+    device.
+
+    Waiting would make this capture and later ones fail.
     """
     import torch
 
@@ -128,11 +119,10 @@ def _capture(task: Task, arguments: Arguments) -> _Captured:
 
 @functools.cache
 def _stream_and_anchor(device: str) -> tuple[Any, Any]:
-    """Return the stream on which all graphs of a device are captured, and an empty graph that keeps their shared memory
-    pool alive.
+    """Return the stream on which all graphs of a device are captured, and an empty graph that keeps their memory pool
+    alive.
 
-    A pool's memory belongs to a stream, and a pool ends with the last of its graphs. Graphs of one pool use each
-    other's intermediate memory, so they must not run concurrently.
+    Graphs of one pool use each other's intermediate memory, so they must not run concurrently.
     """
     import torch
 

@@ -28,8 +28,7 @@ Provider = tuple[str, dict[str, str]]  # name of a provider, and its options
 
 @mode("onnxruntime", needs=("onnxruntime", "onnx", "onnxscript"), extra="onnx", devices=("cpu", "cuda"), in_torch=False)
 def with_onnxruntime(task: Task) -> Program:
-    """Return the call as an ONNX model that ONNX Runtime runs on the task's device; the model is kept in the task's
-    store.
+    """Return the call as an ONNX model that ONNX Runtime runs on the task's device.
 
     Inputs and results are bound before each run, because a binding keeps the memory of its results, and each run is to
     allocate its results as in eager mode.
@@ -70,8 +69,7 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
 def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
     """Return the call as an ONNX model whose nodes run on the first execution provider that supports them.
 
-    providers_of : function that returns the providers, given the names of the model's operators
-    Raises `Unsupported` if a provider cannot be loaded.
+    providers_of : function that returns the providers for the names of the model's operators
     """
     import onnxruntime
     import torch
@@ -96,9 +94,6 @@ def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider
 
 
 def _nodes_elsewhere(session: Any, provider: str) -> str:
-    """Return a text that names the model's nodes that run on other execution providers; empty if there are none or if
-    this is unknown.
-    """
     if not hasattr(session, "get_provider_graph_assignment_info"):
         return ""
     parts = [(part.ep_name, part.get_nodes()) for part in session.get_provider_graph_assignment_info()]
@@ -177,7 +172,6 @@ def _bound(session: Any, call: TensorCall, device: str, note: str) -> Program:
 
 
 def _element_type(type_name: str) -> int:
-    """Return ONNX's number of an element type, given ONNX Runtime's name such as `tensor(float)`."""
     import onnx
 
     name = type_name.removeprefix("tensor(").removesuffix(")").upper()
@@ -203,8 +197,8 @@ TENSORRT = "TensorrtExecutionProvider"
     autotunes=True,
 )
 def with_tensorrt(task: Task) -> Program:
-    """Return the call as an ONNX model that TensorRT runs; the engine is kept in the task's store, because building it
-    is slow.
+    """Return the call as an ONNX model that TensorRT runs; the task's store keeps the engine, which is slow to
+    build.
     """
     from opgrip.replay.modes.conversions.runtimes import device_index
 

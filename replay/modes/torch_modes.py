@@ -35,7 +35,6 @@ def _backends() -> Collection[str]:
 
 @mode("compile", differentiable=True, argument="backend", arguments=_backends)
 def with_static_shapes(task: Task) -> Program:
-    """Compile the call for its shapes, with inductor or another backend of dynamo."""
     return _compiled(task, dynamic=False, backend=task.argument or "inductor")
 
 
@@ -47,16 +46,13 @@ def with_dynamic_shapes(task: Task) -> Program:
 
 @mode("compile-max", differentiable=True, autotunes=True)
 def with_autotuning(task: Task) -> Program:
-    """Compile the call for its shapes, with the fastest of several kernels.
-
-    The CUDA graphs that torch's `max-autotune` adds are left out; the mode `reduce-overhead` shows their effect.
-    """
+    """Compile the call with the fastest of several kernels, without the CUDA graphs of torch's `max-autotune`."""
     return _compiled(task, dynamic=False, mode="max-autotune-no-cudagraphs")
 
 
 @mode("reduce-overhead", differentiable=True, in_graphs=True)
 def with_graphs(task: Task) -> Program:
-    """Compile the call for its shapes, with kernels in CUDA graphs that copy their inputs in each run."""
+    """Compile the call to kernels in CUDA graphs that copy their inputs in each run."""
     if not task.device.startswith("cuda"):
         raise Unsupported(f"it needs CUDA graphs, which {task.device} does not support: use compile")
     import torch
@@ -101,9 +97,7 @@ def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
 
 
 def _own_code(function: Function) -> Function:
-    """Return a copy of a function with a separate code object, because dynamo limits the number of programs per code
-    object.
-    """
+    """Return a copy of a function, because dynamo limits the number of programs per code object."""
     import torch
 
     number = next(_numbers)
@@ -130,7 +124,6 @@ def _twin(function: FunctionType, number: int) -> FunctionType:
 
 
 def _kind(task: Task) -> object:
-    """Return a key that is equal for all calls that can use the same program compiled for all shapes."""
     import torch
 
     from opgrip.traces.schema.arguments import leaves
@@ -151,11 +144,7 @@ def run_as_called(task: Task) -> Program:
 
 @mode("cpu", differentiable=True, ahead=False)
 def run_on_cpu(task: Task) -> Program:
-    """Return the call as a program that copies its tensors to the CPU, runs there, and copies the results back; the
-    time includes the copies.
-
-    As the reference mode, it shows whether a device computes what the CPU does.
-    """
+    """Return the call as a program that runs on the CPU; its time includes the copies there and back."""
     from torch import Tensor, device
 
     from opgrip.traces.schema.arguments import map_leaves
@@ -215,10 +204,7 @@ RUNS = 2  # number of runs before timing: the first is profiled by TorchScript, 
 
 @mode("jit", differentiable=True, ahead=False)
 def with_torchscript(task: Task) -> Program:
-    """Compile the call with `torch.jit.script`, or with `torch.jit.trace` if that fails.
-
-    Raises `Unsupported` if neither works: scripts support only a part of Python, traces follow only one branch.
-    """
+    """Compile the call with `torch.jit.script`, or with `torch.jit.trace` if that fails."""
     import torch
 
     from opgrip.replay.modes.conversions.runtimes import TensorCall
@@ -253,7 +239,6 @@ def with_torchscript(task: Task) -> Program:
 
 
 def _calls_extension(function: Any) -> bool:
-    """Return True if a function belongs to an extension module, or is a graph that calls such a function."""
     import torch
 
     if isinstance(function, torch.fx.GraphModule):
@@ -272,8 +257,6 @@ def _copied(tree: Any) -> Any:
 
 
 class _quiet(warnings.catch_warnings):
-    """A context that suppresses the warning that TorchScript is deprecated."""
-
     def __enter__(self) -> None:
         super().__enter__()
         warnings.simplefilter("ignore", DeprecationWarning)

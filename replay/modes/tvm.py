@@ -78,7 +78,6 @@ def make(task: Task) -> Program:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor that is contiguous, aligned and not lazily conjugated; it is copied only if needed."""
     tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return tensor.clone() if tensor.data_ptr() % ALIGNMENT else tensor
 
@@ -93,7 +92,6 @@ def _target(device: Any, threads: int) -> Any:
 
 
 def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) -> tuple[Any, str]:
-    """Return the compiled program, and a note that says if it was tuned."""
     import tvm
 
     trials = task.tuning.trials
@@ -110,16 +108,12 @@ def _executable(program: torch.export.ExportedProgram, task: Task, target: Any) 
 
 
 def _name(target: Any, tuning: Tuning) -> str:
-    """Return the file name of a compiled library, which contains everything that affects its code except the call and
-    the versions.
-    """
     processor = target.attrs.get("mcpu") or target.attrs.get("arch")
     cores = target.attrs.get("num-cores", 0)
     return f"tvm-{processor}-{cores}-{tuning.trials}-{tuning.tuner or TUNERS[0]}.so"
 
 
 def _keep(executable: Any, path: Path) -> None:
-    """Write a compiled library (`executable`) to a file; do nothing if the C compiler that links it is missing."""
     whole = path.with_name(f"{path.name}.{os.getpid()}.so")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,7 +140,6 @@ def _compiled(module: Any, target: Any) -> Any:
 
 
 def _tuned(module: Any, task: Task, target: Any) -> Any:
-    """Return the program with the fastest code that a search has found, now or in an earlier run."""
     from tvm.s_tir import meta_schedule
 
     tuner = task.tuning.tuner or TUNERS[0]
@@ -162,7 +155,6 @@ def _tuned(module: Any, task: Task, target: Any) -> Any:
 
 
 def _trials_in(folder: Path) -> int:
-    """Return how many programs the completed search in a folder tried; 0 if no search has completed."""
     done = folder / DONE
     return int(done.read_text()) if done.exists() else 0
 
@@ -198,9 +190,7 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """For an x86 CPU, let the block import only the tensor intrinsics of x86, because the import for all targets
-    takes a minute.
-    """
+    """Let the block import only the tensor intrinsics of x86, because the import for all targets takes a minute."""
     import tvm
 
     name = "tvm.s_tir.tensor_intrin"
@@ -219,11 +209,7 @@ def _intrinsics_of(target: Any) -> Iterator[None]:
 
 
 def _build(module: Any, target: Any, _: Any) -> Any:
-    """Build a module as TVM's search does, but without importing the tensor intrinsics of all targets, which takes a
-    minute.
-
-    The intrinsics are not needed, because a scheduled module contains their code.
-    """
+    """Build a module without the tensor intrinsics of all targets, whose import takes a minute."""
     from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
@@ -241,6 +227,5 @@ def _one_line_errors(what: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last line of the message of a TVM error, because the message begins with a stack trace."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return one_line(type(error)(lines[-1] if lines else "")).removeprefix("AssertionError: ")

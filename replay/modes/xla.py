@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 
 @mode("jax", needs=("jax",), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
 def with_jax(task: Task) -> Program:
-    """Compile the JAX implementation of a sample; arguments other than tensors are constants.
-
-    Raises `Unsupported` if the sample has no JAX implementation, or if it cannot be compiled.
-    """
+    """Compile the JAX implementation of a sample; arguments other than tensors are constants."""
     from torch import Tensor
 
     from opgrip.replay.modes.conversions.runtimes import reason, start, to_jax, to_torch
@@ -75,10 +72,9 @@ def _sample_of(task: Task) -> Sample | None:
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
-    """Return the constants of an exported program, and a jax function that takes these constants and the inputs. Call
-    `start` before.
+    """Return the constants of an exported program, and a jax function of these constants and the inputs.
 
-    Raises `Unsupported` if torchax cannot convert the program.
+    Call `start` before. Raises `Unsupported` if torchax cannot convert the program.
     """
     from opgrip.replay.modes.conversions.runtimes import reason
     from opgrip.traces.schema.tensor_specs import plain_name
@@ -98,9 +94,6 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
     dtypes = [plain_name(node.meta["val"].dtype) for node in outputs]
 
     def as_torch_has_it(states: Any, inputs: Any) -> Any:
-        """Run the function on constants and inputs, and cast its results to the dtypes that torch returns; for example,
-        jax returns 32-bit indices.
-        """
         arrays = function(states, inputs)
         return tuple(array.astype(dtype) for array, dtype in zip(arrays, dtypes, strict=True))
 
@@ -108,9 +101,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:
-    """Set the `dtype` argument of those operators in the graph that rely on torch's default dtype, because jax has
-    another default in 64-bit mode.
-    """
+    """Set the dtype that operators take from torch's default, because jax has another default in 64-bit mode."""
     import torch
 
     for node in graph.nodes:
@@ -127,9 +118,8 @@ def _name_dtypes(graph: torch.fx.Graph) -> None:
 def _importable() -> Iterator[None]:
     """Let the block import torchax, and undo its changes to torch afterwards.
 
-    torchax refers to overloads that newer versions of torch have removed; placeholders replace them. Importing torchax
-    also registers a backend, replaces decompositions and disables a fast path of attention, which would affect other
-    modes.
+    torchax refers to overloads that newer versions of torch have removed; placeholders replace them. Importing it also
+    registers a backend, replaces decompositions and disables a fast path of attention.
     """
     import torch
     from torch._ops import OpOverloadPacket
@@ -237,7 +227,6 @@ def _function(program: torch.export.ExportedProgram, tensors: tuple[torch.Tensor
 
 
 def _to_tensorflow(tensor: torch.Tensor) -> Any:
-    """Return a torch tensor as a TensorFlow tensor, over the same memory if it is contiguous."""
     import tensorflow
 
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -245,7 +234,6 @@ def _to_tensorflow(tensor: torch.Tensor) -> Any:
 
 
 def _hide_gpus() -> None:
-    """Prevent TensorFlow from using GPUs, which it would do whatever device torch uses."""
     from tensorflow import config
 
     if config.get_visible_devices("GPU"):
@@ -256,9 +244,6 @@ def _hide_gpus() -> None:
 
 
 def _set_threads(threads: int) -> None:
-    """Set how many threads a TensorFlow operator uses; raise `Unsupported` if TensorFlow already runs with another
-    number.
-    """
     from tensorflow import config
 
     started = config.threading.get_intra_op_parallelism_threads()

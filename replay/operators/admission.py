@@ -29,14 +29,12 @@ _LIBRARIES = tuple(EXTENSION_SUFFIXES)  # file suffixes of compiled modules and 
 
 
 def extension_of(text: str) -> str:
-    """Return the value of `--extension` so that it works from any working directory: file paths become absolute, module
-    names stay.
-    """
+    """Return the value of `--extension` so that it works from any working directory, with absolute paths of files."""
     return os.path.abspath(text) if _is_file(text) else text
 
 
 def module_of(extension: str) -> str:
-    """Return the module name of an extension that is given as a module name or as the path of a file."""
+    """Return the module name of an extension, which may be the path of a file."""
     return os.path.basename(extension).partition(".")[0] if _is_file(extension) else extension
 
 
@@ -45,9 +43,7 @@ def _is_file(extension: str) -> bool:
 
 
 def import_trusted(name: str) -> ModuleType:
-    """Import an extension that the user names, by module name or file path. Installed modules take precedence over
-    those in the working directory.
-    """
+    """Import an extension by module name or file path; installed modules take precedence over the working directory."""
     torch = sys.modules.get("torch")
     # calls are replayed without gradients, which a script may need when it is imported
     with nullcontext() if torch is None else torch.enable_grad():
@@ -89,7 +85,6 @@ def _import_file(path: str) -> ModuleType:
 
 @contextmanager
 def _working_directory() -> Iterator[None]:
-    """Allow the block to import modules from the working directory; installed modules take precedence."""
     sys.path.append("")
     try:
         yield
@@ -104,7 +99,6 @@ class Unsupported(Exception):
 class Untrusted(Unsupported):
     """Raised if an operator or function belongs to a module that the user has not named with `--extension`.
 
-    subject : the operator, function or extension
     extension : module or file that the user would have to name, according to the trace; None if unknown
     """
 
@@ -115,7 +109,6 @@ class Untrusted(Unsupported):
     def with_command(self, trace: str, extensions: Iterable[str]) -> str:
         """Return the reason and, if the module is known, the `opreplay` command that trusts it.
 
-        trace : path of the trace
         extensions : modules that the user has already named
         """
         if self.extension is None:
@@ -125,7 +118,7 @@ class Untrusted(Unsupported):
 
 
 def absent_extensions(names: Iterable[str]) -> Iterator[str]:
-    """Yield one message for each extension (module name or file path) that this machine lacks."""
+    """Yield one message for each extension that this machine lacks."""
     for name in names:
         if _is_file(name):
             if not os.path.isfile(name):
@@ -153,9 +146,7 @@ def is_installed(name: str) -> bool:
 
 
 def check_import(name: str) -> None:
-    """Import an extension in a separate process, because it may crash or hang; raise `UserError` if it cannot be
-    imported.
-    """
+    """Import an extension in a separate process, because it may crash or hang; raise `UserError` if that fails."""
     try:
         done = subprocess.run(
             own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False

@@ -39,9 +39,7 @@ class OperatorNames(TorchDispatchMode):
 
 
 def tf32_places(operators: Iterable[str]) -> set[str]:
-    """Return the names of the torch settings (such as `cuda.matmul`) that decide whether these operators use TF32 for
-    float32.
-    """
+    """Return the torch settings, such as `cuda.matmul`, that decide whether these operators use TF32 for float32."""
     names = {name.rpartition(".")[2] for name in operators}
     patterns = {"cudnn.conv": _CONVOLUTION, "cudnn.rnn": _RECURRENT, "cuda.matmul": _PRODUCT}
     return {place for place, pattern in patterns.items() if any(map(pattern.search, names))}
@@ -56,8 +54,8 @@ def may_use_tf32(operators: Iterable[str]) -> bool:
 
 
 def must_use_float32(operators: Iterable[str]) -> bool:
-    """Return True if a setting forbids TF32 for at least one of the operators; a runtime with one setting for all
-    operators then has to use full float32.
+    """Return True if a setting forbids TF32 for an operator, so that a runtime with a single setting must not use
+    it.
     """
     return not all(map(allows_tf32, tf32_places(operators)))
 

@@ -43,22 +43,18 @@ def is_accelerator(device: str) -> bool:
 
 
 def module_of(device: str) -> Any:
-    """Return the torch module of a device's type, such as `torch.cuda` for `cuda:0`."""
+    """Return the torch module of a device's type, such as `torch.cuda`."""
     return getattr(torch, torch.device(device).type)
 
 
 def graph_class(device: str) -> Any:
-    """Return the class that captures work as a graph, such as `torch.cuda.CUDAGraph`, or None if the device's torch
-    module has none.
-    """
+    """Return the class that captures work as a graph, such as `torch.cuda.CUDAGraph`, or None if there is none."""
     module = module_of(device)
     return next((getattr(module, name) for name in GRAPHS if hasattr(module, name)), None)
 
 
 def with_index(device: str) -> str:
-    """Return a device name with its index, 0 if it has none; without an index, the name can mean a different device in
-    each thread.
-    """
+    """Return a device name with its index, 0 by default; without one it can mean another device in each thread."""
     return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
 
 
@@ -68,10 +64,7 @@ def use_device(device: str) -> None:
 
 
 def check_present(device: str) -> None:
-    """Raise `UserError` if torch does not know a device or this machine lacks it.
-
-    This creates no context on the device, because a context takes memory and can block the device for other processes.
-    """
+    """Raise `UserError` if torch does not know a device or this machine lacks it, without creating a context on it."""
     place = parse_device(device)
     try:
         if place.type not in ("cpu", "meta") and module_of(device).device_count() > (place.index or 0):
@@ -82,21 +75,18 @@ def check_present(device: str) -> None:
 
 
 def name_of(device: str) -> str:
-    """Return a device's product name, such as `NVIDIA H100`. This creates a context on an accelerator."""
+    """Return a device's product name, such as `NVIDIA H100`; creates a context on an accelerator."""
     if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
         return device
     return str(module_of(device).get_device_name(device))
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return what the header of the results records about an accelerator; empty for a CPU. This creates a context on
-    the accelerator.
-    """
+    """Return what the header of results records about an accelerator, empty for a CPU; creates a context on it."""
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
 def synchronizer(device: str) -> Callable[[], None]:
-    """Return a function that waits for all work on a device."""
     if not is_accelerator(device):
         return lambda: None
     module = module_of(device)
@@ -114,7 +104,6 @@ def check_use(device: str, error: BaseException) -> None:
 
 
 def make_event(device: str) -> Any:
-    """Return a new event with which a stream of the device can be timed."""
     return torch.Event(device=torch.device(device), enable_timing=True)
 
 
@@ -123,9 +112,7 @@ def current_stream(device: str) -> Any:
 
 
 def delay(device: str, duration_us: float) -> None:
-    """Keep the current stream of a device busy for `duration_us`, so that the host can enqueue work ahead; do nothing
-    on devices without such a kernel.
-    """
+    """Keep the current stream of a device busy for `duration_us`, if the device has such a kernel."""
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:
         sleep(round(duration_us * _cycles_per_us(device)))
@@ -133,7 +120,6 @@ def delay(device: str, duration_us: float) -> None:
 
 @cache
 def _cycles_per_us(device: str) -> float:
-    """Return how many clock cycles a device executes per microsecond at its highest measured clock."""
     stream, marks = current_stream(device), [make_event(device) for _ in range(CALIBRATIONS + 1)]
     # the first kernel also loads the module
     module_of(device)._sleep(CALIBRATION_CYCLES)
@@ -160,10 +146,7 @@ def limit_device_memory(device: str, limit: int | None) -> int | None:
 
 
 def free_by_driver(device: str) -> int | None:
-    """Return the free memory of an accelerator in bytes, or None if NVML does not know the device.
-
-    NVML is asked because asking torch would create a context on the device.
-    """
+    """Return the free memory of an accelerator in bytes, or None if NVML, which needs no context, does not know it."""
     gpu = find_gpu(device)
     if gpu is None:
         return None
@@ -175,9 +158,7 @@ def free_by_driver(device: str) -> int | None:
 
 @contextmanager
 def without_waiting(device: str) -> Iterator[None]:
-    """Make operators in the block raise an error if they wait for the device. If torch cannot detect this on the
-    device, the block runs as usual.
-    """
+    """Make operators in the block raise an error if they wait for the device, where torch can detect this."""
     module = module_of(device)
     if not hasattr(module, "set_sync_debug_mode"):
         yield
@@ -198,8 +179,6 @@ ALIKE = 0.98
 class DeviceTraits:
     """Properties of a device that affect the time of a call.
 
-    name : product name
-    memory_bytes : size of its memory
     capability : compute capability of a GPU, such as 9.0; empty for other devices
     """
 
@@ -217,7 +196,7 @@ class DeviceTraits:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """Raise `UserError` if the devices over which cases are to be spread are not different accelerators of one kind."""
+    """Raise `UserError` if the devices over which cases are spread are not different accelerators of one kind."""
     first, *others = devices
     if not others:
         return
@@ -234,10 +213,7 @@ def check_equal(devices: Sequence[str]) -> None:
 
 
 def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
-    """Return the properties of each device by its name.
-
-    Unless torch already uses all of them, a separate process queries the devices, because a query creates a context.
-    """
+    """Query the devices in a separate process unless torch already uses them, because a query creates a context."""
     if all(module_of(device).is_initialized() for device in devices):
         return {device: _traits_of(device) for device in devices}
     done = subprocess.run(

@@ -43,10 +43,7 @@ class Equivalent:
     note: str
 
     def memory_of(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the numbers of the storages that this call's arguments and results use.
-
-        inputs, outputs : numbers of the storages of the recorded call's argument tensors and results
-        """
+        """Return the storages that this call's arguments and results use, given those of the recorded call."""
         return tuple(NO_STORAGE if place is None else inputs[place] for place in self.argument_indices), outputs[
             : self.result_count
         ]
@@ -54,14 +51,6 @@ class Equivalent:
 
 @dataclass(frozen=True, slots=True)
 class _Conversion:
-    """How a recorded call is converted to a call of another operator.
-
-    op : name of the other operator
-    changes : arguments, by name, that differ from the recorded ones or are added
-    outputs : results that correspond to results of the recorded call
-    remark : how the other operator's work differs, for the result row
-    """
-
     op: str
     changes: Call
     outputs: tuple[Any, ...]
@@ -69,11 +58,10 @@ class _Conversion:
 
 
 def equivalent_on(signature: Signature, device: str) -> Equivalent | None:
-    """Return the call that replaces a recorded call on a device; None if the recorded operator runs there, or no other
-    operator does the same work.
+    """Return the call that replaces a recorded call on a device; None if the recorded operator runs there or no other
+    does the same work.
 
     torch chooses the kind of attention by its arguments, so the arguments are allocated on the device to find out.
-    Raises `Unsupported` if this version of torch lacks the recorded operator.
     """
     if signature.kind not in (EXTENSION, OPERATOR):
         return None
@@ -143,8 +131,6 @@ def _attention(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> 
 
 @dataclass(frozen=True, slots=True)
 class _LogSums:
-    """Shape and strides of the logsumexp that an attention kernel returns for its backward."""
-
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
@@ -165,15 +151,10 @@ class _LogSums:
         return {"logsumexp": self.laid_out(call["logsumexp"])} if "logsumexp" in call else {}
 
     def results(self, outputs: tuple[Any, ...], ending: str) -> tuple[Any, ...]:
-        """Return the results that all attention kernels share: three gradients of a backward call, or output and
-        logsumexp of a forward call.
-        """
         return outputs[:3] if ending or not outputs else (outputs[0], self.laid_out(outputs[1]))
 
 
 def _choice(call: Call, device: str, shares_heads: bool, wants_gradients: bool) -> SDPBackend:
-    """Return the kind of attention kernel that torch chooses for these arguments on a device."""
-
     def empty(spec: TensorSpec) -> torch.Tensor:
         tensor = torch.empty_strided(spec.shape, spec.stride or (), dtype=spec.dtype, device=device)
         return tensor.requires_grad_(spec.requires_grad or wants_gradients)
@@ -186,9 +167,6 @@ def _choice(call: Call, device: str, shares_heads: bool, wants_gradients: bool) 
 
 
 def _expanded(mask: TensorSpec, full: tuple[int, ...]) -> TensorSpec:
-    """Return an attention mask expanded to the shape `full`, whose rows begin at multiples of 16 elements, as CUDA's
-    kernels require.
-    """
     assert mask.stride is not None, "the kernels take strided tensors"
     if mask.shape == full and not any(step % 16 for step in mask.stride[:-1]):
         return mask
@@ -213,9 +191,6 @@ _NORMS = [f"native_{kind}_norm{ending}" for kind in ("layer", "group") for endin
 
 
 def _norm(name: str, call: Call, outputs: tuple[Any, ...], device: str) -> _Conversion | None:
-    """Convert a normalization of 16-bit floats to the dtype that the device uses for mean and variance: 16 bits on the
-    CPU, 32 bits with CUDA. Return None if no conversion is needed.
-    """
     dtype, weight = call["input"].dtype, call["weight"]
     if dtype.itemsize != 2 or not outputs or torch.device(device).type not in ("cpu", "cuda"):
         return None
@@ -247,7 +222,6 @@ _COMMON = {
 
 
 def _named(schema: Any, signature: Signature) -> dict[str, Any]:
-    """Return the arguments of a call by name, under names that all operators for the same work share."""
     names = [argument.name for argument in schema.arguments]
     call = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
     arguments = {**dict(zip(names, signature.args, strict=False)), **signature.kwargs}
@@ -257,13 +231,11 @@ def _named(schema: Any, signature: Signature) -> dict[str, Any]:
 
 
 def _outputs_of(signature: Signature) -> tuple[Any, ...]:
-    """Return the tensor results of a signature as a tuple; empty if they are unknown."""
     outputs = signature.outputs
     return tuple(outputs) if isinstance(outputs, list | tuple) else (outputs,) * isinstance(outputs, TensorSpec)
 
 
 def _equivalent(signature: Signature, recorded: Call, conversion: _Conversion) -> Equivalent | None:
-    """Return the converted call as an `Equivalent`; None if the other operator is not registered."""
     own = replace(signature, kind=OPERATOR, op=conversion.op)
     try:
         schema = find_operator(own).function._schema  # type: ignore[attr-defined]
@@ -293,7 +265,6 @@ def _equivalent(signature: Signature, recorded: Call, conversion: _Conversion) -
 
 
 def _tensor_names(call: Call) -> Iterator[str]:
-    """Yield, for each tensor among a call's arguments, the name of the argument that contains it."""
     for name, value in call.items():
         for _ in tensors(value):
             yield name

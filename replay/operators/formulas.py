@@ -28,7 +28,6 @@ class OperatorFacts:
     positional : number of positional arguments
     written : names of arguments that the operator writes into
     outs : names of arguments that only receive results (`out=`)
-    tags : names of torch's tags of the operator, such as `pointwise`
     """
 
     name: str
@@ -251,15 +250,11 @@ def _interpolated(call: OperatorCall) -> float:
 
 
 def _grid_sampled(call: OperatorCall) -> float:
-    """Return the number of operations to sample a grid: a fixed number per element for linear and cubic interpolation,
-    0 for nearest.
-    """
     linear = INTERPOLATION["trilinear3d" if "3d" in call.name else "bilinear2d"]
     return call.elements * (linear, 0, INTERPOLATION["bicubic2d"])[int(call.values["interpolation_mode"])]
 
 
 def _row_length(call: OperatorCall) -> tuple[int, int]:
-    """Return the number of elements of the tensor `self`, and its size along the dimension that is sorted."""
     tensor = call.values["self"]
     return tensor.numel(), tensor.shape[call.values["dim"]] if tensor.dim() else 1
 
@@ -270,7 +265,7 @@ def _sorted(call: OperatorCall) -> float:
 
 
 def _topk(call: OperatorCall) -> float:
-    """Return the number of comparisons of a top-k: one of each element with a threshold, and more to sort k results."""
+    """Count a comparison of each element with a threshold, and those to sort k results."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
@@ -303,19 +298,12 @@ def _per_parameter(operations: int) -> Formula:
 
 
 def _nms(call: OperatorCall) -> float:
-    """Return the number of operations of non-maximum suppression.
-
-    Each kept box is compared with all boxes kept before it, and each suppressed box with at least one.
-    """
+    """Count a comparison of each kept box with all boxes kept before it, and one of each suppressed box."""
     boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
     return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
 
 
 def _roi_align(call: OperatorCall) -> float:
-    """Return the number of operations to sample bilinearly and to average the samples of each output cell.
-
-    A cell has `sampling_ratio` squared samples, at least one (He et al. 2017).
-    """
     ratio = max(int(call.values.get("sampling_ratio", 0)), 1)
     return call.ins[2].numel() * ratio**2 * (INTERPOLATION["bilinear2d"] + 1)
 

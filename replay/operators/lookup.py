@@ -73,7 +73,6 @@ def _names_a_file(argument: Any) -> bool:
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
     """Return the reason why a trace may not name an operator, or None if it may.
 
-    function : the operator overload
     extensions : modules that the user trusts, whose namespaces are allowed
     """
     schema = function._schema
@@ -96,9 +95,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
 
 
 def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
-    """Return True if the operators of a namespace may run: it is one of torch's for tensors, or an extension of the
-    user registers it.
-    """
+    """Return True if the operators of a namespace may run: torch's for tensors, and those of the user's extensions."""
     if namespace in COMPUTING or namespace in {module_of(name).partition(".")[0] for name in extensions}:
         return True
     own = (name for name in extensions if name not in TRUSTED_EXTENSIONS)
@@ -106,10 +103,7 @@ def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
 
 
 def namespaces_of(extension: str) -> frozenset[str]:
-    """Import an extension (module or file) of the user, and return the operator namespaces that it registers.
-
-    Raises `Unsupported` if it cannot be imported.
-    """
+    """Import an extension of the user, and return the operator namespaces that it registers."""
     namespaces, problem = _import_once(extension)
     if problem is not None:
         raise Unsupported(f"--extension {extension} cannot be imported: {problem}")
@@ -143,8 +137,6 @@ REGISTERED_LATE = {
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """The function that a case calls, and whether it may write into its arguments (`mutates`)."""
-
     function: Callable[..., Any]
     mutates: bool
 
@@ -152,8 +144,7 @@ class Operator:
 def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EXTENSIONS) -> Operator:
     """Return the operator or extension function that a signature names.
 
-    extensions : modules that the user trusts
-    Raises `Unsupported` if it is missing, not trusted or not allowed.
+    extensions : modules that the user trusts Raises `Unsupported` if it is missing, not trusted or not allowed.
     """
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is not an operator: capture it with --compiled operators")
@@ -246,9 +237,6 @@ def _find_kernel(name: str, extensions: Collection[str]) -> Any:
 
 
 def _attribute(name: str, extensions: Collection[str]) -> tuple[Any, str, str]:
-    """Return (function, module name, function name) for a name such as `module:function`; the function is None if the
-    trusted module lacks it.
-    """
     match = _FUNCTION.fullmatch(name)
     if match is None:
         raise Unsupported(f"{name!r} is not a function's name")
@@ -360,9 +348,7 @@ def sizes_vary(function: Callable[..., Any]) -> bool:
 
 
 def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
-    """Return True if any integer values are safe as arguments of an operator on a device: none can crash it or make the
-    device unusable.
-    """
+    """Return True if no integer values among an operator's arguments can crash it or make the device unusable."""
     name = _name_of(function)
     if name is None:
         return False

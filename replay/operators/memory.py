@@ -57,9 +57,7 @@ class CallMemory:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an error, or one of its causes, means that memory ran out; compilers wrap such errors in their
-    own.
-    """
+    """Return True if an error, or one of its causes, means that memory ran out."""
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause).lower()
@@ -77,19 +75,12 @@ def release_memory(device: str) -> None:
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the number of bytes of all tensors in `tree`, nested lists, tuples and dicts; a tensor that occurs twice
-    counts twice.
-
-    Elements that an expanded tensor repeats count once.
-    """
+    """Return the number of bytes of all tensors in `tree`; elements that an expanded tensor repeats count once."""
     return sum(stored_elements(spec) * spec.dtype.itemsize for spec in tensors(tree))
 
 
 def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
-    """Return True if at least half of the results' bytes are in newly mapped pages.
-
-    fresh_bytes, results : bytes in newly mapped pages, and bytes of results; numbers, or data frame columns
-    """
+    """Return True if at least half of the results' bytes are in newly mapped pages."""
     return fresh_bytes * 2 >= results
 
 
@@ -132,11 +123,9 @@ def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemor
 
 
 def limit_memory(limit: int | None, device: str) -> int | None:
-    """Limit the memory in bytes that this process may take from now on: an accelerator's if `device` is one, else the
-    host's.
+    """Limit the memory that this process may take from now on: an accelerator's if `device` is one, else the host's.
 
     limit : limit in bytes; None for most of an accelerator's free memory, and for no limit on the CPU
-    Returns the limit in bytes, or None if there is none.
     """
     if is_accelerator(device):
         return limit_device_memory(device, limit)

@@ -16,9 +16,7 @@ _places = PrivatePlaces()
 
 
 def private_places() -> dict[str, str]:
-    """Return, for each private function of torch by name, `found` or a text that says what the replay lacks without the
-    function.
-    """
+    """Return, for each private function of torch, `found` or what the replay lacks without the function."""
     return _places.report()
 
 
@@ -39,7 +37,7 @@ _has_kernel = _places.take(
 
 
 def is_dispatched(function: Any) -> bool:
-    """Return True if torch's dispatcher knows an operator overload; some overloads exist only in TorchScript."""
+    """Return True if torch's dispatcher knows an overload; some exist only in TorchScript."""
     return bool(_has_kernel(function.name()))
 
 
@@ -72,7 +70,7 @@ _key_of_device = _places.take(
 
 
 def has_kernel_on(function: Any, kind: str) -> bool:
-    """Return True if an operator has a kernel for a device type (`kind`), such as `cuda`."""
+    """Return True if an operator has a kernel for a device type, such as `cuda`."""
     name, key = function.name(), _key_of_device(kind)
     # this one has a kernel for all devices, which raises
     if "_overrideable" in name:
@@ -119,9 +117,8 @@ _boxed_run = _places.take_later(
 def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
     """Return a function that runs an exported program from its AOTInductor package at `path`.
 
-    make : True to compile the package first, False to load an existing one
-    The function calls the model without torch's Python wrapper, which parses the shapes of its arguments at each call.
-    Raises `Unsupported` if torch lacks AOTInductor.
+    make : True to compile the package first, False to load an existing one The function calls the model without torch's
+        Python wrapper, which parses the shapes of its arguments at each call.
     """
     compile_package, load_package = _compile_package(), _load_package()
     if compile_package is None or load_package is None:
@@ -143,8 +140,7 @@ _default_partition = _places.take_later("torch._functorch.partitioners.default_p
 def traced_backward(
     forward: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], run: Callable[[Sequence[Tensor]], object]
 ) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return the graph with which AOTAutograd computes a function's gradients, and the graph's inputs; None if it
-    creates no graph.
+    """Return the graph with which AOTAutograd computes a function's gradients, and its inputs; None without a graph.
 
     run : function that is called with the results of the traced `forward` and runs their backward
     """

@@ -23,9 +23,7 @@ FindKernel = Callable[[str], Any]
 
 
 def kernel_in(thing: Any) -> Any:
-    """Return the Triton kernel in an object, from which wrappers such as autotuners and heuristics are removed; None if
-    the object contains no kernel.
-    """
+    """Return the Triton kernel in an object without its autotuners and heuristics; None if it contains no kernel."""
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None
@@ -34,9 +32,8 @@ def kernel_in(thing: Any) -> Any:
 def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
     """Return a function that launches a Triton kernel with the recorded grid, constants and options, without tuning.
 
-    find : function that returns a trusted module's kernel for a name such as `module:kernel`
-    The returned function raises `Unsupported` if the kernel's parameters have changed since the capture, or if grid,
-    constants or options are invalid.
+    find : function that returns a trusted module's kernel for a name such as `module:kernel` The returned function
+        raises `Unsupported` if the kernel's parameters have changed since the capture.
     """
     if not _is_any(kernel, (_INTERPRETED,)):
         _check_driver()

@@ -73,7 +73,6 @@ def _arguments(call: OperatorCall) -> list[tuple[str, torch.Tensor]]:
 
 
 def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool) -> int:
-    """Return how many bytes of one argument a call reads and writes."""
     whole = distinct_bytes(tensor)
     if written:
         if call.name in OVERWRITES or (call.schema is not None and name in call.schema.outs):
@@ -92,16 +91,12 @@ def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool
 
 
 def _elements_of_results(call: OperatorCall) -> int:
-    """Return the number of elements that a gathering function writes into an argument: the size of the largest argument
-    other than the one it gathers from.
-    """
     source = GATHERS[call.name]
     others = [tensor.numel() for name, tensor in _arguments(call) if name != source]
     return max(others, default=0)
 
 
 def _reads_nothing(operator: str, argument: str) -> bool:
-    """Return True if an operator reads only shape and dtype of an argument, not its elements."""
     name = operator.removeprefix("aten.")
     return argument == "self" and (name.endswith("_like") or name.startswith("new_"))
 
@@ -138,8 +133,7 @@ def work_of(
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
     """Run a function once and return the work of all operators that it calls.
 
-    whole : True to count only the bytes of the function's arguments and results, as for a single kernel; False to add
-        up the bytes of all its operators
+    whole : True to count only the bytes of the function's arguments and results, as for a single kernel
     """
     tally = _Tally()
     with tally:
@@ -173,9 +167,6 @@ def _work(call: OperatorCall) -> Work:
 
 
 def _dtype(call: OperatorCall) -> str | None:
-    """Return the name of the dtype in which a call computes: that of its largest floating-point or complex tensor; if
-    there is none, of its largest tensor; for 8-bit products, of `self`.
-    """
     if call.name in NARROW_PRODUCTS:
         return plain_name(call.values["self"].dtype)
     tensors: list[torch.Tensor] = sorted(

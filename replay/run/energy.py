@@ -34,8 +34,6 @@ MOST_GROWTH = 10.0
 @titled("roofline and energy")
 @dataclass(frozen=True, slots=True)
 class EnergyOptions:
-    """The option `--energy`, which reads the energy counters of a GPU."""
-
     energy: bool = option(
         False,
         "run each case for one more second on a GPU, and report energy, clock and throttling",
@@ -44,7 +42,6 @@ class EnergyOptions:
     )
 
     def check(self, device: str) -> None:
-        """Raise `UserError` if `--energy` is given but the counters of the device cannot be read."""
         if self.energy:
             open_gpu(device).close()
 
@@ -66,7 +63,6 @@ class Energy:
 
     millijoules : energy of one run, including idle power, in mJ
     above_idle_mj : energy of one run minus that of an idle GPU in the same time, in mJ
-    idle_w : power of the idle GPU in W
     clock_mhz : mean clock of the multiprocessors during the runs
     throttled : reasons why the clock was lower than possible; empty if there were none
     """
@@ -79,16 +75,10 @@ class Energy:
 
     @property
     def columns(self) -> EnergyColumns:
-        """The energy columns of a row; clock and throttling are columns of every row and not included."""
         return EnergyColumns(self.millijoules, self.above_idle_mj, self.idle_w)
 
 
 class Meter:
-    """Measures the energy that a GPU takes for one run of a call.
-
-    gpu : the GPU's counters
-    """
-
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._idle_w: float | None = None
@@ -98,7 +88,6 @@ class Meter:
     ) -> Energy:
         """Run a call repeatedly, and return the energy of one run from the GPU's counters.
 
-        wait : function that waits until the device has finished its work
         seconds : least total time of the runs
         idle_s : time in seconds for which the idle device is measured, on the first use of this meter
         """
@@ -138,13 +127,6 @@ class Meter:
 
 
 class _Watch:
-    """Context manager that reads a GPU's clock, power and throttle reasons every `EVERY_S` seconds in a separate
-    thread, and once at the end of the block.
-
-    clocks_mhz, powers_mw : the available readings
-    reasons : throttle reasons in the order of their first appearance
-    """
-
     def __init__(self, gpu: Gpu) -> None:
         self._gpu, self._over = gpu, Event()
         self._thread = Thread(target=self._watch, daemon=True)
@@ -173,15 +155,10 @@ class _Watch:
 
 
 def open_meter(device: str) -> Meter:
-    """Return an energy meter for a GPU.
-
-    Raises `UserError` if the GPU, NVML, or permission to use it is missing.
-    """
     return Meter(open_gpu(device))
 
 
 def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
-    """Return how many runs of a call take `BLOCK_S` seconds together."""
     count = 1
     while True:
         began = perf_counter()
@@ -195,7 +172,6 @@ def _block_size(run: Callable[[], object], wait: Callable[[], None]) -> int:
 
 
 def _total_mj(before: float | None, after: float | None, powers_mw: Sequence[float], elapsed_s: float) -> float | None:
-    """Return the energy in mJ between two counter values or, without a counter, from mean power and time."""
     if before is not None and after is not None:
         return after - before
     return fmean(powers_mw) * elapsed_s if powers_mw else None
@@ -207,9 +183,7 @@ SIZE, WARM_UP_BLOCK_S = 1024, 0.01
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a device busy for some seconds, once per process, because the clock of an idle device takes tenths of a
-    second to rise; do nothing on the CPU.
-    """
+    """Keep a GPU busy, once per process, because the clock of an idle one takes tenths of a second to rise."""
     # this module is imported to print the help
     import torch
 
@@ -230,10 +204,7 @@ def warm_up(device: str, seconds: float) -> None:
 
 
 class Clocks:
-    """Reads a GPU's clock and throttling between timed runs, never during one.
-
-    gpu : the GPU's counters; None if they cannot be read or are not needed
-    """
+    """Reads a GPU's clock and throttling between timed runs, never during one, if its counters can be read."""
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
@@ -242,9 +213,7 @@ class Clocks:
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
 
     def reading(self, announce: Announce) -> Announce:
-        """Return an `announce` function that also reads the GPU's clock and throttling, at most every `EVERY_S`
-        seconds.
-        """
+        """Return an `announce` function that also reads clock and throttling, at most every `EVERY_S` seconds."""
         if self._gpu is None:
             return announce
         gpu = self._gpu
@@ -262,12 +231,7 @@ class Clocks:
         return read_and_announce
 
     def of_row(self, number: int, row: int) -> tuple[float | None, str | None]:
-        """Return the mean clock in MHz during a row's runs, and the reasons for throttling as text; None for unknown
-        values.
-
-        number : number of the case
-        row : index of the row among the rows of the case
-        """
+        """Return the mean clock in MHz during a row's runs, and the reasons for throttling; None for unknown values."""
         if (number, row) not in self._spans:
             return None, None
         first, last = self._spans[number, row]

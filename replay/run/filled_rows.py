@@ -37,7 +37,6 @@ def with_work(result: Result, work: Work | None) -> Result:
 
 
 def with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
-    """Return a row with the verdicts on all input sets' results combined; the row itself without verdicts."""
     if not verdicts:
         return result
     verdict = joined(verdicts)
@@ -47,9 +46,6 @@ def with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
 
 
 def with_energy(row: Result, energy: Energy | None) -> Result:
-    """Return a row with the columns of energy, and with the GPU's clock while the energy was measured; the row itself
-    if `energy` is None.
-    """
     if energy is None:
         return row
     clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
@@ -85,9 +81,9 @@ def with_times(result: Result, samples: Samples, workload: Workload, variant: Va
 
 
 def with_pairs(row: Result, subject: Subject, other: Subject, base_us: float) -> Result:
-    """Return a row with the ratios of its subject's times to another subject's in the same rounds.
+    """Return a row with the ratios of its function's times to another function's in the same rounds.
 
-    base_us : median time of the other subject in us
+    base_us : median time of the other function in us
     """
     are_exchanged = subject.exchanges is not None and subject.exchanges == other.exchanges
     pairs = paired_runs(subject.runs, other.runs)

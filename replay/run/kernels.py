@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KernelColumns(Columns):
-    """The columns about kernels, copies and fills, from an accelerator's records of runs that are made like the timed
-    ones.
-    """
+    """The columns about kernels, copies and fills, from an accelerator's records of runs like the timed ones."""
 
     kernels: float | None = column("number of kernels, copies and fills of a run", heading="kernels")
     launches: float | None = column(
@@ -53,7 +51,6 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
     """Return a row with the columns of kernels, and with shares of the peak rates in its GPU's datasheet.
 
     runs : the device work of each recorded run, in order of launch; at least one run
-    context : torch settings under which the case runs
     """
     from opgrip.platform.peaks import datasheet_of
     from opgrip.replay.operators.devices import name_of
@@ -74,8 +71,8 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
 
 
 def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
-    """Return the name of the dtype in which a row's case computes: TF32 for float32 if its torch settings (`context`)
-    allow this.
+    """Return the name of the dtype in which a row's case computes: TF32 for float32 if its torch settings allow
+    this.
     """
     from opgrip.platform.peaks import TF32
     from opgrip.platform.precisions import is_tf32
@@ -86,10 +83,7 @@ def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
 
 
 def kernel_columns(runs: Sequence[Sequence[LaunchedWork]]) -> KernelColumns:
-    """Return the columns about kernels, without shares of peak rates.
-
-    runs : the device work of each recorded run, in order of launch; at least one run
-    """
+    """Return the columns about kernels, without shares of peak rates, of at least one recorded run."""
     figures = [_figures(run) for run in runs]
     busy_us, gap_us, waiting_us = (median(values) / 1e3 for values in zip(*figures, strict=True))
     return KernelColumns(
@@ -103,16 +97,11 @@ def kernel_columns(runs: Sequence[Sequence[LaunchedWork]]) -> KernelColumns:
 
 
 def counted_names(names: Iterable[str], runs: int) -> str:
-    """Return the distinct names as text, the most frequent first, each with its mean number per run, such as `a x2; b
-    x1`.
-    """
+    """Return the distinct names, the most frequent first, each with its mean number per run, such as `a x2; b x1`."""
     return "; ".join(f"{name} x{number / runs:g}" for name, number in Counter(names).most_common())
 
 
 def _figures(run: Sequence[LaunchedWork]) -> tuple[int, int, int]:
-    """Return three times of a run in ns, between its first and last device work: how long the device was busy, how long
-    it was idle, and how long it was idle because a launch came too late.
-    """
     if not run:
         return 0, 0, 0
     first, last = min(work.start_ns for work in run), max(work.end_ns for work in run)
@@ -130,10 +119,7 @@ def _figures(run: Sequence[LaunchedWork]) -> tuple[int, int, int]:
 
 
 def idle_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return (begin, end) of each gap: a time between the first and the last span that no span covers.
-
-    spans : (begin, end) of each span, in any order
-    """
+    """Return (begin, end) of each time between the first and the last span that no span covers."""
     gaps: list[tuple[int, int]] = []
     busy_until: int | None = None
     for start, end in sorted(spans):

@@ -43,11 +43,8 @@ from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
 def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
-    """Return the energy of one run of each subject (a call to time) of a case, by `id(subject)`.
+    """Return the energy of one run of each function of a case that does not fail, by `id(function)`.
 
-    Failing subjects are left out; the result is empty if the counters cannot be read.
-
-    number, groups : number of the case, and groups that contain the subjects
     announce : function called with the numbers of case and row before each measurement
     """
     wait = synchronizer(workload.device)
@@ -106,11 +103,7 @@ def measure_cases(
 
 
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
-    """Yield the cases in windows: groups of cases that are measured in the same rounds, because their arguments fit
-    into memory together.
-
-    most : largest number of cases in a window
-    """
+    """Yield groups of cases that are measured in the same rounds, because their arguments fit into memory together."""
     window: list[Case] = []
     size, time_us = 0, 0.0
     most_bytes = _most_bytes(cases, workload)
@@ -135,9 +128,6 @@ def _argument_bytes(case: Case) -> int:
 
 
 def _most_bytes(cases: Iterable[Case], workload: Workload) -> int:
-    """Return how many bytes the arguments of the cases that one worker measures together may take: half of `BYTES`, or
-    more if one of `cases` needs more, limited by a share of the memory limit.
-    """
     limit = workload.request.limits.memory_limit
     largest = max((_argument_bytes(case) for case in cases), default=0)
     return min(max(BYTES // 2, largest), BYTES if limit is None else min(BYTES, round(SHARE * limit)))
@@ -208,7 +198,6 @@ def _groups_with(
     announce: Announce,
     without: Collection[int],
 ) -> list[SubjectGroup]:
-    """Return the calls to time (subjects) of all rows with the cache state `cache`, grouped by torch settings."""
     rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
     around = _with_preceding_subjects(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
     return _groups(rows, workload, surroundings, around)
@@ -217,7 +206,6 @@ def _groups_with(
 def _measure_concurrently(
     rows: Sequence[tuple[Case, list[Prepared]]], workload: Workload, announce: Announce
 ) -> dict[int, ConcurrentRun]:
-    """Return the measurements of calls (subjects) that run concurrently with others, by the subject's `id`."""
     run_of_subject: dict[int, ConcurrentRun] = {}
     for count in {point.streams for point in workload.request.points} - {1}:
         groups: dict[object, SubjectGroup] = {}
@@ -242,7 +230,6 @@ def _with_preceding_subjects(
     announce: Announce,
     without: Collection[int],
 ) -> dict[int, Subject]:
-    """Return the subjects of the measured cases and of all calls that precede them in the program, by case number."""
     subject_of_case = {
         subject.number: subject
         for _, prepared in reversed(rows)
@@ -284,7 +271,6 @@ def _groups(
     surroundings: PrecedingCalls,
     around: Mapping[int, Subject],
 ) -> list[SubjectGroup]:
-    """Return the subjects (calls to time) of all rows, grouped by the torch settings under which they run."""
     groups: dict[str, SubjectGroup] = {}
     cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
@@ -306,7 +292,6 @@ def _fill_rows(
     energies: Mapping[int, Energy],
     clocks: Clocks,
 ) -> Iterator[Result]:
-    """Yield the rows of one case with their measured values."""
     for variant, row, subject in prepared:
         clock_mhz, throttled = clocks.of_row(row.case, variant.number)
         result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(subject)))
@@ -327,9 +312,6 @@ def _fill_rows(
 
 
 def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
-    """Return a case's rows with their times divided by those of the reference mode: the ratio of the medians, and
-    percentiles of the ratios of runs that alternated.
-    """
     compared = []
     for place, row in enumerate(with_ratios(rows, reference)):
         base = base_index(place, rows, reference) if row.ratio is not None else None

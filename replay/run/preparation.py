@@ -72,7 +72,7 @@ def prepare(
     cached_rows: Mapping[int, Result] | None = None,
     only: int | None = None,
 ) -> list[Prepared]:
-    """Return the row of each variant of a case, with the subject (the call) to time if it can be timed.
+    """Return the row of each variant of a case, with the function to time if there is one.
 
     announce : called before each row with case number and row number
     cached_rows : rows that were compiled before, or whose compilation failed, by row number
@@ -97,7 +97,6 @@ class _Preparation:
         self._overhead_ns: dict[object, list[int]] = {}
 
     def row(self, variant: Variant, cached_row: Result | None) -> RowToTime:
-        """Return a variant's row and its subject; `cached_row` is the row that an earlier compilation left, if any."""
         workload = self._workload
         result = cached_row or empty_row(self._recorded, variant, workload)
         if result.status != OK:
@@ -138,7 +137,6 @@ class _Preparation:
         return result, None
 
     def _made(self, case: Case, operator: Operator, variant: Variant, result: Result) -> RowToTime:
-        """Return the row and the call to time, without the gradient of an argument for which torch refuses one."""
         workload = self._workload
         make = self._backward if variant.direction == BACKWARD else self._forward
         lacks_gradient_flags = (
@@ -211,7 +209,6 @@ class _Preparation:
     def _first_run(
         self, case: Case, result: Result, operator: Operator, program: Program, inputs: Inputs, began: int
     ) -> tuple[Result, RunOutputs]:
-        """Run a program once; return its row with work, memory and time since `began` (in ns), and its results."""
         workload = self._workload
         device = device_of(case.signature, workload)
         args, kwargs = inputs.make()
@@ -236,7 +233,6 @@ class _Preparation:
     def _with_work(
         self, case: Case, result: Result, operator: Operator, inputs: Inputs, in_torch: bool, *run: Any
     ) -> Result:
-        """Return a row with operations and bytes of a call (`run`: its arguments, keyword arguments and results)."""
         key = (result.threads, result.batch_scale, result.streams, result.values)
         if key not in self._works:
             if case.operator is None and in_torch:
@@ -325,7 +321,6 @@ class _Preparation:
         )
 
     def _reference(self, case: Case, variant: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
-        """Return the correct results for the input set with index `place`, whose arguments are `inputs`."""
         key = (variant.cache, variant.point, variant.values, variant.direction, place)
         if key not in self._references:
             right = case.reference or operator

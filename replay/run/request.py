@@ -54,9 +54,8 @@ class Shard:
     """One of several equal parts of a replay, such as 3/16.
 
     number : number of the shard, counted from 1
-    count : number of shards
-    offset_us : if several traces are divided together, cost in us of the traces before this one
-    total_us : if several traces are divided together, cost in us of all traces; else None
+    offset_us, total_us : if several traces are divided together, cost of the traces before this one, and of all; else 0
+        and None
     """
 
     number: int
@@ -73,20 +72,19 @@ class Shard:
         return f"{self.number:0{len(str(self.count))}d}-of-{self.count}"
 
     def bounds_us(self, total_us: int) -> tuple[int, int]:
-        """Return where the shard's part of the total cost starts and ends, in us."""
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Return True if a trace that starts at `offset_us` and has this cost overlaps the shard's part of the total
-        cost.
+        """Return True if a trace that starts at `offset_us` and has this cost overlaps the shard's part of the
+        total.
         """
         assert self.total_us is not None, "it is known when several traces are divided"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin
 
     def select(self, costs_us: Sequence[int]) -> list[int]:
-        """Return the indices of the shard's cases, given the cost of each case in us. If the costs are added up in
-        order, the middle of the cost of each of these cases lies in the shard's part of the total.
+        """Return the indices of the shard's cases: those the middle of whose cost lies in its part of the sum of
+        costs.
         """
         begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
         places, start = [], self.offset_us
@@ -103,8 +101,6 @@ TORCH = "torch"  # key of the torch version in an identity
 @titled("limits")
 @dataclass(frozen=True, slots=True)
 class RunLimits:
-    """Options that limit time, memory and the number of processes."""
-
     timeout: float = option(
         120.0,
         "end a case if one run takes longer; with --sequence, if one call does (default: %(default)g)",
@@ -129,7 +125,6 @@ class RunLimits:
 
     @property
     def compilers(self) -> int:
-        """Number of cases that may be compiled at the same time."""
         return self.jobs or len(os.sched_getaffinity(0))
 
 
@@ -138,14 +133,11 @@ class RunRequest:
     """The cases to replay and how to run them, as plain values that can be sent to other processes.
 
     trace : path of the trace, or name of the samples or operators
-    shard : part of the cases to replay; None for all
     detail : True to keep the full text of an error instead of its first line
     store : folder for compiled programs; None to keep none
     profiled : name of the profiler that records the timed runs, or empty; profiled workers exit by themselves
     timelines : folder for the timelines of torch's profiler
     count_work : True to run each subgraph case and sample once more to count operations and bytes
-    sandbox : True to run workers in bubblewrap
-    Each other field contains the options of one group.
     """
 
     trace: str = ""
@@ -170,9 +162,7 @@ class RunRequest:
 
     @classmethod
     def from_plain(cls, record: Mapping[str, Any]) -> RunRequest:
-        """Return the request from a dictionary that `dataclasses.asdict` made, also after conversion to
-        JSON and back.
-        """
+        """Return the request that `dataclasses.asdict` made a dictionary of, also after conversion to JSON and back."""
         return msgspec.convert(record, cls)
 
 
@@ -199,19 +189,13 @@ def identifying_options(request: RunRequest) -> dict[str, Any]:
 
 
 def options_hash(request: RunRequest) -> str:
-    """Return a hash of the options that affect the rows; it does not depend on `--pin`, which may differ between
-    shards.
-    """
+    """Return a hash of the options that affect the rows, without `--pin`, which may differ between shards."""
     options = identifying_options(replace(request, points=replace(request.points, pin=())))
     return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def settle_shard(args: argparse.Namespace) -> None:
-    """Insert the shard number into the name of the output file; under torchrun, make only one GPU visible to this
-    process.
-
-    Raises `UserError` if the name has a placeholder for the shard, but the replay is not divided into shards.
-    """
+    """Insert the shard number into the name of the output file, and leave a process of torchrun only its own GPU."""
     part: Shard | None = args.shard
     if part is None:
         if args.output is not None and PLACEHOLDER in args.output.name:
@@ -226,9 +210,7 @@ def settle_shard(args: argparse.Namespace) -> None:
 
 
 def shard(text: str) -> Shard:
-    """Return the shard that a text such as `3/16` describes; `auto` means the shard that the launcher of this process
-    set in the environment.
-    """
+    """Return the shard that a text such as `3/16` describes; `auto` is the one that this process's launcher set."""
     if text == AUTO:
         return shard_of_environment(os.environ)
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text)
@@ -238,10 +220,7 @@ def shard(text: str) -> Shard:
 
 
 def shard_of_environment(variables: Mapping[str, str]) -> Shard:
-    """Return the shard of a process that torchrun, Slurm or Open MPI started, from its environment variables.
-
-    If a task of a Slurm job array starts several processes with `srun`, each of these processes is a shard.
-    """
+    """Return the shard of a process that torchrun, Slurm or Open MPI started, from its environment variables."""
     torchrun, mpi = ("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
     # a batch script knows the number of tasks of its job but is not a task itself; only steps set the task's number
     step, array = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"), "SLURM_ARRAY_TASK_ID"
@@ -289,7 +268,6 @@ def _shards_of(count: int) -> str:
 
 
 def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:
-    """Return the cases that belong to a shard (`part`), without changing their order."""
     # sort by number, which is the order of first calls: neighbours share their preceding calls
     in_program = sorted(range(len(cases)), key=lambda place: cases[place].number)
     selected = part.select([cost_us(cases[place], workload) for place in in_program])
@@ -297,9 +275,7 @@ def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[C
 
 
 def cost_us(case: Case, workload: Workload) -> int:
-    """Return the estimated time in us to measure a case, from its captured time. It is an integer, so that all machines
-    compute the same value.
-    """
+    """Return the estimated time in us to measure a case, an integer, so that all machines compute the same value."""
     from opgrip.replay.modes import find_mode
 
     effort, variants = workload.request.effort, workload.variants(case)

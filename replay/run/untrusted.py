@@ -64,8 +64,6 @@ def unconfined() -> str | None:
 
 
 class UntrustedProcess:
-    """A process that runs the calls of one candidate, or the operators that candidates are compared with."""
-
     def __init__(self, candidate: Candidate | None, workload: Workload) -> None:
         limits, self._owner = workload.request.limits, os.getpid()
         self._timeout_s = OF_TIMEOUT * limits.timeout
@@ -91,8 +89,7 @@ class UntrustedProcess:
     def ask(self, message: Mapping[str, Any]) -> Any:
         """Let the process continue, send a message, stop the process and all that it started, and return its answer.
 
-        `took_ns` is the time until the answer. Raises the error that the process reports, and `WrongResultError` if the
-        process has run since it was stopped.
+        Raises the error that the process reports, and `WrongResultError` if it has run since it was stopped.
         """
         if self._mem < 0:
             self._begin()
@@ -122,7 +119,7 @@ class UntrustedProcess:
                 raise WrongResultError("its process cannot be stopped")
 
     def read(self, address: int, size: int) -> Tensor:
-        """Return a copy of `size` bytes of the process's memory from `address` on, (size,) uint8."""
+        """Return a copy of `size` bytes of the process's memory, (size,) uint8."""
         data = bytearray(size)
         view, done = memoryview(data), 0
         try:
@@ -135,8 +132,8 @@ class UntrustedProcess:
         return torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     def place(self, size: int) -> int:
-        """Return the offset of `size` free bytes in the shared memory. Each run gets other bytes than the one before,
-        unless it needs most of the memory.
+        """Return the offset of free bytes in the shared memory, other ones than in the run before if there are
+        enough.
         """
         if len(self.memory) < 2 * size:
             self._grow(2 * size)
@@ -152,9 +149,7 @@ class UntrustedProcess:
         return torch.frombuffer(self.memory, dtype=torch.uint8, offset=offset, count=size)
 
     def mapped_at(self) -> list[tuple[int, int, int]]:
-        """Return (first address, end, offset in the file) of each range of addresses at which the process sees shared
-        memory.
-        """
+        """Return (first address, end, offset in the file) of each range at which the process sees shared memory."""
         own = f"{os.fstat(self._file).st_ino} "
         ranges = []
         for line in _read(f"/proc/{self._leaf}/maps").splitlines():
@@ -182,7 +177,6 @@ class UntrustedProcess:
         self.memory = mmap.mmap(self._file, size)
 
     def _begin(self) -> None:
-        """Wait until the process runs, note its id, and let it import the candidate."""
         self._answer()
         # nothing of the candidate has run: the last process is the one that will, and the one above adopts orphans
         self._above, self._leaf = [self._child.pid, *_descendants(self._child.pid)][-2:]
@@ -210,17 +204,12 @@ class UntrustedProcess:
 
 
 class _Thread(NamedTuple):
-    """A thread of another process: id of the process, state, and how often it got a processor."""
-
     pid: int
     state: str
     turns: str
 
 
 def _threads_below(pid: int) -> Iterator[_Thread]:
-    """Yield the threads of the processes that the process `pid` and its children started, children after their
-    parents.
-    """
     for thread in _threads_of(pid):
         for child in map(int, _read(f"/proc/{pid}/task/{thread}/children").split()):
             for own in _threads_of(child):
@@ -243,7 +232,6 @@ def _descendants(pid: int) -> list[int]:
 
 
 def _read(path: str) -> str:
-    """Return the text of a file in `/proc`; empty if the process that the file describes has ended."""
     try:
         with open(path, "rb", buffering=0) as file:
             return file.read().decode(errors="replace")
@@ -257,9 +245,7 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def process_of(candidate: Candidate | None, workload: Workload) -> UntrustedProcess:
-    """Return the process of a candidate, or the one that runs operators if `candidate` is None; start it if it does not
-    run.
-    """
+    """Return the process of a candidate, or the one that runs operators if `candidate` is None; start it if needed."""
     if candidate in _processes:
         # the last one ran last
         _processes[candidate] = _processes.pop(candidate)
@@ -271,11 +257,10 @@ def process_of(candidate: Candidate | None, workload: Workload) -> UntrustedProc
 
 
 def untrusted_processes() -> list[int]:
-    """Return the ids of the processes that run candidates and operators, and of the processes that they started."""
+    """Return the ids of the processes that run candidates and operators, and of those that they started."""
     return [pid for process in _processes.values() for pid in process.ids()]
 
 
 def end_process(candidate: Candidate | None) -> None:
-    """End the process of a candidate if it runs; it may have been manipulated."""
     if (process := _processes.pop(candidate, None)) is not None:
         process.close()

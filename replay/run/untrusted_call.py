@@ -32,8 +32,7 @@ class UntrustedRun:
 
     run_ns : time of the call as the process reported it
     overhead_ns : time in ns that the request took in addition, by this process's clock
-    results : address and size of each result or, if a result is not a plain tensor, its value or type; the process
-        reported them together with the time
+    results : address and size of each result or, if a result is not a plain tensor, its value or type
     """
 
     run_ns: int
@@ -43,11 +42,7 @@ class UntrustedRun:
 
 @dataclass(slots=True)
 class UntrustedCall:
-    """A call of a candidate, or of its operator, in another process.
-
-    signature : signature of the call, by which the operator is found
-    settings : settings of torch under which it runs
-    """
+    """A call of a candidate, or of its operator, in another process."""
 
     candidate: Candidate | None
     workload: Workload
@@ -71,10 +66,7 @@ class UntrustedCall:
             raise
 
     def results(self, run: UntrustedRun) -> list[Any]:
-        """Return the results of the last run, which alias the run's arguments as in the process.
-
-        The arguments get the values that the run left in them.
-        """
+        """Return the results of the last run, and give its arguments the values that the run left in them."""
         process = process_of(self.candidate, self.workload)
         for offset, storage in self._places:
             memory_of(storage).copy_(process.shared(offset, storage.nbytes()))
@@ -120,7 +112,6 @@ class UntrustedCall:
         return UntrustedRun(run_ns, process.took_ns - run_ns, results)
 
     def _memory(self, process: UntrustedProcess, results: Sequence[Any]) -> list[torch.UntypedStorage | None]:
-        """Return the memory of each result: an argument's memory or a copy; None if it is not a plain tensor."""
         mapped, own = process.mapped_at(), dict[int, torch.UntypedStorage]()
         storages: list[torch.UntypedStorage | None] = []
         for item in results:
@@ -142,7 +133,6 @@ class UntrustedCall:
     def _outputs(
         self, results: Sequence[Any], forms: Sequence[Mapping[str, Any]], memory: Sequence[torch.UntypedStorage | None]
     ) -> list[Any]:
-        """Return the results, given their metadata (`forms`) and memory on the host."""
         outputs = []
         for item, form, storage in zip(results, forms, memory, strict=True):
             if storage is None:
@@ -172,10 +162,6 @@ def _spec(form: Mapping[str, Any], size: int) -> TensorSpec:
 
 
 def _leaf(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
-    """Return arguments, a tree of lists, tuples and dicts, with specs in place of tensors, whose memory is added to
-    `storages`.
-    """
-
     def described(leaf: Any) -> Any:
         if isinstance(leaf, torch.Generator):
             return GeneratorSpec(str(leaf.device), leaf.initial_seed())

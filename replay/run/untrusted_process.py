@@ -54,11 +54,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def critical_functions(device: str) -> dict[str, Any]:
-    """Return the functions of `CRITICAL` by name, as they are now; None for a function that this version of torch
-    lacks.
-
-    device : the device that is used; CUDA's functions are included
-    """
+    """Return the functions of `CRITICAL` by name, as they are now; None for those that this version of torch lacks."""
     functions: dict[str, Any] = {}
     for place, names in CRITICAL.items():
         for kind in ("cuda", torch.device(device).type):
@@ -89,9 +85,7 @@ class CallProcess:
         self._stack = ExitStack()
 
     def make(self, **request: Any) -> dict[str, Any]:
-        """Build the arguments of the next run over shared memory, before the parent writes the values.
-
-        Everything is done here that need not be done while the parent's clock runs.
+        """Build the arguments of the next run over shared memory, before the parent's clock runs.
 
         request : the parent's request: signature, arguments, sizes and settings
         """
@@ -118,10 +112,10 @@ class CallProcess:
         return {}
 
     def run(self, seed: int) -> list[Any]:
-        """Run the call once; return its time, and for each result the address and size of its memory or, if it is no
-        plain tensor, its value or type. All that takes longer is left to `describe`.
+        """Run the call once; return its time, and address and size of each result or, if it is no plain tensor, its
+        type.
 
-        seed : seed of random numbers
+        All that takes longer is left to `describe`.
         """
         self._copy(to_device=True)
         torch.manual_seed(seed)
@@ -176,9 +170,6 @@ class CallProcess:
 
 
 def _memory(leaf: Any) -> torch.UntypedStorage | None:
-    """Return the memory of a plain tensor or, if the tensor is on a device, of its copy on the host; None for other
-    results.
-    """
     if type(leaf) not in (torch.Tensor, torch.nn.Parameter) or leaf.layout is not torch.strided or leaf.is_nested:
         return None
     storage: torch.UntypedStorage = leaf.untyped_storage()
@@ -186,7 +177,6 @@ def _memory(leaf: Any) -> torch.UntypedStorage | None:
 
 
 def _result_form(leaf: Any, memory: torch.UntypedStorage | None) -> Any:
-    """Return address and size of a result's memory, or the value or type of a result without memory."""
     if memory is not None:
         return [memory.data_ptr(), memory.nbytes()]
     try:
@@ -206,9 +196,9 @@ def timed(
 
 
 def adopt_orphans() -> None:
-    """Continue in a child process; this process waits for the child and ends as the child does. Processes that the
-    child detaches become children of this process, so that the parent, which stops all processes below this one, finds
-    them.
+    """Continue in a child process, and end as it does; processes that it detaches become children of this one.
+
+    So the parent, which stops all processes below this one, finds them.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not (own := os.fork()):

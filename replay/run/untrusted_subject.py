@@ -46,7 +46,7 @@ class UntrustedSubject(Subject):
 
     draw : returns new inputs of an input set, by index and seed
     check : compares the results of a run with the operator's; None for the operator itself
-    overhead_ns : times in ns that requests to run the operator took outside its call; the operator's subject adds to
+    overhead_ns : times in ns that requests to run the operator took outside its call; the operator's function adds to
         them
     """
 
@@ -94,7 +94,6 @@ class UntrustedSubject(Subject):
         return float(max(run.run_ns, took_ns - (1 + MARGIN) * usual_ns, 1))
 
     def _compare(self, inputs: Inputs, run: UntrustedRun) -> None:
-        """Raise `WrongResultError` if the results of `run`, the last run, are wrong."""
         assert self.check is not None, "only candidates are compared"
         before = [storage.clone() for storage in inputs.storages]
         outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.call.results(run)]
@@ -116,10 +115,7 @@ class UntrustedSubject(Subject):
 
 
 def untrusted_call(case: Case, variant: Variant, workload: Workload) -> UntrustedCall:
-    """Return the call of a candidate, or of the operator that it is compared with, in another process.
-
-    variant : mode and settings of the row; the mode decides which of the two is called
-    """
+    """Return the call of a candidate, or of the operator that it is compared with, in another process."""
     if case.operator is not None:
         raise Unsupported("--untrusted judges candidates for operators, not for functions")
     candidate = workload.candidates.find(case.op)
@@ -140,13 +136,10 @@ def untrusted_subject(
     draw: Callable[..., Inputs],
     overhead_ns: list[int],
 ) -> Subject:
-    """Return the subject that times a call in another process.
+    """Return the timed function that runs a call in another process.
 
-    operator : operator that returns the correct results
-    variant : mode and settings of the row; only the results of a candidate are checked
-    inputs : arguments of each input set
     draw : function that returns inputs for a signature, with values drawn for a seed
-    overhead_ns : times in ns that requests to run the operator took outside its call; both subjects share this list
+    overhead_ns : times in ns that requests to run the operator took outside its call; both functions share this list
     """
     signatures: Sequence[Signature] = (case.signature, *case.input_sets)
     tolerance = call.workload.request.tolerance

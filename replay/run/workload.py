@@ -47,7 +47,7 @@ from opgrip.traces.schema.arguments import DTYPES, numbers_of, tensors, with_num
 from opgrip.traces.schema.records import Signature
 
 if TYPE_CHECKING:
-    from opgrip.replay.batch_scale.batch_scale import BatchScale
+    from opgrip.replay.batch_scale import BatchScale
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,8 @@ class Workload:
     device : device that results name and that is synchronized
     timing : timing options of the request, with the timing method for this device
     source_cases : selected cases of the trace, before a shard takes its part
-    cases : cases to run
     notes : notes for the user about the trace, such as missing values
-    batches : which sizes in the trace are the batch size; None if the batch is not scaled
+    batches : which tensors of the trace have the batch; None if the batch is not scaled
     memory : True to measure the memory that a call allocates
     adds_gradients : True if all floating-point arguments require gradients, because the trace does not record which do
     judges_backward : True to judge candidates also on gradients, because the trace has a backward pass
@@ -80,7 +79,6 @@ class Workload:
 
     @property
     def trace(self) -> Trace:
-        """The trace to which the cases belong."""
         return self.source_cases.trace
 
     @property
@@ -106,7 +104,6 @@ class Workload:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Dtype to cast floating-point tensors to, or None to keep the recorded dtype."""
         return None if self.request.inputs.dtype is None else DTYPES[self.request.inputs.dtype]
 
     @property
@@ -130,14 +127,12 @@ class Workload:
         return replace(self.with_request(inputs=replace(inputs, device=device)), device=device, place=place)
 
     def with_request(self, **changes: Any) -> Workload:
-        """Return the workload with some fields of its request changed."""
         return replace(self, request=replace(self.request, **changes))
 
     def wants_grad(self, case: Case, direction: str) -> bool:
         """Return True if the runs of a case in a direction record an autograd graph, as in training.
 
-        Operators that write into their arguments do not, because generated arguments are leaf tensors, and autograd
-        does not allow writing into leaves.
+        Operators that write into their arguments do not, because autograd does not allow writing into leaf tensors.
         """
         asks = self.timing.backward if direction == FORWARD else self._runs_backward(case)
         writes = case.operator is None and mutates(case.signature)
@@ -152,9 +147,7 @@ class Workload:
         return wants and case.phase == "forward"
 
     def variants(self, case: Case) -> list[Variant]:
-        """Return the variants of a case: all combinations of cache state, point (threads, batch scale, streams),
-        values, direction and mode; modes vary fastest, the reference mode first.
-        """
+        """Return the variants of a case, one per row: modes vary fastest, the reference mode first."""
         request = self.request
         directions = (FORWARD, BACKWARD) if self._runs_backward(case) else (FORWARD,)
         caches = self.timing.caches if len(self.timing.caches) > 1 else (None,)
@@ -165,35 +158,28 @@ class Workload:
         ]
 
     def cache_of(self, variant: Variant) -> str:
-        """Return the cache state before the runs of a variant."""
         return variant.cache or self.timing.caches[0]
 
     def scaled(self, case: Case, point: Point) -> Case:
-        """Return a copy of a case whose batch size is multiplied by `point.batch`.
-
-        Raises `Unsupported` if it is unknown which sizes of the case are the batch size.
-        """
+        """Return a copy of a case whose batch size is multiplied by `point.batch`."""
         if point.batch == 1:
             return case
         if self.batches is None or case.operator is not None or case.load is not None:
             raise Unsupported("the batch size can only be scaled for single calls of a trace")
-        from opgrip.replay.batch_scale.batch_scale import scaled
+        from opgrip.replay.batch_scale import scaled
 
         return scaled(case, point.batch, self.batches)
 
     def context_of(self, case: Case, variant: Variant) -> Mapping[str, Any]:
-        """Return the torch settings under which a variant of a case runs: the recorded ones, with the requested number
-        of threads.
+        """Return the torch settings under which a variant runs: the recorded ones, with the requested number of
+        threads.
         """
         threads = variant.point.threads
         return case.context if threads is None else {**case.context, "threads": threads}
 
 
 def load_workload(request: RunRequest) -> Workload:
-    """Load the trace of a request and select its cases.
-
-    Raises `UserError` if the trace cannot be read, or no case is selected.
-    """
+    """Load the trace of a request and select its cases; raise `UserError` if no case is selected."""
     selection = request.selection
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -215,12 +201,10 @@ def load_workload(request: RunRequest) -> Workload:
 
 
 def has_backward(trace: Trace) -> bool:
-    """Return True if a trace has calls of a backward pass."""
     return not trace.calls.empty and bool((trace.own_distinct_calls["phase"] == BACKWARD).any())
 
 
 def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
-    """Return the workload of a request for a loaded trace, without its cases."""
     recorded = recorded_device(trace)
     requested = next(map(with_index, request.inputs.devices), None)
     device = requested or with_index(recorded)
@@ -228,7 +212,7 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
     by_events = device not in ("cpu", "meta") and all(find_mode(name)[0].in_torch for name in request.modes.all_names)
     timing, batches = request.timing.with_method(EVENTS if by_events else DISCRETE), None
     if any(scale != 1 for scale in request.points.batch_scale):
-        from opgrip.replay.batch_scale.batch_scale import BatchScale
+        from opgrip.replay.batch_scale import BatchScale
 
         batches = BatchScale(trace)
     return Workload(
@@ -246,9 +230,9 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
 
 
 def _default_device(trace: Trace, recorded: str) -> str | None:
-    """Return `cpu` if the trace is converted from another tool's file whose tensors have no recorded device, else None.
+    """Return `cpu` if no tensor in a converted trace has a recorded device, else None.
 
-    Other arguments may still name a device: a TritonBench file has `device='cuda'` in calls whose tensors have none.
+    Other arguments may name one: a TritonBench file has `device='cuda'` in calls whose tensors have none.
     """
     return "cpu" if recorded == "cpu" and "converted_from" in trace.header else None
 
@@ -269,9 +253,7 @@ def device_of(signature: Signature, workload: Workload) -> str:
 
 
 def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
-    """Return a key of the program that runs a variant of a case; equal keys mean that a stored program can be used.
-    None if the program cannot be stored.
-    """
+    """Return a key by which a program is stored; None if the program cannot be stored."""
     if workload.store is None or variant.mode == EAGER:
         return None
     mode, _ = find_mode(variant.mode)
@@ -365,7 +347,7 @@ def empty_row(case: Case, variant: Variant, workload: Workload, status: str = OK
 
 
 def describe_failure(error: BaseException) -> tuple[str, str]:
-    """Return the status and the reason that the row of a case gets if the case raises this error."""
+    """Return the status and the reason of the row of a case that raises this error."""
     if isinstance(error, UserError) and isinstance(error.__cause__, ModuleNotFoundError):
         error = error.__cause__
     # check first: a compiler that runs out of memory raises its own error
@@ -388,7 +370,6 @@ def describe_failure(error: BaseException) -> tuple[str, str]:
 
 
 def failed(result: Result, error: BaseException, workload: Workload) -> Result:
-    """Return the row of a case that raised an error, with status and reason."""
     status, reason = describe_failure(error)
     if isinstance(error, Untrusted):
         reason = error.with_command(workload.request.trace, workload.request.inputs.extension)

@@ -31,13 +31,7 @@ Work: TypeAlias = Callable[[Callable[[], None]], T]
 
 
 class ThreadGroup:
-    """Threads that run functions concurrently under the same torch settings, each thread on its own stream of the
-    device.
-
-    group : supplies the torch settings
-    count : number of threads
-    device : device of the streams; a CPU has none
-    """
+    """Threads that run functions at the same time under the torch settings of a group, each on its own stream."""
 
     def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
         self._group = group
@@ -55,7 +49,7 @@ class ThreadGroup:
         self._threads.shutdown()
 
     def at_once(self, functions: Sequence[Work[T]]) -> list[T]:
-        """Run the functions concurrently, each on a separate thread, and return their results.
+        """Run functions concurrently, each on a separate thread, and return their results.
 
         functions : each is called with a function that waits for the device work of the thread in which it runs
         """
@@ -94,14 +88,13 @@ LOADED = "loaded"
 
 @dataclass(frozen=True, slots=True)
 class ConcurrentRun:
-    """Times of one subject (a call to time) while other subjects ran at the same time.
+    """Times of one function while other functions ran at the same time.
 
-    subject : its `failure` is set if a run raised an exception; the times may then be empty
-    loaded : mean time of a run in ns in each repeat; a repeat lasts until all subjects have run once
+    loaded : mean time of a run in ns in each repeat; a repeat lasts until all functions have run once
     ratio : 10th, 50th and 90th percentile, over the repeats, of `loaded` divided by the time of a run without others;
         None if no ratio is known
-    overlap : time of all subjects when run one after the other, divided by their time when run concurrently (median
-        over the repeats): 1 if running concurrently saves no time, `together` if the runs do not slow each other down
+    overlap : time of all functions one after the other, divided by their time when run concurrently (median over the
+        repeats): 1 if running concurrently saves no time, `together` if the runs do not slow each other down
     together : number of concurrent runs
     """
 
@@ -119,19 +112,16 @@ def measure_concurrently(
     device: str,
     announce: Announce = lambda number, row: None,
 ) -> Iterator[ConcurrentRun]:
-    """Measure the subjects of each group (calls to time) in batches of `count` that run concurrently.
+    """Measure the functions of each group in batches of `count` that run concurrently.
 
-    groups : subjects in program order; subjects with different torch settings never run concurrently, because most
+    groups : functions in program order; those with different torch settings never run concurrently, because most
         settings apply to a whole process
-    count : number of subjects that run at the same time
-    effort : number of repeats or time budget of each subject; the first repeat of a batch is always a warm-up
-    device : device of the subjects; unless it is the CPU, each thread has its own stream on it
+    effort : number of repeats or time budget of each function; the first repeat of a batch is always a warm-up
     announce : called before a batch runs, for each of its cases
 
-    Concurrent Python threads share the allocator, caches, cores (each thread has as many torch threads as the settings
-    specify), and the interpreter lock; the times include all of this. A call holds the lock until a kernel releases it,
-    so short calls wait for each other on every device. Short calls run in blocks, so that the ten microseconds between
-    the starts of threads do not matter.
+    Concurrent Python threads share the allocator, caches, cores and the interpreter lock; the times include all of
+    this. A call holds the lock until a kernel releases it, so short calls wait for each other on every device. Short
+    calls run in blocks, so that the ten microseconds between the starts of threads do not matter.
     """
     for group in groups:
         with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():
@@ -143,13 +133,6 @@ def measure_concurrently(
 
 @dataclass(slots=True)
 class _Times:
-    """Times of one subject's runs.
-
-    loaded : time of each run while the other subjects of the batch ran
-    alone_ns : for each repeat, the time of a run without other subjects
-    loaded_ns : for each repeat, the mean time of a run while the others ran
-    """
-
     subject: Subject
     loaded: Samples = field(default_factory=lambda: Samples({LOADED: 1.0}))
     alone_ns: list[float] = field(default_factory=list)
@@ -157,12 +140,6 @@ class _Times:
 
 
 class _Load:
-    """Records when all subjects of a batch have run once; until then, each keeps running.
-
-    begun_ns : start of the first subject; None before it
-    over_ns : time at which the last subject had run once; None before that
-    """
-
     def __init__(self, count: int) -> None:
         self.begun_ns: int | None = None
         self.over_ns: int | None = None
@@ -176,7 +153,6 @@ class _Load:
             return self.begun_ns
 
     def first_is_done(self) -> None:
-        """Record that one more subject has run once, or failed."""
         with self._lock:
             self._pending -= 1
             if self._pending == 0:
@@ -184,8 +160,6 @@ class _Load:
 
 
 class _Batch:
-    """Measures the subjects of one batch, which run concurrently."""
-
     def __init__(
         self, subjects: Sequence[Subject], thread_group: ThreadGroup, effort: Effort, announce: Announce
     ) -> None:
@@ -199,7 +173,6 @@ class _Batch:
         self._pace = Pace()
 
     def measured(self) -> list[ConcurrentRun]:
-        """Repeat the batch until each subject that does not fail has enough times; return the results."""
         threads = len(self._all) * torch.get_num_threads()
         with closing(Contention(threads=threads)) as contention:
             while self._again():
@@ -218,7 +191,7 @@ class _Batch:
         )
 
     def _repeat(self, contention: Contention) -> None:
-        """Run each subject once without the others, then all once at the same time, and then each while the others keep
+        """Run each function once without the others, then all at the same time, and then each while the others keep
         running.
 
         The first repeat is a warm-up and determines how many runs are timed together as a block.
@@ -271,9 +244,6 @@ class _Batch:
         return (perf_counter_ns() - start) / len(runs)
 
     def _once(self, subject: Subject) -> Work[tuple[int, int] | None]:
-        """Return a function that runs one block of a subject, and returns the start and end of the block in ns; None if
-        the subject failed.
-        """
         runs = self._guarded(subject, lambda subject: subject.ready(self._block or 1)) or []
 
         def run(finish: Callable[[], None]) -> tuple[int, int]:
@@ -286,11 +256,10 @@ class _Batch:
         return lambda finish: self._guarded(subject, lambda _: run(self._finisher(subject, finish)))
 
     def _loaded(self, subject: Subject, load: _Load) -> Work[float | None]:
-        """Return a function that returns the mean time of a subject's run in ns while all others run too; None if the
-        subject failed.
+        """Return a function that returns the mean time of a run in ns while all others run too.
 
-        A subject keeps running until the slowest one has run once, and the part of its last run before that moment
-        counts. The time between runs counts too, because a thread waits for the interpreter lock then.
+        It keeps running until the slowest one has run once. The time between runs counts, because a thread waits for
+        the interpreter lock then.
         """
 
         def run(finish: Callable[[], None]) -> float:
@@ -319,15 +288,9 @@ class _Batch:
         return guarded
 
     def _finisher(self, subject: Subject, finish: Callable[[], None]) -> Callable[[], None]:
-        """Return `finish`, which waits for the thread's stream, or a function that waits for the whole device if the
-        subject uses other streams.
-        """
         return finish if subject.in_torch else self._thread_group.synchronize
 
     def _guarded(self, subject: Subject, function: Callable[[Subject], T]) -> T | None:
-        """Return the function's result for a subject. If it raises an error, record the error as the subject's failure
-        and return None.
-        """
         try:
             return function(subject)
         except Exception as error:
@@ -347,9 +310,6 @@ class _Batch:
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:
-    """Return the time that runs took before `end_ns` divided by their number, in ns; a run that ends later counts as
-    the fraction of a run that lies before `end_ns`, in the time and in the number.
-    """
     durations = [max(end - start, 1) for start, end in spans]
     before = [max(min(end, end_ns) - start, 0) for start, end in spans]
     return sum(before) / max(float(sum(map(truediv, before, durations))), 1e-9)

@@ -65,8 +65,7 @@ def keep_freed_memory() -> None:
 def keeping_freed_memory() -> Iterator[None]:
     """Let this process keep freed memory during the block instead of returning it to the system.
 
-    glibc cannot report its previous thresholds. After the block, the thresholds have the values that glibc itself
-    chooses when large blocks are freed, and threads may continue to share one arena.
+    After the block, the thresholds have the values that glibc itself chooses when large blocks are freed.
     """
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
@@ -107,8 +106,7 @@ def touch(size: int) -> None:
 
 
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
-    """Allocate and free blocks of these sizes (in bytes) so that the next blocks of these sizes have `fresh_bytes` in
-    newly mapped pages, and the rest in resident pages.
+    """Allocate and free blocks so that the next blocks of these sizes have `fresh_bytes` in newly mapped pages.
 
     If `fresh_bytes` exceeds the sum of the sizes, other memory of the operator will be in new pages too. Other freed
     memory and the caches do not change, except for one cache line per page.
@@ -169,8 +167,8 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if the page faults took at least twice their usual time, which happens if a virtual machine had
-        returned memory to its host.
+        """Return True if the page faults took at least twice their usual time, as after a virtual machine returned
+        memory.
 
         duration_ns : time of the work that caused the page faults
         """

@@ -35,7 +35,6 @@ class Range:
 
     message : operator, or name of a stage before or after a timed run
     category : mode and other words that distinguish the rows of a case
-    case : case number
     profiled : name of the profiler that runs; if it shows only the message of a range, the message also contains case
         and category
     """
@@ -64,17 +63,12 @@ class Range:
 
 
 def row_name(case: int, op: str, category: str) -> str:
-    """Return the message of a row's range for profilers, such as ncu, that show only messages.
-
-    case, op, category : number of the case, name of its operator, and mode and settings of the row
-    """
+    """Return the message of a row's range for profilers, such as ncu, that show only messages."""
     return f"case {case} {op} {category}"
 
 
 def check_ranges(profiler: str) -> None:
-    """Raise `UserError` if NVTX ranges are not available, without which a profiler's kernels cannot be assigned to
-    cases.
-    """
+    """Raise `UserError` if NVTX ranges, which assign a profiler's kernels to cases, are not available."""
     if nvtx is None:
         raise UserError(f"{profiler} separates cases by NVTX ranges, and the package nvtx is missing", "install nvtx")
     if not nvtx.enabled():

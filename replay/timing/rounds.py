@@ -52,10 +52,10 @@ Announce = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SubjectGroup:
-    """Subjects (calls to time) that run under the same settings of torch.
+    """Functions that run under the same settings of torch.
 
     grad : True if calls record an autograd graph
-    around : by the case number of a timed subject, the untimed one that runs right before it, as in the program
+    around : by case number, untimed functions that run right before timed ones, as in the program
     """
 
     settings: Mapping[str, Any]
@@ -65,16 +65,14 @@ class SubjectGroup:
 
 
 class Measurer:
-    """Times groups of subjects (calls to time).
+    """Times groups of functions.
 
-    stopwatch : clock that times a run
-    effort : number of runs or time budget of each subject
+    effort : number of runs or time budget of each function
     flush : function that empties the caches before a run; None to leave them unchanged
     announce : called before each run with case number and row index
-    seed : random seed for the order of runs
-    records : True to let the device record its work in a few runs of each subject after the timed ones
+    records : True to let the device record its work in a few runs of each function after the timed ones
     is_throttled : returns True if the device's clock is currently lowered
-    workers : function that returns the ids of the processes that run the subjects; None if this process runs them
+    workers : function that returns the ids of the processes that run the functions; None if this process runs them
     """
 
     def __init__(
@@ -107,11 +105,9 @@ class Measurer:
         self._workers = workers
 
     def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
-        """Run the subjects (calls to time) of one case in turn until enough times are known, then the subjects of
-        the next case.
+        """Run the functions of one case in turn until enough times are known, then those of the next case.
 
-        Yields the subjects of each finished case. Cases whose runs other processes disturbed run again and are yielded
-        last.
+        Yields the functions of each finished case; cases that other processes disturbed run again and are yielded last.
         """
         with self._attentive():
             contended, started_ns = [], perf_counter_ns()
@@ -126,10 +122,10 @@ class Measurer:
             yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
     def in_rounds(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
-        """Run every subject once per round, each after the calls that precede it in the program, until enough times are
+        """Run every function once per round, after the calls that precede it in the program, until enough times are
         known.
 
-        The subjects of a case are compared round by round. Yields the subjects of each finished case. Cases whose runs
+        The functions of a case are compared round by round. Yields the functions of each finished case; cases that
         other processes disturbed run again and are yielded last.
         """
         waiting = [(group, timed_cases(group.subjects)) for group in groups]
@@ -158,12 +154,11 @@ class Measurer:
         run: Callable[[SubjectGroup, list[TimedCase]], None],
         spent_ns: int,
     ) -> Iterator[list[Subject]]:
-        """Run cases again that other processes disturbed, when the machine is quiet, and yield the subjects of each
+        """Run cases again that other processes disturbed, when the machine is quiet, and yield the functions of each
         case.
 
         This takes at most the time budgets of these cases, and at most `spent_ns` or `RETRY_NS`, whichever is longer.
-        It ends early if `MOST_IN_A_ROW` consecutive cases are disturbed again; the remaining cases are then yielded as
-        they are.
+        It ends early if `MOST_IN_A_ROW` consecutive cases are disturbed again.
         """
         waiting = list(contended)
         until_ns = perf_counter_ns() + min(len(waiting) * self.effort.budget_s * 1e9, max(spent_ns, RETRY_NS))
@@ -190,7 +185,6 @@ class Measurer:
             yield self._settled(group, case)
 
     def _run_untimed(self, group: SubjectGroup, cases: Sequence[TimedCase]) -> None:
-        """On an accelerator, run the subjects untimed, so that timed runs find their memory in the allocator."""
         if not is_accelerator(self._stopwatch.device):
             return
         with restored(group.settings), torch.set_grad_enabled(group.grad):
@@ -212,7 +206,7 @@ class Measurer:
         return case.subjects
 
     def _record(self, group: SubjectGroup, case: TimedCase) -> None:
-        """Run the subjects of a case a few more times, each as in a timed run, while the device records its work.
+        """Run the functions of a case a few more times, each as in a timed run, while the device records its work.
 
         The first run is left out, because its launches wait for the memory that the recording needs.
         """
@@ -304,9 +298,6 @@ class Measurer:
         self._pending_ns += runs_ns
 
     def _mark(self) -> bool:
-        """Record the start of a run if runs are currently checked one by one for contention; return True if
-        they are.
-        """
         is_watchful = perf_counter_ns() < self._watchful_until_ns
         if is_watchful:
             self._marks.append(self._watch.read())
@@ -325,9 +316,6 @@ class Measurer:
         self._lacks_memory = self._lacks_memory or (is_out_of_memory(error) and is_accelerator(self._stopwatch.device))
 
     def _check(self, all_of_them: bool = True) -> None:
-        """Keep the times of the runs since the last check, except those on a slowed core or while other processes
-        ran.
-        """
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
             return
@@ -357,15 +345,11 @@ class Measurer:
 
 
 def _before(number: int, group: SubjectGroup, subject: Subject) -> Subject | None:
-    """Return the subject that runs for a call that precedes `subject` in the program; None if there is none.
-
-    Where the same call precedes, it is the subject itself: the other subjects of the case use other memory.
-    """
     return subject if number == subject.number else group.around.get(number)
 
 
 def _precede(just_run: Sequence[tuple[int, Subject | None]], place: CallPosition, subject: Subject) -> bool:
-    """Return True if the calls that precede `subject` at this place have just run."""
+    """Return True if the last calls that ran are those that precede a call in the program, in the same order."""
     last = list(just_run)[max(len(just_run) - len(place.before), 0) :]
     return [number for number, _ in last] == list(place.before) and all(
         number != subject.number or ran is subject for number, ran in last
@@ -374,7 +358,6 @@ def _precede(just_run: Sequence[tuple[int, Subject | None]], place: CallPosition
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Disable Python's garbage collection in the block."""
     enabled = gc.isenabled()
     gc.disable()
     try:

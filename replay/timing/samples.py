@@ -21,17 +21,13 @@ SETTLED, STEADY = 6, 0.1
 
 
 class Samples:
-    """Times of runs, grouped into strata; a stratum contains the runs with the same input values and the same memory
-    state.
+    """Times of runs, grouped into strata of runs with the same input values and memory state.
 
-    The weight of a stratum is its share of the program's calls; it does not depend on the stratum's number of runs.
-
-    shares : share of each stratum, above 0
+    shares : share of the program's calls that each stratum represents, above 0, whatever its number of runs
     alike : True if each run has the same weight
     fewest : minimum number of runs, unless the budget is too short
     in_order : times of all runs in ns, in the order of the runs
-    dropped : number of runs that were not kept because the processor was slowed down
-    slowed : number of runs that were kept although the processor was slowed down
+    dropped, slowed : number of runs that were not kept, or kept, although the processor was slowed down
     contended : (stratum, time) of runs during which other processes used the cores; they only count if `is_contended`
     is_contended : True if contended runs are used because there are too few others
     spent_ns : time of the runs and of the work between them, in ns
@@ -62,9 +58,7 @@ class Samples:
 
     @property
     def memory_gb_per_s(self) -> float | None:
-        """Mean rate at which this thread could read memory, measured between the runs, in GB/s; None if it was not
-        measured.
-        """
+        """Mean rate in GB/s at which this thread could read memory between the runs; None if it was not measured."""
         return fsum(self._memory_rates) / len(self._memory_rates) if self._memory_rates else None
 
     @property
@@ -84,13 +78,13 @@ class Samples:
         self.contended.append((stratum, time_ns))
 
     def try_again(self) -> None:
-        """Set the spent time to zero, so that the runs are tried again when the machine may be quiet."""
+        """Set the spent time to zero, so that disturbed runs are tried again."""
         self.spent_ns = 0
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """Use the times of contended runs, which other processes disturbed, if there are fewer others than `effort`
-        requires; call this after the last run.
+        """Use the times of runs that other processes disturbed if there are too few others; call this after the last
+        run.
         """
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
@@ -112,15 +106,12 @@ class Samples:
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """Return the time in us within which the given share of the program's calls ends; None if there are too few
-        runs for it.
-        """
+        """Return `quantile_us`, or None if there are too few runs for it."""
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property
     def weights(self) -> list[float] | None:
-        """Share of the program's calls that each run represents, in the order of the runs; None if all shares are
-        equal.
+        """Share of the program's calls that each run represents, in order; None if all are equal.
 
         A run represents at most a third of the calls, so that the median is never the time of a single run.
         """
@@ -133,13 +124,11 @@ class Samples:
 
     @property
     def effective_runs(self) -> int:
-        """Number of equally weighted runs that would be as precise as these runs; smaller than the number of runs if
-        weights differ.
-        """
+        """Number of equally weighted runs that would be as precise as these runs."""
         return effective_runs(self.weights or [1.0] * len(self))
 
     def median_us_of(self, input_set: int) -> float | None:
-        """Return the median time in us of the runs with one input set, given by its index; None without such runs."""
+        """Return the median time in us of the runs with one input set; None without such runs."""
         strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == input_set]
         times = [time for stratum in strata for time in self.times[stratum]]
         return float(np.median(times)) / 1e3 if times else None
@@ -150,8 +139,8 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Mean interquartile range within the strata (groups of runs with the same input values and memory state),
-        divided by the mean of their medians; infinite if no stratum has two runs.
+        """Mean interquartile range within the strata, divided by the mean of their medians; inf if no stratum has two
+        runs.
         """
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
         if not strata:
@@ -167,8 +156,6 @@ class Samples:
         The reason is `iterations` (the requested number is reached), `precision` (the spread is small enough),
         `settled` (the spread no longer changes), `budget` (the time is spent) or `contended` (other processes disturb
         the runs).
-
-        effort : options for the number of runs, the spread and the time
         """
         is_spent = self.spent_ns >= effort.budget_s * 1e9
         if effort.iterations is not None:
@@ -198,9 +185,6 @@ class Samples:
         return any(share > MAIN and len(self.times[stratum]) < LEAST for stratum, share in self.shares.items())
 
     def _select_strata(self) -> list[Hashable]:
-        """Return the strata (groups of runs with the same input values and memory state) that have runs and represent
-        calls of the program; if none represents calls, all that have runs.
-        """
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
 
@@ -210,9 +194,7 @@ def _least(effort: Effort) -> int:
 
 
 def trim(weights: Sequence[float]) -> list[float]:
-    """Return the weights, which add up to 1, with those above a third reduced to a third; the excess is distributed
-    over the others.
-    """
+    """Return the weights, which add up to 1, with those above a third reduced to a third in favour of the others."""
     trimmed, count = list(weights), len(weights)
     limit = max(1 / LEAST, 1 / count) if count else 1.0
     while count > 1 and (above := fsum(max(weight - limit, 0.0) for weight in trimmed)) > 1e-12:
@@ -245,11 +227,9 @@ def effective_runs(weights: Sequence[float]) -> int:
 
 
 def ratio_quantiles(times: Sequence[float], base: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return the 10th, 50th and 90th percentile of the ratio times / base, taken run by run; None if no run has a
-    ratio.
+    """Return the 10th, 50th and 90th percentile of the ratio times / base, taken run by run; None without a ratio.
 
-    times, base : times of two subjects, in the order of their runs; times of 0 (shorter than reading the clock) have no
-        ratio
+    times, base : times of two functions, in the order of their runs; times of 0 have no ratio
     """
     pairs = [(time, other) for time, other in zip(times, base, strict=False) if time > 0 and other > 0]
     if not pairs:

@@ -39,11 +39,7 @@ MEMORY_EVERY_NS = 500_000_000
 
 
 def empty_call_ns(wait: Callable[[], None] = lambda: None, count: int = 200) -> float:
-    """Return the time in ns that reading the clock twice and waiting for an idle device add to a timed run.
-
-    wait : function that waits for the device
-    count : number of measurements, of which the median is returned
-    """
+    """Return the time in ns that reading the clock twice and waiting for an idle device add to a timed run."""
     times = []
     for _ in range(count):
         start = perf_counter_ns()
@@ -59,10 +55,7 @@ class Pace:
         self._best = min(_probe_ns() for _ in range(50))
 
     def is_slowed(self) -> bool:
-        """Return True if the processor takes over a third longer for the same work than at its highest speed.
-
-        The better of two measurements counts, because one of them may be interrupted.
-        """
+        """Return True if the processor takes over a third longer for the same work than at its highest speed."""
         first = _probe_ns()
         probe_ns = first if first <= self._best * SLOWED else min(first, _probe_ns())
         self._best = min(self._best, probe_ns)
@@ -70,16 +63,14 @@ class Pace:
 
 
 class MemoryPace:
-    """Measures from time to time how fast this thread reads memory, which other programs and virtual
-    machines use too.
-    """
+    """Measures from time to time how fast this thread reads memory, which other programs use, too."""
 
     def __init__(self) -> None:
         self._data = np.ones(MEMORY_BYTES // 8, dtype=np.float64)
         self._read_ns, self._gb_per_s = 0, 0.0
 
     def gb_per_s(self) -> float:
-        """Return the last measured read rate in GB/s; measure it again if it is older than `MEMORY_EVERY_NS`."""
+        """Return the read rate in GB/s, measured again if it is older than `MEMORY_EVERY_NS`."""
         if perf_counter_ns() - self._read_ns > MEMORY_EVERY_NS:
             times = []
             for _ in range(MEMORY_READS):
@@ -106,26 +97,19 @@ TRIED, RETRIED = 2, 8
 
 
 def keep_busy(device: str, launch_ns: float) -> None:
-    """Enqueue work on a device that lasts as long as the launch of a call, so that the device's clock does not include
-    the launch.
-
-    launch_ns : expected time of the launch in ns
-    """
+    """Enqueue work on a device that lasts as long as the launch of a call, so that its clock excludes the launch."""
     delay(device, min(launch_ns + LEAD_MARGIN_NS, MOST_LEAD_NS) / 1e3)
 
 
 @dataclass(slots=True)
 class LaunchTime:
-    """The time that launching a call takes, and how long the device is therefore kept busy before the next run.
+    """The time that launching a call takes, for which the device is kept busy before the next run.
 
-    The device must be busy until the call is launched, so that its time does not include the launch: for as long as
-    the launch before took. A call that waits for the device also waits until it is no longer busy, so both times would
-    grow from run to run. Therefore, most runs of such a call get the shortest launch time so far, and a longer one is
-    tried again every `RETRIED` runs.
+    So the call's time does not include its launch. A call that waits for the device also waits until it is no longer
+    busy, so both times would grow from run to run. Therefore, most runs of such a call get the shortest launch time so
+    far, and a longer one is tried again every `RETRIED` runs.
 
     ns : expected time of the next launch; 0 if unknown
-    last_ns : time of the last launch
-    count : number of launches
     outlasting : number of launches that took longer than the device was kept busy
     """
 
@@ -137,9 +121,7 @@ class LaunchTime:
     _least_ns: float = float("inf")
 
     def add(self, launch_ns: float, outlasts: bool) -> None:
-        """Record the time of a launch, and whether it outlasts (takes longer than) the time for which the device was
-        kept busy.
-        """
+        """Record the time of a launch, and whether it took longer than the device was kept busy."""
         self.last_ns = launch_ns
         self.count += 1
         self.outlasting += outlasts
@@ -159,9 +141,7 @@ class Stopwatch:
     """A clock that times runs on a device.
 
     method : how runs are timed, one of `METHODS`
-    synchronize : function that waits for the device
     empty_ns : time in ns that measuring an empty run takes; it is subtracted
-    device : device whose clock is read, for methods that read one
     """
 
     method: str
@@ -175,10 +155,8 @@ class Stopwatch:
     ) -> float:
         """Return the time of one run in ns: the mean over `runs`, which are timed together.
 
-        function, runs : the function, and the arguments of each run
         span : NVTX range that begins just before, and ends just after, the clock is read
-        launch : launch times of earlier runs, which decide how long the device is kept busy if its own clock is read;
-            the launch time of this run is added
+        launch : launch times of earlier runs, to which this run adds its own
         graph : the runs as a CUDA graph, which needs no launches from Python; None to call the function
         """
         if graph is not None:
@@ -208,8 +186,8 @@ class Stopwatch:
     def capture(self, function: Function, runs: Sequence[Arguments]) -> Any:
         """Capture the runs as a CUDA graph, replay it once to upload it to the device, and return it.
 
-        Raises `Unsupported` for a call that waits for the device, and `DeviceLostError` if capturing fails for another
-        reason, after which this process cannot capture again.
+        Raises `Unsupported` for a call that waits for the device, and `DeviceLostError` for other failures, after which
+        this process cannot capture again.
         """
         module = module_of(self.device)
         kind = graph_class(self.device)
@@ -254,8 +232,7 @@ class Stopwatch:
 def on_deeper_stack(frames: int, function: Callable[..., T], *args: Any) -> T:
     """Call a function with further frames on the C stack, and return its result.
 
-    Where the stack lies relative to the arguments changes the time of some kernels by up to 10 %. It differs between
-    processes, and between functions that are called through more or fewer others.
+    Where the stack lies relative to the arguments changes the time of some kernels by up to 10 %.
     """
     if frames == 0:
         return function(*args)

@@ -31,9 +31,9 @@ Stratum = tuple[int, bool]  # the input set of a run, and True if its results we
 class Run(NamedTuple):
     """A timed run.
 
-    time_ns : its time in ns
-    round : number of the case's round, in which each of its subjects ran once
-    arrangement : kind of the round, by the order of the subjects and the memory of their arguments
+    time_ns : time of the run in ns
+    round : number of the case's round, in which each of its functions ran once
+    arrangement : kind of the round, by the order of the functions and the memory of their arguments
     """
 
     stratum: Stratum
@@ -58,27 +58,20 @@ class InputSet:
 class Subject:
     """A function to time (a case in one mode), its input sets, and the times of its runs.
 
-    number : case number
     label, category : operator, and words that distinguish the rows of the case; they name its ranges in a profiler
     mutates : True if runs change the arguments, which are then restored before each run
     fresh : share of the program's calls whose results are in newly mapped pages; None if irrelevant or unknown
-    result_bytes : size of the results
     enter : function that converts arguments for `function`; the conversion is not timed
     enters_each_run : True to call `enter` before each run; False to call it once, unless runs change the arguments
-    row : index of the row in the case
     shares : share of the program's calls that each input set represents; empty if all are equal
     places : positions in the program of some of its calls
-    profiled : name of the profiler that is used, or empty
-    in_torch : True if the function uses torch's streams
-    exchanges : subjects of a case with the same value have equal arguments, which they may exchange; None for no other
-    partners : the subjects that exchange arguments with this one, and itself; empty if it exchanges none
+    exchanges : functions of a case with the same value have equal arguments, which they may exchange; None for no other
+    partners : the functions that exchange arguments with this one, and itself; empty if it exchanges none
     fewest : minimum number of runs, unless the budget is too short
     round, arrangement : number and kind of the current round of the case
     frames : number of frames on the C stack that the next timed run is below
-    wanted : input set and memory state of the next timed run, if the subject has them
-    samples : times of the runs, for statistics
-    runs : the kept runs, in order
-    failure : error that a run raised
+    wanted : input set and memory state of the next timed run, if the function has them
+    samples, runs : times of the runs for statistics, and the kept runs in order
     recorded : for each of some runs after the timed ones, the work that it launched on the device
     """
 
@@ -131,7 +124,7 @@ class Subject:
                 input_set.ready = [ready if self.enter is None or self.enters_each_run else self.enter(ready)]
 
     def fail(self, error: Exception, device: str) -> None:
-        """Record an error and release the memory of the arguments and graphs; the subject does not run again."""
+        """Record an error and release the memory of the arguments and graphs; the function does not run again."""
         self.failure = self.failure or error
         self.input_sets = ()
         self._graphs.clear()
@@ -145,9 +138,9 @@ class Subject:
         self.function(*args, **kwargs)
 
     def run_before(self, generator: Random) -> None:
-        """Run once without timing, before another subject is timed, in a separate NVTX range.
+        """Run once without timing, before another function is timed, in a separate NVTX range.
 
-        generator : chooses the memory of the arguments among all subjects that exchange them, so that the caches hold
+        generator : chooses the memory of the arguments among all functions that exchange them, so that the caches hold
             each equally often
         """
         self._before.begin()
@@ -159,8 +152,8 @@ class Subject:
             self._before.end()
 
     def run_untimed(self, stopwatch: Stopwatch) -> None:
-        """Run twice as in timed runs with `stopwatch`: the first run gets memory from the device, the second one
-        measures the launch time.
+        """Run twice as in timed runs: the first run gets memory from the device, the second measures the launch
+        time.
         """
         graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
         for _ in range(2):
@@ -173,16 +166,13 @@ class Subject:
         return self._launch.is_waited_for
 
     def ready(self, count: int) -> list[Arguments]:
-        """Return the arguments of `count` runs with the first input set, in their initial state."""
         return self._arguments(self.input_sets[0], count)
 
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run, or a block of runs; return its stratum (input set, and True if the results were in new pages)
-        and the time of one run in ns.
+        """Time one run, or a block of runs; return its stratum and the time of one run in ns.
 
-        stopwatch : measures the time with the clock that the user chose
         flush : function that empties the caches before the run; None to leave them unchanged
         recent : indices of argument tensors to read first, so that they are in the cache
         """
@@ -222,10 +212,8 @@ class Subject:
     def time_apart(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[int, int]:
-        """Run once as in a timed run, and return the system's time in ns before and after; the run is not added to the
-        times.
-
-        The parameters are the same as in `time`.
+        """Run once as in a timed run, and return the system's time in ns before and after, without keeping the run's
+        time.
         """
         state = self._size, self._launch, self.samples.spent_ns
         # launches take longer while a profiler records them
@@ -265,9 +253,6 @@ class Subject:
         return max(1, min(COPIES, COPIED_BYTES // size))
 
     def _graph_of(self, index: int, stopwatch: Stopwatch) -> Any:
-        """Return a CUDA graph, captured with `stopwatch`, of the runs with one input set, given by its index; the graph
-        uses the memory of that input set.
-        """
         if index not in self._graphs:
             self._graphs[index] = stopwatch.capture(self.function, self._arguments(self.input_sets[index], self._size))
         return self._graphs[index]
@@ -295,8 +280,10 @@ class Subject:
 
 
 def paired_runs(runs: Sequence[Run], base: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Return pairs of runs of two subjects in the same round of a case. If half of them have the same input values,
-    only these are returned, and if half also have the same memory state, only pairs with both.
+    """Return pairs of runs of two functions in the same round of a case.
+
+    If half of them have the same input values, only these are returned, and if half also have the same memory state,
+    only pairs with both.
     """
     run_of_round = {run.round: run for run in base}
     pairs = [(run, run_of_round[run.round]) for run in runs if run.round in run_of_round]

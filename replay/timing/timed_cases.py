@@ -15,11 +15,11 @@ DEPTHS = 16  # number of depths of the C stack at which runs are timed, each of 
 
 
 class TimedCase:
-    """The subjects of one case, which run once per round.
+    """The functions of one case, which run once per round.
 
-    A call may take 10 % longer if its arguments are in other memory, or if it runs second. Therefore n subjects that
-    may exchange arguments have cycles of 2n rounds: in each cycle, each subject runs twice in the memory of each one,
-    once in an order that is drawn for the case, and once in the reverse order. The round's place in its cycle is the
+    A call may take 10 % longer if its arguments are in other memory, or if it runs second. Therefore n functions that
+    may exchange arguments have cycles of 2n rounds: in each cycle, each function runs twice in the memory of each one,
+    once in an order that is drawn for the case, and once in the reverse order. The round's position in its cycle is the
     arrangement of its runs.
     """
 
@@ -35,13 +35,11 @@ class TimedCase:
 
     @property
     def active(self) -> Iterator[Subject]:
-        """The subjects that have not failed."""
         return (subject for subject in self.subjects if subject.failure is None)
 
     def next_round(self, generator: Random) -> list[Subject]:
-        """Exchange the subjects' arguments for the next round, and return the subjects in the order in which they run.
-
-        generator : source of random orders
+        """Exchange the functions' arguments for the next round, and return the functions in the order in which they
+        run.
         """
         arrangement = self._rounds % (2 * self._size)
         if self._rounds == 0:
@@ -62,7 +60,7 @@ class TimedCase:
         return self._order if arrangement < self._size else self._order[::-1]
 
     def needs_runs(self, effort: Effort) -> bool:
-        """Return True if a subject lacks times. All subjects of a case get the same number of runs."""
+        """Return True if a function lacks times; all functions of a case get the same number of runs."""
         most = MOST if effort.iterations is None else effort.iterations
         return any(subject.samples.done(effort) is None and len(subject.samples) < most for subject in self.active)
 
@@ -70,18 +68,16 @@ class TimedCase:
         return any(subject.samples.lacks_quiet_runs(effort) for subject in self.active)
 
     def try_again(self) -> None:
-        """Set the spent time of all subjects to zero, so that disturbed runs are tried again."""
         for subject in self.subjects:
             subject.samples.try_again()
 
     def settle(self, effort: Effort) -> None:
-        """Use the times of disturbed runs if there are too few others; call this after the last run."""
         for subject in self.subjects:
             subject.samples.settle(effort)
 
 
 def timed_cases(subjects: Iterable[Subject]) -> list[TimedCase]:
-    """Return the cases of the subjects, in the order of their first subjects."""
+    """Return the cases of the functions, in the order of their first functions."""
     cases: dict[int, list[Subject]] = {}
     for subject in subjects:
         cases.setdefault(subject.number, []).append(subject)

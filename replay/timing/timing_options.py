@@ -18,9 +18,7 @@ MOST = 512 << 20
 
 
 def flusher(device: str) -> Callable[[], None]:
-    """Return a function that evicts all data from a device's last-level cache, by writing a buffer of twice
-    its size.
-    """
+    """Return a function that evicts all data from a device's last-level cache by writing twice its size."""
     import torch
 
     from opgrip.platform.machine import last_cache_bytes
@@ -51,8 +49,6 @@ def cache_states(text: str) -> tuple[str, ...]:
 @titled("timing")
 @dataclass(frozen=True, slots=True)
 class TimingOptions:
-    """Options for what is timed, in which cache state, and with which clock."""
-
     backward: bool = option(
         False,
         "also time the backward pass of each forward call",
@@ -94,7 +90,7 @@ class TimingOptions:
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """Cache states before a run, one or several; the default if the user gave none."""
+        """Cache states before a run; the default if the user gave none."""
         return self.cache or ((WARM,) if self.exec_mode == CONTINUOUS else (PROGRAM,))
 
     @property
@@ -106,7 +102,6 @@ class TimingOptions:
         return self if self.exec_mode else replace(self, exec_mode=usual)
 
     def check(self) -> None:
-        """Raise `UserError` if the options contradict each other."""
         if self.exec_mode == CONTINUOUS and self.caches != (WARM,):
             others = ",".join(self.caches)
             raise UserError(
@@ -120,7 +115,6 @@ class TimingOptions:
             )
 
     def check_device(self, device: str) -> None:
-        """Raise `UserError` if the timing method does not work on this device."""
         if self.by_clock_of_device and device == "cpu":
             raise UserError(
                 f"--exec-mode {self.exec_mode} needs the clock of a GPU, which {device} does not have", "use discrete"
@@ -130,8 +124,6 @@ class TimingOptions:
 @titled("timing")
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Options for how many runs of each case are timed, and for how long."""
-
     precision: float = option(
         0.05,
         "run each case until the interquartile range is this share of the median (default: %(default)s)",

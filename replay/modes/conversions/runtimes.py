@@ -19,7 +19,6 @@ from opgrip.traces.schema.arguments import map_leaves
 
 
 def device_index(device: str) -> int:
-    """Return the index of a device; for a name without index, that of torch's current device."""
     place = torch.device(device)
     index: int | None = place.index
     if index is None:
@@ -65,10 +64,7 @@ def platform_of(place: torch.device) -> str:
 
 
 def _set_platform(place: torch.device) -> None:
-    """Let jax use only the platform of the torch device `place`, without preallocating memory.
-
-    By default, jax would take three quarters of the memory of every GPU.
-    """
+    """Let jax use only one platform, without preallocating three quarters of the memory of every GPU."""
     platform = platform_of(place)
     platforms = platform if platform == "cpu" else f"{platform},cpu"
     os.environ.setdefault(PREALLOCATE, "false")
@@ -88,13 +84,12 @@ def to_jax(tensor: Tensor, device: Any) -> Any:
 
 
 def to_torch(array: Any) -> Tensor:
-    """Return a jax array as a torch tensor over the same memory."""
     tensor: Tensor = torch.utils.dlpack.from_dlpack(array)
     return tensor
 
 
 def reason(error: Exception) -> str:
-    """Return the message of an error of torchax or jax, without the long advice that follows it."""
+    """Return the message of an error of torchax or jax without the long advice that follows it."""
     if type(error).__name__ in VALUES_NEEDED:
         return "shapes in it depend on values"
     if RANDOM in str(error):
@@ -116,7 +111,6 @@ def _set_threads(threads: int) -> None:
 
 
 def _keep_in(folder: Path | None) -> None:
-    """Set the folder in which jax keeps compiled programs; None to keep none."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -135,8 +129,7 @@ class TensorCall(nn.Module):
 
     Arguments that the call writes into are returned after its results.
 
-    in_place : True to write into the arguments, as the call does; False to write into copies, for runtimes that cannot
-        write into inputs
+    in_place : False to write into copies of the arguments, for runtimes that cannot write into inputs
     """
 
     def __init__(self, task: Task, in_place: bool = False) -> None:
@@ -169,8 +162,8 @@ class TensorCall(nn.Module):
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:
     """Return the program that torch.export makes from a call, and the module that was exported.
 
-    in_place : True to write into the arguments, as the call does; False to write into copies
-    Raises `Unsupported` if the call takes or returns no tensor, or writes into memory that its arguments share.
+    in_place : False to write into copies of the arguments Raises `Unsupported` if the call takes or returns no tensor,
+        or writes into memory that its arguments share.
     """
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])

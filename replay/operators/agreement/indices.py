@@ -38,7 +38,6 @@ def _segmented(call: Call) -> int:
 
 
 def _lengths(lengths: Tensor, call: Call) -> Tensor:
-    """Return segment lengths that are not negative and whose sum is at most the length of the segmented data."""
     ends = lengths.clamp(0, _segmented(call)).cumsum(-1).clamp(max=_segmented(call))
     return ends.diff(dim=-1, prepend=torch.zeros_like(ends[..., :1]))
 
@@ -54,13 +53,11 @@ def _in_sizes(indices: Tensor, call: Call) -> Tensor:
 
 
 def _images(rois: Tensor, call: Call) -> Tensor:
-    """Return regions of interest, (N, 5), whose image index, in the first column, is clamped to the batch."""
     images = next(iter(call.values())).shape[0] if "batch_size" not in call else call["batch_size"]
     return torch.cat([rois[:, :1].nan_to_num().clamp(0, images - 1), rois[:, 1:]], 1)
 
 
 def _bags(offsets: Tensor, call: Call) -> Tensor:
-    """Return ascending start offsets of an embedding's bags, at most the number of indices."""
     count = int(call["indices"].numel())
     offsets = offsets.clamp(0, count).cummax(-1).values
     if "grad" in call:
@@ -78,8 +75,7 @@ def _class_or_ignored(target: Tensor, call: Call) -> Tensor:
 def _pairs(pivots: Tensor, call: Call) -> Tensor:
     """Return the pivots of an LDL factorization as valid row numbers, counted from 1.
 
-    Negative numbers mark blocks of two rows; if a matrix has unpaired negative numbers, all its pivots become
-    positive.
+    Negative numbers mark blocks of two rows; if a matrix has unpaired negative numbers, all its pivots become positive.
     """
     size = int(call["LD"].shape[-1])
     rows = []
@@ -143,7 +139,6 @@ class _Rules:
     bounds: Mapping[str, Bound]
 
     def bounded(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Yield (argument name, its values, valid values) for each index argument of a call."""
         call = {**dict(zip(self.names, args, strict=False)), **kwargs}
         for name, bound in self.bounds.items():
             index = call.get(name)

@@ -249,12 +249,11 @@ def _strides(tensor: Any) -> tuple[int, ...]:
 
 
 def _last_place(size: Iterable[int], stride: Iterable[int], offset: int | None) -> int:
-    """Return the index in memory of the last element of a view."""
     return (offset or 0) + sum((n - 1) * step for n, step in zip(size, stride, strict=True) if n > 0)
 
 
 def _lstm_workspace(call: Call) -> tuple[int, ...]:
-    """Return the shape of the workspace that an LSTM's forward saves for its backward; it depends on the CPU."""
+    """Return the shape of what an LSTM's forward saves for its backward, which depends on the CPU."""
     forward = torch.ops.aten.mkldnn_rnn_layer.default
     renamed = {**{f"weight{n}": f"weight{n + 1}" for n in range(4)}, "cx_": "cx_tmp"}
     values = {**call, "train": True}
@@ -291,8 +290,6 @@ _PROPERTIES = {"#": _FUNCTIONS["elements"], "last": _FUNCTIONS["last_size"], "dt
 
 
 class _Names(dict[str, Any]):
-    """The values of the names in the rules for a call: its arguments, sizes that rules named, and `_FUNCTIONS`."""
-
     def __missing__(self, name: str) -> Any:
         return _FUNCTIONS.get(name)
 
@@ -339,7 +336,6 @@ class _Names(dict[str, Any]):
 
 
 def _forward_shapes(operator: str, call: Call) -> list[tuple[int, ...]]:
-    """Return the shapes of the results of the forward operator that belongs to a call of its backward."""
     function = getattr(torch.ops.aten, operator.removeprefix("aten::").removesuffix("_backward")).default
     values = {
         name: torch.empty(value.shape, dtype=value.dtype, device="meta") if _is_tensor(value) else value
