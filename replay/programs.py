@@ -65,9 +65,12 @@ def make_program(
     """Return the program that runs a call in the mode of a variant.
 
     examples : arguments of this call and of other calls of the signature; the mode may write into them
-    key : key of the program in the folder of compiled programs; None to keep nothing
-    grad : True if gradients of the results are needed Raises `Unsupported` if the mode does not support the device, or
-        its compiler rejects the call.
+    request : supplies the folder of compiled programs, and options of the modes
+    by_device : True if runs are timed by the device's clock
+    key : key of the program in that folder; None to keep nothing
+    grad : True if gradients of the results are needed
+
+    Raises `Unsupported` if the mode does not support the device, or its compiler rejects the call.
     """
     mode, argument = find_mode(variant.mode)
     kind = torch.device(settings.device).type

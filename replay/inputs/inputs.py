@@ -82,8 +82,9 @@ class Inputs:
 
     args, kwargs : arguments as in a signature, with `TensorSpec` for tensors
     values : sources of values, by the numbers in the specs
-    dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype; see `caster` Raises
-        `Unsupported` if the arguments cannot be created.
+    dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype; see `caster`
+
+    Raises `Unsupported` if the arguments cannot be created.
     """
 
     def __init__(

@@ -144,7 +144,9 @@ class Operator:
 def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EXTENSIONS) -> Operator:
     """Return the operator or extension function that a signature names.
 
-    extensions : modules that the user trusts Raises `Unsupported` if it is missing, not trusted or not allowed.
+    extensions : modules that the user trusts
+
+    Raises `Unsupported` if it is missing, not trusted or not allowed.
     """
     if signature.kind == COMPILED:
         raise Unsupported("a compiled region is not an operator: capture it with --compiled operators")

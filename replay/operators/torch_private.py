@@ -115,10 +115,10 @@ _boxed_run = _places.take_later(
 
 
 def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Return a function that runs an exported program from its AOTInductor package at `path`.
+    """Return a function that runs an exported program from its AOTInductor package at `path`, which `make` compiles
+    first.
 
-    make : True to compile the package first, False to load an existing one The function calls the model without torch's
-        Python wrapper, which parses the shapes of its arguments at each call.
+    The function calls the model without torch's Python wrapper, which parses the shapes of its arguments at each call.
     """
     compile_package, load_package = _compile_package(), _load_package()
     if compile_package is None or load_package is None:

@@ -32,8 +32,9 @@ def kernel_in(thing: Any) -> Any:
 def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
     """Return a function that launches a Triton kernel with the recorded grid, constants and options, without tuning.
 
-    find : function that returns a trusted module's kernel for a name such as `module:kernel` The returned function
-        raises `Unsupported` if the kernel's parameters have changed since the capture.
+    find : function that returns a trusted module's kernel for a name such as `module:kernel`
+
+    The returned function raises `Unsupported` if the recorded launch does not fit the kernel.
     """
     if not _is_any(kernel, (_INTERPRETED,)):
         _check_driver()

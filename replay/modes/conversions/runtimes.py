@@ -162,8 +162,9 @@ class TensorCall(nn.Module):
 def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedProgram, TensorCall]:
     """Return the program that torch.export makes from a call, and the module that was exported.
 
-    in_place : False to write into copies of the arguments Raises `Unsupported` if the call takes or returns no tensor,
-        or writes into memory that its arguments share.
+    in_place : False to write into copies of the arguments
+
+    Raises `Unsupported` if the call takes or returns no tensor, or writes into memory that its arguments share.
     """
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])
