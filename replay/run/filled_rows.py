@@ -16,7 +16,7 @@ from opgrip.replay.results.results import CONTENDED, NOISY, WRONG, Result, rate_
 from opgrip.replay.run.energy import Energy
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.samples import Samples
-from opgrip.replay.timing.subjects import Subject, paired_runs
+from opgrip.replay.timing.timed_functions import TimedFunction, paired_runs
 
 DECIMALS = 4  # number of decimals of single run times in us
 
@@ -80,13 +80,13 @@ def with_times(result: Result, samples: Samples, workload: Workload, variant: Va
     )
 
 
-def with_pairs(row: Result, subject: Subject, other: Subject, base_us: float) -> Result:
+def with_pairs(row: Result, function: TimedFunction, other: TimedFunction, base_us: float) -> Result:
     """Return a row with the ratios of its function's times to another function's in the same rounds.
 
     base_us : median time of the other function in us
     """
-    are_exchanged = subject.exchanges is not None and subject.exchanges == other.exchanges
-    pairs = paired_runs(subject.runs, other.runs)
+    are_exchanged = function.exchanges is not None and function.exchanges == other.exchanges
+    pairs = paired_runs(function.runs, other.runs)
     times = ((run.arrangement, run.time_ns, other.time_ns) for run, other in pairs)
     ratio = paired_ratio(times, base_us, are_exchanged)
     if ratio is None:

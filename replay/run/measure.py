@@ -35,37 +35,37 @@ from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
 from opgrip.replay.timing.ranges import watched
-from opgrip.replay.timing.rounds import NO_ROW, Announce, Measurer, SubjectGroup
+from opgrip.replay.timing.rounds import NO_ROW, Announce, Measurer, FunctionGroup
 from opgrip.replay.timing.samples import LEAST
 from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
-from opgrip.replay.timing.subjects import InputSet, Subject
+from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
 from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
-def metered(number: int, groups: Sequence[SubjectGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
+def metered(number: int, groups: Sequence[FunctionGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
     """Return the energy of one run of each function of a case that does not fail, by `id(function)`.
 
     announce : function called with the numbers of case and row before each measurement
     """
     wait = synchronizer(workload.device)
-    energy_of_subject: dict[int, Energy] = {}
+    energy_of_function: dict[int, Energy] = {}
     try:
         meter = open_meter(workload.device)
     except UserError:
-        return energy_of_subject
+        return energy_of_function
     with closing(meter):
         for group in groups:
             with restored(group.settings), torch.set_grad_enabled(group.grad):
-                for subject in group.subjects:
-                    if subject.number != number or subject.failure is not None:
+                for function in group.functions:
+                    if function.number != number or function.failure is not None:
                         continue
-                    announce(subject.number, subject.row)
+                    announce(function.number, function.row)
                     try:
-                        energy_of_subject[id(subject)] = meter.measure(subject.run, wait)
+                        energy_of_function[id(function)] = meter.measure(function.run, wait)
                     except Exception as error:
                         check_use(workload.device, error)
-                        subject.fail(error, workload.device)
-    return energy_of_subject
+                        function.fail(error, workload.device)
+    return energy_of_function
 
 
 # limits of a window of cases that are measured side by side: number of cases, bytes of their arguments, and us that
@@ -145,7 +145,7 @@ def _measure(
     rows: dict[int, list[Prepared]] = {}
     for case in cases:
         rows[case.number] = prepare(case, workload, announce, cached_rows.get(case.number))
-        if all(subject is None for _, _, subject in rows[case.number]):
+        if all(function is None for _, _, function in rows[case.number]):
             yield [row for _, row, _ in rows.pop(case.number)]
     prepared_cases = [(case, rows[case.number]) for case in cases if case.number in rows]
     groups = {
@@ -157,7 +157,7 @@ def _measure(
         warm_up(workload.device, workload.timing.clock_warmup)
     announce = clocks.reading(announce)
     concurrent_runs = _measure_concurrently(prepared_cases, workload, announce)
-    running = Counter(subject.number for group in all_groups for subject in group.subjects)
+    running = Counter(function.number for group in all_groups for function in group.functions)
 
     def finished(case: Case, energies: Mapping[int, Energy]) -> list[Result]:
         own = rows.pop(case.number)
@@ -182,9 +182,9 @@ def _measure(
                 records=not workload.request.profiled and records_work(workload.device),
                 workers=untrusted_processes if workload.candidates.untrusted else None,
             )
-            for subjects in measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache):
-                number = subjects[0].number
-                running[number] -= len(subjects)
+            for functions in measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache):
+                number = functions[0].number
+                running[number] -= len(functions)
                 if not running[number]:
                     energies = metered(number, all_groups, workload, announce) if is_metered else {}
                     yield finished(case_of_number[number], energies)
@@ -197,44 +197,44 @@ def _groups_with(
     surroundings: PrecedingCalls,
     announce: Announce,
     without: Collection[int],
-) -> list[SubjectGroup]:
+) -> list[FunctionGroup]:
     rows = [(case, [item for item in prepared if workload.cache_of(item[0]) == cache]) for case, prepared in all_rows]
-    around = _with_preceding_subjects(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
+    around = _with_preceding_functions(rows, workload, surroundings, announce, without) if cache == PROGRAM else {}
     return _groups(rows, workload, surroundings, around)
 
 
 def _measure_concurrently(
     rows: Sequence[tuple[Case, list[Prepared]]], workload: Workload, announce: Announce
 ) -> dict[int, ConcurrentRun]:
-    run_of_subject: dict[int, ConcurrentRun] = {}
+    run_of_function: dict[int, ConcurrentRun] = {}
     for count in {point.streams for point in workload.request.points} - {1}:
-        groups: dict[object, SubjectGroup] = {}
+        groups: dict[object, FunctionGroup] = {}
         for case, prepared in rows:
             context = workload.context_of
-            for variant, _, subject in prepared:
-                if subject is not None and variant.point.streams == count:
+            for variant, _, function in prepared:
+                if function is not None and variant.point.streams == count:
                     grad = workload.wants_grad(case, variant.direction)
                     kind = (f"{sorted(context(case, variant).items())} {grad}", replace(variant, number=0))
-                    groups.setdefault(kind, SubjectGroup(context(case, variant), grad, [])).subjects.append(subject)
+                    groups.setdefault(kind, FunctionGroup(context(case, variant), grad, [])).functions.append(function)
         for run in measure_concurrently(
             list(groups.values()), count, workload.request.effort, workload.device, announce
         ):
-            run_of_subject[id(run.subject)] = run
-    return run_of_subject
+            run_of_function[id(run.function)] = run
+    return run_of_function
 
 
-def _with_preceding_subjects(
+def _with_preceding_functions(
     rows: Sequence[tuple[Case, list[Prepared]]],
     workload: Workload,
     surroundings: PrecedingCalls,
     announce: Announce,
     without: Collection[int],
-) -> dict[int, Subject]:
-    subject_of_case = {
-        subject.number: subject
+) -> dict[int, TimedFunction]:
+    function_of_case = {
+        function.number: function
         for _, prepared in reversed(rows)
-        for _, _, subject in reversed(prepared)
-        if subject is not None and subject.number not in without
+        for _, _, function in reversed(prepared)
+        if function is not None and function.number not in without
     }
     preceding = [case for case in surroundings.around([case for case, _ in rows]) if case.number not in without]
     preceding = [case for case in preceding if case.captured_us < QUICK_US]
@@ -253,34 +253,34 @@ def _with_preceding_subjects(
         free_bytes -= sizes[case.number]
         if free_bytes < 0:
             flush = flush or flusher(workload.device)
-            subject_of_case[case.number] = _eviction(case, flush, workload)
+            function_of_case[case.number] = _eviction(case, flush, workload)
             continue
         prepared = prepare(replace(case, input_sets=()), plain, lambda number, _: announce(number, NO_ROW))
-        subject_of_case.update((case.number, subject) for _, _, subject in prepared if subject is not None)
-    return subject_of_case
+        function_of_case.update((case.number, function) for _, _, function in prepared if function is not None)
+    return function_of_case
 
 
-def _eviction(case: Case, flush: Function, workload: Workload) -> Subject:
+def _eviction(case: Case, flush: Function, workload: Workload) -> TimedFunction:
     """Return a call that evicts the caches, in place of a preceding call whose arguments do not fit into memory."""
-    return Subject(case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0)
+    return TimedFunction(case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0)
 
 
 def _groups(
     rows: Sequence[tuple[Case, list[Prepared]]],
     workload: Workload,
     surroundings: PrecedingCalls,
-    around: Mapping[int, Subject],
-) -> list[SubjectGroup]:
-    groups: dict[str, SubjectGroup] = {}
+    around: Mapping[int, TimedFunction],
+) -> list[FunctionGroup]:
+    groups: dict[str, FunctionGroup] = {}
     cache_bytes = recent_bytes(workload.device) if surroundings.places else 0
     for case, prepared in rows:
         places = surroundings.places_of(case, cache_bytes)
-        for variant, _, subject in prepared:
-            if subject is not None and variant.point.streams == 1:
+        for variant, _, function in prepared:
+            if function is not None and variant.point.streams == 1:
                 context, grad = workload.context_of(case, variant), workload.wants_grad(case, variant.direction)
-                group = groups.setdefault(f"{sorted(context.items())} {grad}", SubjectGroup(context, grad, [], around))
-                subject.places = places or subject.places
-                group.subjects.append(subject)
+                group = groups.setdefault(f"{sorted(context.items())} {grad}", FunctionGroup(context, grad, [], around))
+                function.places = places or function.places
+                group.functions.append(function)
     return list(groups.values())
 
 
@@ -292,31 +292,31 @@ def _fill_rows(
     energies: Mapping[int, Energy],
     clocks: Clocks,
 ) -> Iterator[Result]:
-    for variant, row, subject in prepared:
+    for variant, row, function in prepared:
         clock_mhz, throttled = clocks.of_row(row.case, variant.number)
-        result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(subject)))
-        if subject is None:
+        result = with_energy(replace(row, clock_mhz=clock_mhz, throttled=throttled), energies.get(id(function)))
+        if function is None:
             yield result
-        elif subject.failure is not None:
-            yield failed(result, subject.failure, workload)
-        elif id(subject) in concurrent_runs:
-            run = concurrent_runs[id(subject)]
+        elif function.failure is not None:
+            yield failed(result, function.failure, workload)
+        elif id(function) in concurrent_runs:
+            run = concurrent_runs[id(function)]
             yield replace(with_times(result, run.loaded, workload, variant), overlap=run.overlap)
         else:
             # a single operator that waits for the device takes as long in the program
-            is_launch_bound = subject.is_launch_bound and case.operator is not None
-            timed = with_times(result, subject.samples, workload, variant)
+            is_launch_bound = function.is_launch_bound and case.operator is not None
+            timed = with_times(result, function.samples, workload, variant)
             timed = replace(timed, doubts=LAUNCH_BOUND) if is_launch_bound else timed
-            timed = with_kernels(timed, subject.recorded, case.context) if subject.recorded else timed
-            yield with_timing_clusters(timed, case, subject.samples) if case.timing_clusters else timed
+            timed = with_kernels(timed, function.recorded, case.context) if function.recorded else timed
+            yield with_timing_clusters(timed, case, function.samples) if case.timing_clusters else timed
 
 
 def _compared(rows: Sequence[Result], prepared: Sequence[Prepared], reference: str) -> list[Result]:
     compared = []
     for place, row in enumerate(with_ratios(rows, reference)):
         base = base_index(place, rows, reference) if row.ratio is not None else None
-        subject, other = prepared[place][2], None if base is None else prepared[base][2]
-        if base is not None and subject is not None and other is not None:
-            row = with_pairs(row, subject, other, rows[base].median_us or 0.0)
+        function, other = prepared[place][2], None if base is None else prepared[base][2]
+        if base is not None and function is not None and other is not None:
+            row = with_pairs(row, function, other, rows[base].median_us or 0.0)
         compared.append(row)
     return compared

@@ -50,19 +50,19 @@ from opgrip.replay.programs import (
 from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, Result, same_outputs
 from opgrip.replay.run.filled_rows import with_memory_columns, with_program_note, with_verdict, with_work
-from opgrip.replay.run.untrusted_subject import UNKNOWN, untrusted_call, untrusted_subject
+from opgrip.replay.run.untrusted_subject import UNKNOWN, untrusted_call, untrusted_function
 from opgrip.replay.run.workload import Workload, device_of, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
 from opgrip.replay.timing.samples import FEWEST
-from opgrip.replay.timing.subjects import InputSet, Subject
+from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
 from opgrip.replay.timing.timed_cases import MOST
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM
 from opgrip.traces.schema.records import Signature
 
-# row, and the subject (the call to time); the subject is None if the row says why it cannot be timed
-RowToTime = tuple[Result, Subject | None]
-Prepared = tuple[Variant, Result, Subject | None]  # variant, and the two parts of a `RowToTime`
+# row, and the timed_function (the call to time); the timed_function is None if the row says why it cannot be timed
+RowToTime = tuple[Result, TimedFunction | None]
+Prepared = tuple[Variant, Result, TimedFunction | None]  # variant, and the two parts of a `RowToTime`
 
 
 def prepare(
@@ -83,8 +83,8 @@ def prepare(
     for variant in workload.variants(case):
         if only in (None, variant.number):
             announce(case.number, variant.number)
-            result, subject = preparation.row(variant, (cached_rows or {}).get(variant.number))
-            rows.append((variant, result, subject))
+            result, timed_function = preparation.row(variant, (cached_rows or {}).get(variant.number))
+            rows.append((variant, result, timed_function))
     return rows
 
 
@@ -117,14 +117,14 @@ class _Preparation:
             ):
                 case, note = with_equivalents(case, workload.device)
                 operator = case.operator or find_operator(case.signature, workload.request.inputs.extensions)
-                result, subject = self._made(case, operator, variant, result)
+                result, timed_function = self._made(case, operator, variant, result)
                 result = replace(result, note=", ".join(filter(None, (note, result.note))))
-                if subject is not None:
+                if timed_function is not None:
                     for _ in range(workload.request.effort.warmup):
-                        subject.run()
+                        timed_function.run()
                 # errors that the device reports only now belong to this row, not to the next
                 synchronizer(workload.device)()
-                return result, subject
+                return result, timed_function
         except (Exception, SystemExit) as error:
             check_use(workload.device, error)
             result, is_memory_short = failed(result, error, workload), is_out_of_memory(error)
@@ -191,10 +191,10 @@ class _Preparation:
         if call is not None:
             overhead_ns = self._overhead_ns.setdefault(replace(variant, number=0, mode=EAGER), [])
             draw = partial(self._inputs, case, operator, kind=variant.values)
-            return result, untrusted_subject(case, operator, variant, inputs, call, draw, overhead_ns)
+            return result, untrusted_function(case, operator, variant, inputs, call, draw, overhead_ns)
         in_torch = find_mode(variant.mode)[0].in_torch
         has_pages = in_torch and workload.device == "cpu" and workload.cache_of(variant) == PROGRAM
-        return result, self._subject(
+        return result, self._timed_function(
             case,
             variant,
             program.function,
@@ -281,9 +281,9 @@ class _Preparation:
             args, kwargs = enter(inputs.make())
             _, memory = with_memory(lambda: function(*args, **kwargs), device_of(case.signature, workload))
             result = with_memory_columns(result, memory)
-        return result, self._subject(case, variant, function, [inputs], enter, enters_each_run)
+        return result, self._timed_function(case, variant, function, [inputs], enter, enters_each_run)
 
-    def _subject(
+    def _timed_function(
         self,
         case: Case,
         variant: Variant,
@@ -294,14 +294,14 @@ class _Preparation:
         mutates: bool = False,
         fresh: float | None = None,
         result_bytes: int = 0,
-    ) -> Subject:
+    ) -> TimedFunction:
         exchanges = None
         # arguments that are converted once, or whose addresses are in a graph, are for one function only
         takes_arguments = variant.direction != BACKWARD or find_mode(variant.mode)[0].differentiable
         is_free = (enter is None or enters_each_run or mutates) and self._workload.timing.exec_mode != GRAPH
         if takes_arguments and is_free:
             exchanges = replace(variant, number=0, mode=""), mutates, frozenset(self._refused)
-        return Subject(
+        return TimedFunction(
             number=case.number,
             label=case.op,
             category=variant.label,

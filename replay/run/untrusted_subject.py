@@ -25,7 +25,7 @@ from opgrip.replay.run.untrusted import process_of
 from opgrip.replay.run.untrusted_call import UntrustedCall, UntrustedRun
 from opgrip.replay.run.workload import Workload
 from opgrip.replay.timing.stopwatch import Stopwatch
-from opgrip.replay.timing.subjects import InputSet, Stratum, Subject
+from opgrip.replay.timing.timed_functions import InputSet, Stratum, TimedFunction
 from opgrip.traces.schema.records import Signature
 
 UNKNOWN = CallMemory(0, 0)  # memory of a call that another process runs
@@ -41,7 +41,7 @@ Check = Callable[[Inputs, RunOutputs], ResultVerdict]
 
 
 @dataclass(slots=True, kw_only=True)
-class UntrustedSubject(Subject):
+class UntrustedFunction(TimedFunction):
     """A call in another process, with new values and new memory in each run.
 
     draw : returns new inputs of an input set, by index and seed
@@ -127,7 +127,7 @@ def untrusted_call(case: Case, variant: Variant, workload: Workload) -> Untruste
     )
 
 
-def untrusted_subject(
+def untrusted_function(
     case: Case,
     operator: Operator,
     variant: Variant,
@@ -135,7 +135,7 @@ def untrusted_subject(
     call: UntrustedCall,
     draw: Callable[..., Inputs],
     overhead_ns: list[int],
-) -> Subject:
+) -> TimedFunction:
     """Return the timed function that runs a call in another process.
 
     draw : function that returns inputs for a signature, with values drawn for a seed
@@ -148,7 +148,7 @@ def untrusted_subject(
         reference = Reference(operator.function, own.copy_arguments, operator.mutates, case.op, case.unused)
         return reference.check(actual, tolerance)
 
-    return UntrustedSubject(
+    return UntrustedFunction(
         number=case.number,
         label=case.op,
         category=variant.label,

@@ -17,10 +17,10 @@ import torch
 from opgrip.platform.contention import Contention
 from opgrip.replay.operators.contexts import restored
 from opgrip.replay.operators.devices import DeviceLostError, check_use, synchronizer
-from opgrip.replay.timing.rounds import MOST_DROPPED, Announce, SubjectGroup, no_garbage_collection
+from opgrip.replay.timing.rounds import MOST_DROPPED, Announce, FunctionGroup, no_garbage_collection
 from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Pace, block_size
-from opgrip.replay.timing.subjects import Subject
+from opgrip.replay.timing.timed_functions import TimedFunction
 from opgrip.replay.timing.timed_cases import MOST
 from opgrip.replay.timing.timing_options import Effort
 
@@ -33,7 +33,7 @@ Work: TypeAlias = Callable[[Callable[[], None]], T]
 class ThreadGroup:
     """Threads that run functions at the same time under the torch settings of a group, each on its own stream."""
 
-    def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
+    def __init__(self, group: FunctionGroup, count: int, device: str) -> None:
         self._group = group
         self.device = device
         self.synchronize = synchronizer(device)
@@ -98,7 +98,7 @@ class ConcurrentRun:
     together : number of concurrent runs
     """
 
-    subject: Subject
+    timed_function: TimedFunction
     loaded: Samples
     ratio: tuple[float, float, float] | None
     overlap: float | None
@@ -106,7 +106,7 @@ class ConcurrentRun:
 
 
 def measure_concurrently(
-    groups: Sequence[SubjectGroup],
+    groups: Sequence[FunctionGroup],
     count: int,
     effort: Effort,
     device: str,
@@ -125,15 +125,15 @@ def measure_concurrently(
     """
     for group in groups:
         with restored(group.settings), torch.set_grad_enabled(group.grad), no_garbage_collection():
-            for start in range(0, len(group.subjects), count):
-                batch = group.subjects[start : start + count]
+            for start in range(0, len(group.functions), count):
+                batch = group.functions[start : start + count]
                 with ThreadGroup(group, len(batch), device) as thread_group:
                     yield from _Batch(batch, thread_group, effort, announce).measured()
 
 
 @dataclass(slots=True)
 class _Times:
-    subject: Subject
+    timed_function: TimedFunction
     loaded: Samples = field(default_factory=lambda: Samples({LOADED: 1.0}))
     alone_ns: list[float] = field(default_factory=list)
     loaded_ns: list[float] = field(default_factory=list)
@@ -161,9 +161,9 @@ class _Load:
 
 class _Batch:
     def __init__(
-        self, subjects: Sequence[Subject], thread_group: ThreadGroup, effort: Effort, announce: Announce
+        self, functions: Sequence[TimedFunction], thread_group: ThreadGroup, effort: Effort, announce: Announce
     ) -> None:
-        self._all = [_Times(subject) for subject in subjects]
+        self._all = [_Times(timed_function) for timed_function in functions]
         self._thread_group = thread_group
         self._effort = effort
         self._announce = announce
@@ -182,7 +182,7 @@ class _Batch:
         return [self._result(times) for times in self._all]
 
     def _list_running(self) -> list[_Times]:
-        return [times for times in self._all if times.subject.failure is None]
+        return [times for times in self._all if times.timed_function.failure is None]
 
     def _again(self) -> bool:
         most = MOST if self._effort.iterations is None else self._effort.iterations
@@ -197,25 +197,25 @@ class _Batch:
         The first repeat is a warm-up and determines how many runs are timed together as a block.
         """
         began, since = perf_counter_ns(), contention.read()
-        alone = [self._guarded(times.subject, self._alone) for times in self._list_running()]
+        alone = [self._guarded(times.timed_function, self._alone) for times in self._list_running()]
         running = self._list_running()
         if len(running) < len(alone) or not running:
             return
-        # the thread that starts first determines who waits for whom, so each subject starts first in turn
+        # the thread that starts first determines who waits for whom, so each timed_function starts first in turn
         first = self._turn % len(running)
         self._turn += 1
         running = running[first:] + running[:first]
         for times in running:
-            self._announce(times.subject.number, times.subject.row)
-        spans = self._thread_group.at_once([self._once(times.subject) for times in running])
+            self._announce(times.timed_function.number, times.timed_function.row)
+        spans = self._thread_group.at_once([self._once(times.timed_function) for times in running])
         load = _Load(len(running))
-        under = self._thread_group.at_once([self._loaded(times.subject, load) for times in running])
+        under = self._thread_group.at_once([self._loaded(times.timed_function, load) for times in running])
         spent = (perf_counter_ns() - began) // len(running)
         alone_ns = [time for time in alone[first:] + alone[:first] if time is not None]
         if not self._block:
-            self._block = min(block_size(max(alone_ns)), *(times.subject.most_in_block() for times in running))
+            self._block = min(block_size(max(alone_ns)), *(times.timed_function.most_in_block() for times in running))
             return
-        # a failed subject invalidates the repeat, because the others ran without it for a part of it
+        # a failed timed_function invalidates the repeat, because the others ran without it for a part of it
         if len(self._list_running()) < len(running):
             return
         is_contended = contention.is_contended(since)
@@ -233,29 +233,29 @@ class _Batch:
             starts, ends = zip(*filter(None, spans), strict=True)
             self._overlaps.append(sum(alone_ns) * self._block / max(max(ends) - min(starts), 1))
 
-    def _alone(self, subject: Subject) -> float:
-        self._announce(subject.number, subject.row)
-        runs = subject.ready(self._block or 1)
+    def _alone(self, timed_function: TimedFunction) -> float:
+        self._announce(timed_function.number, timed_function.row)
+        runs = timed_function.ready(self._block or 1)
         self._thread_group.synchronize()
         start = perf_counter_ns()
         for args, kwargs in runs:
-            subject.function(*args, **kwargs)
+            timed_function.function(*args, **kwargs)
         self._thread_group.synchronize()
         return (perf_counter_ns() - start) / len(runs)
 
-    def _once(self, subject: Subject) -> Work[tuple[int, int] | None]:
-        runs = self._guarded(subject, lambda subject: subject.ready(self._block or 1)) or []
+    def _once(self, timed_function: TimedFunction) -> Work[tuple[int, int] | None]:
+        runs = self._guarded(timed_function, lambda timed_function: timed_function.ready(self._block or 1)) or []
 
         def run(finish: Callable[[], None]) -> tuple[int, int]:
             start = perf_counter_ns()
             for args, kwargs in runs:
-                subject.function(*args, **kwargs)
+                timed_function.function(*args, **kwargs)
             finish()
             return start, perf_counter_ns()
 
-        return lambda finish: self._guarded(subject, lambda _: run(self._finisher(subject, finish)))
+        return lambda finish: self._guarded(timed_function, lambda _: run(self._finisher(timed_function, finish)))
 
-    def _loaded(self, subject: Subject, load: _Load) -> Work[float | None]:
+    def _loaded(self, timed_function: TimedFunction, load: _Load) -> Work[float | None]:
         """Return a function that returns the mean time of a run in ns while all others run too.
 
         It keeps running until the slowest one has run once. The time between runs counts, because a thread waits for
@@ -266,13 +266,13 @@ class _Batch:
             spans: list[tuple[int, int]] = []
             start = load.begin()
             while load.over_ns is None:
-                runs = subject.ready(self._block or 1)
-                if spans and (subject.mutates or subject.enters_each_run):
+                runs = timed_function.ready(self._block or 1)
+                if spans and (timed_function.mutates or timed_function.enters_each_run):
                     # preparing the arguments does not count
                     finish()
                     start = perf_counter_ns()
                 for args, kwargs in runs:
-                    subject.function(*args, **kwargs)
+                    timed_function.function(*args, **kwargs)
                 finish()
                 spans.append((start, start := perf_counter_ns()))
                 if len(spans) == 1:
@@ -280,33 +280,33 @@ class _Batch:
             return _mean_until(load.over_ns, spans) / (self._block or 1)
 
         def guarded(finish: Callable[[], None]) -> float | None:
-            time_ns = self._guarded(subject, lambda _: run(self._finisher(subject, finish)))
+            time_ns = self._guarded(timed_function, lambda _: run(self._finisher(timed_function, finish)))
             if time_ns is None:
                 load.first_is_done()
             return time_ns
 
         return guarded
 
-    def _finisher(self, subject: Subject, finish: Callable[[], None]) -> Callable[[], None]:
-        return finish if subject.in_torch else self._thread_group.synchronize
+    def _finisher(self, timed_function: TimedFunction, finish: Callable[[], None]) -> Callable[[], None]:
+        return finish if timed_function.in_torch else self._thread_group.synchronize
 
-    def _guarded(self, subject: Subject, function: Callable[[Subject], T]) -> T | None:
+    def _guarded(self, timed_function: TimedFunction, function: Callable[[TimedFunction], T]) -> T | None:
         try:
-            return function(subject)
+            return function(timed_function)
         except Exception as error:
             try:
                 check_use(self._thread_group.device, error)
             except DeviceLostError:
-                # other subjects have been announced in the meantime
-                self._announce(subject.number, subject.row)
+                # other functions have been announced in the meantime
+                self._announce(timed_function.number, timed_function.row)
                 raise
-            subject.fail(error, self._thread_group.device)
+            timed_function.fail(error, self._thread_group.device)
             return None
 
     def _result(self, times: _Times) -> ConcurrentRun:
         ratio = ratio_quantiles(times.loaded_ns, times.alone_ns)
         overlap = float(np.median(self._overlaps)) if self._overlaps else None
-        return ConcurrentRun(times.subject, times.loaded, ratio, overlap, len(self._all))
+        return ConcurrentRun(times.timed_function, times.loaded, ratio, overlap, len(self._all))
 
 
 def _mean_until(end_ns: int, spans: Sequence[tuple[int, int]]) -> float:

@@ -1,5 +1,5 @@
-"""Timed runs of subjects (functions to time) until enough times are known: in rounds, as a program mixes its calls, or
-one subject after the other.
+"""Timed runs of functions (functions to time) until enough times are known: in rounds, as a program mixes its calls, or
+one function after the other.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.replay.timing.ranges import DELAY_KERNEL
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
-from opgrip.replay.timing.subjects import NOWHERE, Run, Subject
+from opgrip.replay.timing.timed_functions import NOWHERE, Run, TimedFunction
 from opgrip.replay.timing.timed_cases import TimedCase, timed_cases
 from opgrip.replay.timing.timing_options import Effort
 
-# most runs of a subject to drop because the processor or the device was slowed down; `--iterations` if that is given.
+# most runs of a function to drop because the processor or the device was slowed down; `--iterations` if that is given.
 # One that is always slow is measured anyway, and the rows report it.
 MOST_DROPPED = 3 * FEWEST
 LONG_NS = 100_000_000  # duration in ns above which runs are not repeated on a slow processor
@@ -51,7 +51,7 @@ Announce = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class SubjectGroup:
+class FunctionGroup:
     """Functions that run under the same settings of torch.
 
     grad : True if calls record an autograd graph
@@ -60,8 +60,8 @@ class SubjectGroup:
 
     settings: Mapping[str, Any]
     grad: bool
-    subjects: list[Subject]
-    around: Mapping[int, Subject] = field(default_factory=dict)
+    functions: list[TimedFunction]
+    around: Mapping[int, TimedFunction] = field(default_factory=dict)
 
 
 class Measurer:
@@ -95,7 +95,7 @@ class Measurer:
         self._contention: Contention | None = None
         self._most_dropped = MOST_DROPPED if effort.iterations is None else effort.iterations
         self._random = random.Random(seed)
-        self._pending: list[tuple[Subject, Run, bool]] = []
+        self._pending: list[tuple[TimedFunction, Run, bool]] = []
         self._pending_ns = 0.0
         self._watchful_until_ns = 0
         self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
@@ -104,7 +104,7 @@ class Measurer:
         self._is_throttled = is_throttled
         self._workers = workers
 
-    def one_by_one(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
+    def one_by_one(self, groups: Sequence[FunctionGroup]) -> Iterator[list[TimedFunction]]:
         """Run the functions of one case in turn until enough times are known, then those of the next case.
 
         Yields the functions of each finished case; cases that other processes disturbed run again and are yielded last.
@@ -112,7 +112,7 @@ class Measurer:
         with self._attentive():
             contended, started_ns = [], perf_counter_ns()
             for group in groups:
-                for case in timed_cases(group.subjects):
+                for case in timed_cases(group.functions):
                     self._run_untimed(group, [case])
                     self._run_until_done(group, [case])
                     if case.lacks_quiet_runs(self.effort):
@@ -121,14 +121,14 @@ class Measurer:
                         yield self._settled(group, case)
             yield from self._retry(contended, self._run_until_done, perf_counter_ns() - started_ns)
 
-    def in_rounds(self, groups: Sequence[SubjectGroup]) -> Iterator[list[Subject]]:
+    def in_rounds(self, groups: Sequence[FunctionGroup]) -> Iterator[list[TimedFunction]]:
         """Run every function once per round, after the calls that precede it in the program, until enough times are
         known.
 
         The functions of a case are compared round by round. Yields the functions of each finished case; cases that
         other processes disturbed run again and are yielded last.
         """
-        waiting = [(group, timed_cases(group.subjects)) for group in groups]
+        waiting = [(group, timed_cases(group.functions)) for group in groups]
         contended, started_ns = [], perf_counter_ns()
         with self._attentive():
             while any(cases for _, cases in waiting):
@@ -150,10 +150,10 @@ class Measurer:
 
     def _retry(
         self,
-        contended: Sequence[tuple[SubjectGroup, TimedCase]],
-        run: Callable[[SubjectGroup, list[TimedCase]], None],
+        contended: Sequence[tuple[FunctionGroup, TimedCase]],
+        run: Callable[[FunctionGroup, list[TimedCase]], None],
         spent_ns: int,
-    ) -> Iterator[list[Subject]]:
+    ) -> Iterator[list[TimedFunction]]:
         """Run cases again that other processes disturbed, when the machine is quiet, and yield the functions of each
         case.
 
@@ -168,7 +168,7 @@ class Measurer:
         while waiting and in_a_row < MOST_IN_A_ROW and perf_counter_ns() < until_ns:
             if not self._watch.has_room:
                 # so that a supervisor does not consider this process hanging
-                self._announce(waiting[0][1].subjects[0].number, NO_ROW)
+                self._announce(waiting[0][1].functions[0].number, NO_ROW)
                 sleep(QUIET_S)
                 continue
             group, case = waiting.pop(0)
@@ -184,18 +184,18 @@ class Measurer:
         for group, case in waiting:
             yield self._settled(group, case)
 
-    def _run_untimed(self, group: SubjectGroup, cases: Sequence[TimedCase]) -> None:
+    def _run_untimed(self, group: FunctionGroup, cases: Sequence[TimedCase]) -> None:
         if not is_accelerator(self._stopwatch.device):
             return
         with restored(group.settings), torch.set_grad_enabled(group.grad):
-            for subject in chain.from_iterable(case.active for case in cases):
-                self._announce(subject.number, subject.row)
+            for function in chain.from_iterable(case.active for case in cases):
+                self._announce(function.number, function.row)
                 try:
-                    subject.run_untimed(self._stopwatch)
+                    function.run_untimed(self._stopwatch)
                 except Exception as error:
-                    self._fail(subject, error)
+                    self._fail(function, error)
 
-    def _settled(self, group: SubjectGroup, case: TimedCase) -> list[Subject]:
+    def _settled(self, group: FunctionGroup, case: TimedCase) -> list[TimedFunction]:
         case.settle(self.effort)
         if self._records:
             try:
@@ -203,25 +203,25 @@ class Measurer:
             except Exception as error:
                 # the row has its times, and lacks only the columns of kernels
                 check_use(self._stopwatch.device, error)
-        return case.subjects
+        return case.functions
 
-    def _record(self, group: SubjectGroup, case: TimedCase) -> None:
+    def _record(self, group: FunctionGroup, case: TimedCase) -> None:
         """Run the functions of a case a few more times, each as in a timed run, while the device records its work.
 
         The first run is left out, because its launches wait for the memory that the recording needs.
         """
-        place, spans = case.subjects[0].places[0], []
+        place, spans = case.functions[0].places[0], []
         until_ns = perf_counter_ns() + RECORDED_NS
         with restored(group.settings), torch.set_grad_enabled(group.grad), recorded_work() as work:
             for number in range(1 + RECORDED):
-                for subject in case.active if number < 2 or perf_counter_ns() < until_ns else ():
-                    self._run_before(place, group, subject)
-                    self._announce(subject.number, subject.row)
-                    span = subject.time_apart(self._stopwatch, self._flush, place.recent)
-                    spans += [(subject, *span)] if number else []
-        for subject, began_ns, ended_ns in spans:
+                for function in case.active if number < 2 or perf_counter_ns() < until_ns else ():
+                    self._run_before(place, group, function)
+                    self._announce(function.number, function.row)
+                    span = function.time_apart(self._stopwatch, self._flush, place.recent)
+                    spans += [(function, *span)] if number else []
+        for function, began_ns, ended_ns in spans:
             own = [item for item in work if began_ns <= item.at_ns <= ended_ns and DELAY_KERNEL not in item.name]
-            subject.recorded.append(own)
+            function.recorded.append(own)
 
     @property
     def _watch(self) -> Contention:
@@ -233,68 +233,68 @@ class Measurer:
         with no_garbage_collection(), closing(Contention(workers=self._workers)) as self._contention:
             yield
 
-    def _run_until_done(self, group: SubjectGroup, cases: Sequence[TimedCase]) -> None:
+    def _run_until_done(self, group: FunctionGroup, cases: Sequence[TimedCase]) -> None:
         with restored(group.settings), torch.set_grad_enabled(group.grad):
             for case in cases:
                 while case.needs_runs(self.effort):
-                    for subject in case.next_round(self._random):
-                        if subject.failure is None:
-                            self._run(subject)
+                    for function in case.next_round(self._random):
+                        if function.failure is None:
+                            self._run(function)
                     self._check(all_of_them=False)
                 self._check()
 
-    def _round(self, group: SubjectGroup, cases: Sequence[TimedCase]) -> None:
-        places = [self._random.choice(case.subjects[0].places) for case in cases]
+    def _round(self, group: FunctionGroup, cases: Sequence[TimedCase]) -> None:
+        places = [self._random.choice(case.functions[0].places) for case in cases]
         turns = [
-            (place, subject)
+            (place, function)
             for place, case in zip(places, cases, strict=True)
-            for subject in case.next_round(self._random)
+            for function in case.next_round(self._random)
         ]
         # in the program's order, so that the calls to run before a call have mostly just run
         turns.sort(key=lambda turn: turn[0].position)
-        just_run: deque[tuple[int, Subject | None]] = deque(maxlen=BEFORE)
+        just_run: deque[tuple[int, TimedFunction | None]] = deque(maxlen=BEFORE)
         with restored(group.settings), torch.set_grad_enabled(group.grad):
-            for place, subject in turns:
-                if subject.failure is not None:
+            for place, function in turns:
+                if function.failure is not None:
                     continue
-                if not _precede(just_run, place, subject):
+                if not _precede(just_run, place, function):
                     began = perf_counter_ns()
-                    self._run_before(place, group, subject)
-                    just_run.extend((number, _before(number, group, subject)) for number in place.before)
-                    subject.samples.spent_ns += perf_counter_ns() - began
-                self._run(subject, place)
-                just_run.append((subject.number, subject))
+                    self._run_before(place, group, function)
+                    just_run.extend((number, _before(number, group, function)) for number in place.before)
+                    function.samples.spent_ns += perf_counter_ns() - began
+                self._run(function, place)
+                just_run.append((function.number, function))
                 self._check(all_of_them=False)
         self._check()
 
-    def _run_before(self, place: CallPosition, group: SubjectGroup, subject: Subject) -> None:
+    def _run_before(self, place: CallPosition, group: FunctionGroup, function: TimedFunction) -> None:
         for number in place.before:
-            before = _before(number, group, subject)
+            before = _before(number, group, function)
             if before is None or before.failure is not None:
                 continue
             self._announce(number, NO_ROW)
             self._mark()
             try:
                 before.run_before(self._random)
-                # an error that the device reports late must not count for the next subject
+                # an error that the device reports late must not count for the next function
                 self._stopwatch.synchronize()
             except Exception as error:
                 self._fail(before, error)
 
-    def _run(self, subject: Subject, place: CallPosition = NOWHERE) -> None:
-        self._announce(subject.number, subject.row)
+    def _run(self, function: TimedFunction, place: CallPosition = NOWHERE) -> None:
+        self._announce(function.number, function.row)
         is_watchful = self._mark()
         try:
-            stratum, time_ns = subject.time(self._stopwatch, self._flush, place.recent)
+            stratum, time_ns = function.time(self._stopwatch, self._flush, place.recent)
         except Exception as error:
-            self._fail(subject, error)
+            self._fail(function, error)
             return
-        runs_ns = time_ns * subject.block
+        runs_ns = time_ns * function.block
         is_contended = is_watchful and self._watch.is_run_contended(self._marks, runs_ns)
         if is_contended:
             self._be_watchful()
-        run = Run(stratum, time_ns, subject.round, subject.arrangement)
-        self._pending.append((subject, run, is_contended))
+        run = Run(stratum, time_ns, function.round, function.arrangement)
+        self._pending.append((function, run, is_contended))
         self._pending_ns += runs_ns
 
     def _mark(self) -> bool:
@@ -309,9 +309,9 @@ class Measurer:
             self._marks.clear()
         self._watchful_until_ns = now + WATCHFUL_NS
 
-    def _fail(self, subject: Subject, error: Exception) -> None:
+    def _fail(self, function: TimedFunction, error: Exception) -> None:
         check_use(self._stopwatch.device, error)
-        subject.fail(error, self._stopwatch.device)
+        function.fail(error, self._stopwatch.device)
         # a failed call releases all memory that the allocator has kept
         self._lacks_memory = self._lacks_memory or (is_out_of_memory(error) and is_accelerator(self._stopwatch.device))
 
@@ -326,33 +326,33 @@ class Measurer:
             self._be_watchful()
         is_slowed = is_slowed or self._is_throttled()
         memory_rate = None if self._memory_pace is None else self._memory_pace.gb_per_s()
-        for subject, run, was_contended in self._pending:
+        for function, run, was_contended in self._pending:
             if memory_rate is not None:
-                subject.samples.add_memory_rate(memory_rate)
-            self._keep(subject, run, is_contended or was_contended, is_slowed)
+                function.samples.add_memory_rate(memory_rate)
+            self._keep(function, run, is_contended or was_contended, is_slowed)
         self._pending.clear()
         self._pending_ns = 0.0
 
-    def _keep(self, subject: Subject, run: Run, is_contended: bool, is_slowed: bool) -> None:
+    def _keep(self, function: TimedFunction, run: Run, is_contended: bool, is_slowed: bool) -> None:
         is_slowed = is_slowed or is_contended
         # a profiled row needs its runs in the report, contended or not
-        if is_contended and not subject.profiled:
-            subject.keep_contended(run)
-        elif is_slowed and subject.samples.dropped < self._most_dropped and run.time_ns < LONG_NS:
-            subject.drop()
+        if is_contended and not function.profiled:
+            function.keep_contended(run)
+        elif is_slowed and function.samples.dropped < self._most_dropped and run.time_ns < LONG_NS:
+            function.drop()
         else:
-            subject.keep(run, is_slowed)
+            function.keep(run, is_slowed)
 
 
-def _before(number: int, group: SubjectGroup, subject: Subject) -> Subject | None:
-    return subject if number == subject.number else group.around.get(number)
+def _before(number: int, group: FunctionGroup, function: TimedFunction) -> TimedFunction | None:
+    return function if number == function.number else group.around.get(number)
 
 
-def _precede(just_run: Sequence[tuple[int, Subject | None]], place: CallPosition, subject: Subject) -> bool:
+def _precede(just_run: Sequence[tuple[int, TimedFunction | None]], place: CallPosition, function: TimedFunction) -> bool:
     """Return True if the last calls that ran are those that precede a call in the program, in the same order."""
     last = list(just_run)[max(len(just_run) - len(place.before), 0) :]
     return [number for number, _ in last] == list(place.before) and all(
-        number != subject.number or ran is subject for number, ran in last
+        number != function.number or ran is function for number, ran in last
     )
 
 

@@ -55,12 +55,12 @@ def peak_of(case: Case, workload: Workload) -> tuple[int, list[Prepared]]:
 
 def test_runs_of_a_prepared_call_start_with_the_same_values(workload: Workload) -> None:
     case = next(case for case in workload.cases if case.op == "aten.add_.Tensor")
-    ((_, _, subject),) = prepare(case, workload)
-    assert subject is not None
-    (first, *_), _ = subject.ready(1)[0]
+    ((_, _, timed_function),) = prepare(case, workload)
+    assert timed_function is not None
+    (first, *_), _ = timed_function.ready(1)[0]
     before = first.clone()
-    subject.run()
-    runs = subject.ready(3)
+    timed_function.run()
+    runs = timed_function.ready(3)
     assert len({args[0].data_ptr() for args, _ in runs}) == 3
     for args, _ in runs:
         torch.testing.assert_close(args[0], before, rtol=0, atol=0)

@@ -14,7 +14,7 @@ from opgrip.capture import Capture
 from opgrip.platform.precisions import describe_precisions, read_precision, set_precision
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.timing.subjects import Subject
+from opgrip.replay.timing.timed_functions import TimedFunction
 from opgrip.traces import load
 
 
@@ -60,13 +60,13 @@ def test_case_runs_under_its_captured_settings(tmp_path: Path, monkeypatch: pyte
     cases = make_cases(load(tmp_path / "t.jsonl"))
     assert {case.signature.args[0].shape: case.context["inference"] for case in cases} == {(3,): False, (4,): True}
     seen = []
-    original = Subject.run
+    original = TimedFunction.run
 
-    def watching(subject: Subject) -> None:
+    def watching(timed_function: TimedFunction) -> None:
         seen.append((torch.is_inference_mode_enabled(), torch.is_grad_enabled()))
-        original(subject)
+        original(timed_function)
 
-    monkeypatch.setattr(Subject, "run", watching)
+    monkeypatch.setattr(TimedFunction, "run", watching)
     results = list(rows_of(cases, settings_of(warmup=1, iterations=1)))
     assert [result.status for result in results] == ["ok", "ok"]
     assert seen == [(case.context["inference"], False) for case in cases]

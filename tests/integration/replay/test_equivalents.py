@@ -70,9 +70,9 @@ def expect(equivalent: Equivalent | None) -> Equivalent:
 def test_cuda_attention_is_a_case_of_the_cpu(signature: Signature) -> None:
     for own, remark in ((signature, ""), (with_dropout(signature), ", without dropout")):
         case = Case(own, {}, 1, 0.0, 0.0, 1.0)
-        ((_, row, subject),) = prepare(case, workload_for(request_with("none.jsonl", device="cpu")))
+        ((_, row, timed_function),) = prepare(case, workload_for(request_with("none.jsonl", device="cpu")))
         assert (row.status, row.faithful) == (OK, True), row.error
-        assert subject is not None
+        assert timed_function is not None
         assert row.op == signature.op
         assert row.key == case.key
         assert row.note == f"as {signature.op.replace('cudnn_attention', 'flash_attention_for_cpu')}{remark}"

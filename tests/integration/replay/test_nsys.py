@@ -43,7 +43,7 @@ from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import OK, Result
 from opgrip.replay.run.workload import load_workload
-from opgrip.replay.timing import subjects
+from opgrip.replay.timing import timed_functions
 from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
 from opgrip.replay.timing.rounds import NO_ROW
 
@@ -408,7 +408,7 @@ def test_preceding_calls_run_in_a_separate_range(tiny_trace: Path, monkeypatch: 
             super().begin()
             begun.append(self.name)
 
-    monkeypatch.setattr(subjects, "Range", Recorded)
+    monkeypatch.setattr(timed_functions, "Range", Recorded)
     before = list[int]()
 
     def announce(number: int, row: int) -> None:

@@ -27,10 +27,10 @@ from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.timing import pages, rounds, stopwatch
-from opgrip.replay.timing.rounds import Measurer, SubjectGroup
+from opgrip.replay.timing.rounds import Measurer, FunctionGroup
 from opgrip.replay.timing.samples import MOST_CONTENDED
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
-from opgrip.replay.timing.subjects import InputSet, Subject
+from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
 from opgrip.replay.timing.timing_options import COLD, CONTINUOUS, DISCRETE, WARM, Effort, flusher
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
@@ -51,18 +51,18 @@ def results(folder: Path, program: Callable[[], object], **settings: Any) -> dic
     return {f"{row.op} {row.values} {row.direction}": row for row in rows_of(cases_of(folder, program), wanted)}
 
 
-def subject_of(function: Callable[..., Any], mutates: bool = False, **rest: Any) -> Subject:
+def timed_function_of(function: Callable[..., Any], mutates: bool = False, **rest: Any) -> TimedFunction:
     vector = TensorSpec((4,), (1,), torch.float32, "cpu")
     inputs = Inputs((vector,), {}, {}, PLACE, 0)
     inputs.keep()
     options = {"fresh": None, "result_bytes": 0} | rest
-    return Subject(0, "tested", "eager", function, [InputSet([inputs])], mutates, **options)
+    return TimedFunction(0, "tested", "eager", function, [InputSet([inputs])], mutates, **options)
 
 
-def measure(subject: Subject, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
+def measure(function: TimedFunction, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
     watch = Stopwatch(method, lambda: None, 0.0)
     measurer = Measurer(watch, effort, None, announce or (lambda number, row: None))
-    list(measurer.one_by_one([SubjectGroup({}, False, [subject])]))
+    list(measurer.one_by_one([FunctionGroup({}, False, [function])]))
 
 
 @pytest.mark.parametrize("method", [DISCRETE, CONTINUOUS])
@@ -73,7 +73,7 @@ def test_mutating_operator_gets_the_initial_argument_at_every_run(method: str) -
         seen.append(tensor[0].item())
         return tensor.mul_(2)
 
-    measure(subject_of(doubled, mutates=True), method)
+    measure(timed_function_of(doubled, mutates=True), method)
     assert len(seen) >= 4
     assert len(set(seen)) == 1
 
@@ -114,9 +114,9 @@ def test_preparing_arguments_and_freeing_results_is_not_timed(clock: Clock) -> N
         clock.pass_by(7)
         return Slow()
 
-    subject = subject_of(run, enter=prepare, enters_each_run=True)
-    measure(subject)
-    assert [run.time_ns for run in subject.runs] == [7] * 4
+    function = timed_function_of(run, enter=prepare, enters_each_run=True)
+    measure(function)
+    assert [run.time_ns for run in function.runs] == [7] * 4
     assert len(freed) >= 4
 
 
@@ -125,7 +125,7 @@ def test_blocks_of_runs_take_as_long_per_run_as_single_runs() -> None:
     tensor = torch.randn(64, 64)
     ratios, sizes, shares = [], [], []
     for _ in range(7):
-        alone, together = (subject_of(lambda _: tensor @ tensor) for _ in range(2))
+        alone, together = (timed_function_of(lambda _: tensor @ tensor) for _ in range(2))
         measure(alone, DISCRETE, Effort(iterations=10))
         measure(together, CONTINUOUS, Effort(iterations=3))
         alone_us = alone.samples.quantile_us(0.5)
@@ -141,15 +141,15 @@ def test_blocks_of_runs_take_as_long_per_run_as_single_runs() -> None:
 
 def test_failing_run_ends_only_its_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[int] = []
-    original = Subject.time
+    original = TimedFunction.time
 
-    def failing(subject: Subject, *args: Any) -> Any:
-        runs.append(subject.number)
-        if subject.label.startswith("aten.cos") and len(runs) > 5:
+    def failing(function: TimedFunction, *args: Any) -> Any:
+        runs.append(function.number)
+        if function.label.startswith("aten.cos") and len(runs) > 5:
             raise RuntimeError("planted")
-        return original(subject, *args)
+        return original(function, *args)
 
-    monkeypatch.setattr(Subject, "time", failing)
+    monkeypatch.setattr(TimedFunction, "time", failing)
     rows = results(tmp_path, lambda: (torch.ones(3).cos(), torch.ones(4).sin()))
     assert rows["aten.cos.default recorded forward"].status == "failed"
     assert rows["aten.cos.default recorded forward"].error == "RuntimeError: planted"
@@ -203,9 +203,9 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("quiet")
 def test_runs_on_a_slowed_processor_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pace, "slowed", staticmethod(lambda check: check <= 3))
-    subject = subject_of(torch.sin)
-    measure(subject)
-    assert (len(subject.samples), subject.samples.dropped) == (4, 3)
+    function = timed_function_of(torch.sin)
+    measure(function)
+    assert (len(function.samples), function.samples.dropped) == (4, 3)
 
 
 @pytest.mark.usefixtures("quiet")
@@ -243,12 +243,12 @@ def test_clean_runs_between_contended_ones_are_used(
         return len(runs) % 10 == 0
 
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: not is_clean()))
-    subject = subject_of(run)
+    function = timed_function_of(run)
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
-    list(getattr(measurer, reading)([SubjectGroup({}, False, [subject])]))
-    assert not subject.samples.is_contended
-    assert subject.samples.quantile_us(0.5) == 1.0
-    assert subject.samples.dropped > 50
+    list(getattr(measurer, reading)([FunctionGroup({}, False, [function])]))
+    assert not function.samples.is_contended
+    assert function.samples.quantile_us(0.5) == 1.0
+    assert function.samples.dropped > 50
 
 
 @pytest.mark.usefixtures("quiet")
@@ -261,15 +261,15 @@ def test_contended_cases_are_repeated_when_the_machine_is_quiet(monkeypatch: pyt
 
     monkeypatch.setattr(Contention, "has_room", property(has_room))
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: len(looks) <= 3))
-    subjects = [subject_of(torch.sin) for _ in range(2)]
-    subjects[1].number = 1
+    functions = [timed_function_of(torch.sin) for _ in range(2)]
+    functions[1].number = 1
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
-    assert len(list(measurer.in_rounds([SubjectGroup({}, False, subjects)]))) == 2
+    assert len(list(measurer.in_rounds([FunctionGroup({}, False, functions)]))) == 2
     assert len(looks) > 3
-    for subject in subjects:
-        assert not subject.samples.is_contended
-        assert len(subject.samples) >= 3
-        assert subject.samples.slowed == 0
+    for function in functions:
+        assert not function.samples.is_contended
+        assert len(function.samples) >= 3
+        assert function.samples.slowed == 0
 
 
 @pytest.mark.usefixtures("quiet")
@@ -277,15 +277,15 @@ def test_waiting_for_a_quiet_machine_is_limited(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
     monkeypatch.setattr(Contention, "has_room", False)
     announced: list[int] = []
-    subject = subject_of(torch.sin)
+    function = timed_function_of(torch.sin)
     measurer = Measurer(
         Stopwatch(DISCRETE, lambda: None, 0.0),
         Effort(warmup=0, budget_s=0.2),
         None,
         lambda number, row: announced.append(row),
     )
-    list(measurer.in_rounds([SubjectGroup({}, False, [subject])]))
-    assert subject.samples.is_contended
+    list(measurer.in_rounds([FunctionGroup({}, False, [function])]))
+    assert function.samples.is_contended
     assert 1 <= announced.count(rounds.NO_ROW) <= 5
 
 
@@ -294,14 +294,14 @@ def test_waiting_for_a_quiet_machine_is_limited(monkeypatch: pytest.MonkeyPatch)
 def test_repetition_stops_if_the_first_cases_remain_contended(monkeypatch: pytest.MonkeyPatch, reading: str) -> None:
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
     runs: list[int] = []
-    subjects = [subject_of(lambda *args: runs.append(0)) for _ in range(30)]
-    for number, subject in enumerate(subjects):
-        subject.number = number
+    functions = [timed_function_of(lambda *args: runs.append(0)) for _ in range(30)]
+    for number, function in enumerate(functions):
+        function.number = number
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
-    settled = list(getattr(measurer, reading)([SubjectGroup({}, False, subjects)]))
+    settled = list(getattr(measurer, reading)([FunctionGroup({}, False, functions)]))
     assert sorted(case[0].number for case in settled) == list(range(30))
-    assert all(subject.samples.is_contended for subject in subjects)
-    first_runs = len(subjects) * MOST_CONTENDED
+    assert all(function.samples.is_contended for function in functions)
+    first_runs = len(functions) * MOST_CONTENDED
     assert first_runs < len(runs) < first_runs * 1.3
 
 
@@ -345,13 +345,13 @@ def test_preceding_calls_start_with_the_last_call_that_flushes_the_cache(tmp_pat
 
 @pytest.mark.usefixtures("quiet")
 def test_budget_of_a_case_includes_its_preceding_calls() -> None:
-    before, subject = subject_of(lambda *args: time.sleep(0.02)), subject_of(lambda *args: time.sleep(0.001))
-    subject.places, subject.number = [CallPosition(0, (1,), ())], 2
+    before, function = timed_function_of(lambda *args: time.sleep(0.02)), timed_function_of(lambda *args: time.sleep(0.001))
+    function.places, function.number = [CallPosition(0, (1,), ())], 2
     effort = Effort(warmup=0, iterations=None, precision=1e-9, budget_s=0.1)
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), effort, None, lambda number, row: None)
-    list(measurer.in_rounds([SubjectGroup({}, False, [subject], {1: before})]))
-    assert 3 <= len(subject.samples) + subject.samples.dropped <= 6
-    assert subject.samples.done(effort) == "budget"
+    list(measurer.in_rounds([FunctionGroup({}, False, [function], {1: before})]))
+    assert 3 <= len(function.samples) + function.samples.dropped <= 6
+    assert function.samples.done(effort) == "budget"
 
 
 def test_recently_used_arguments_are_found_by_bytes_in_between(tmp_path: Path) -> None:
@@ -395,14 +395,14 @@ FRESH_OR_USED = """
 import sys
 import torch
 from opgrip.replay.timing import pages
-from test_rounds import Contention, Effort, measure, rounds, subject_of
+from test_rounds import Contention, Effort, measure, rounds, timed_function_of
 
 rounds.Contention = Contention
 pages.keep_freed_memory()
 size, share = 8 << 20, float(sys.argv[1])
-subject = subject_of(lambda _: torch.ones(size // 4), fresh=share, result_bytes=size)
-measure(subject, effort=Effort(iterations=12))
-print(sum(len(times) for (_, fresh), times in subject.samples.times.items() if fresh == (share == 1.0)))
+function = timed_function_of(lambda _: torch.ones(size // 4), fresh=share, result_bytes=size)
+measure(function, effort=Effort(iterations=12))
+print(sum(len(times) for (_, fresh), times in function.samples.times.items() if fresh == (share == 1.0)))
 """
 
 
@@ -420,12 +420,12 @@ def test_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.Monkey
     flushed: list[int] = []
     monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: flushed.append(self.numel()) or clock.pass_by(1000))
     flush = flusher("cpu")
-    subject = subject_of(lambda _: clock.pass_by(7))
+    function = timed_function_of(lambda _: clock.pass_by(7))
     watch = Stopwatch(DISCRETE, lambda: None, 0.0)
-    list(Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([SubjectGroup({}, False, [subject])]))
+    list(Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([FunctionGroup({}, False, [function])]))
     assert len(flushed) == 4
     assert min(flushed) >= min(2 * last_cache_bytes("cpu"), 512 << 20)
-    assert [run.time_ns for run in subject.runs] == [7] * 4
+    assert [run.time_ns for run in function.runs] == [7] * 4
 
 
 @pytest.mark.usefixtures("quiet")
@@ -527,9 +527,9 @@ def test_run_with_slow_page_faults_is_repeated(slow: list[int], dropped: int, mo
         return tensor + 1
 
     monkeypatch.setattr(pages.FaultCount, "were_slow", lambda self, duration_ns: ran[-1] in slow)
-    subject = subject_of(operator, fresh=1.0)
-    subject.time(Stopwatch(DISCRETE, lambda: None, 0.0), None)
-    assert (len(ran), subject.samples.dropped) == (dropped + 1, dropped)
+    function = timed_function_of(operator, fresh=1.0)
+    function.time(Stopwatch(DISCRETE, lambda: None, 0.0), None)
+    assert (len(ran), function.samples.dropped) == (dropped + 1, dropped)
 
 
 def test_page_faults_are_slow_by_their_kernel_time(monkeypatch: pytest.MonkeyPatch) -> None:

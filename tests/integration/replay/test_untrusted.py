@@ -23,7 +23,7 @@ from opgrip.replay.run import untrusted, untrusted_subject
 from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.run.untrusted import UntrustedProcess
 from opgrip.replay.run.untrusted_call import UntrustedCall, UntrustedRun
-from opgrip.replay.run.untrusted_subject import CHANGE, UntrustedSubject
+from opgrip.replay.run.untrusted_subject import CHANGE, UntrustedFunction
 from opgrip.replay.run.workload import load_workload
 
 SOFTMAX = "aten._softmax.default"
@@ -142,12 +142,12 @@ def test_results_of_scaled_values_do_not_help(norm_trace: Path) -> None:
     assert verdict_on(norm_trace, "normalized_up_to_a_factor", NORM) == ("slower", "None")
 
 
-def same_values(subject: UntrustedSubject, index: int) -> Inputs:
-    return subject.draw(index, 0)
+def same_values(function: UntrustedFunction, index: int) -> Inputs:
+    return function.draw(index, 0)
 
 
-def scaled_values(subject: UntrustedSubject, index: int) -> Inputs:
-    inputs = subject.draw(index, 0)
+def scaled_values(function: UntrustedFunction, index: int) -> Inputs:
+    inputs = function.draw(index, 0)
     inputs.change(CHANGE)
     return inputs
 
@@ -173,9 +173,9 @@ NO_STOP = (UntrustedProcess, "_stop", lambda process: None)
 @pytest.mark.parametrize(
     ("cheat", "without"),
     [
-        ("only_first_values", [(UntrustedSubject, "_next_inputs", same_values)]),
-        ("cached_by_version", [(UntrustedSubject, "_next_inputs", same_values)]),
-        ("only_first_calls", [(UntrustedSubject, "_compare", lambda subject, inputs, run: None)]),
+        ("only_first_values", [(UntrustedFunction, "_next_inputs", same_values)]),
+        ("cached_by_version", [(UntrustedFunction, "_next_inputs", same_values)]),
+        ("only_first_calls", [(UntrustedFunction, "_compare", lambda function, inputs, run: None)]),
         ("with_clock_of_the_process", [NO_CLOCK]),
         # what the process checks only names the reason: this process's clock also bounds these cheats
         ("with_patched_clock", [NO_CLOCK, (UntrustedProcess, "ask", unnamed)]),
@@ -198,7 +198,7 @@ def test_cheat_works_without_the_defence_against_it(
 def test_results_of_scaled_values_help_if_values_are_drawn_once(
     norm_trace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(UntrustedSubject, "_next_inputs", scaled_values)
+    monkeypatch.setattr(UntrustedFunction, "_next_inputs", scaled_values)
     check_that_it_seems_fast(row_of(norm_trace, "normalized_up_to_a_factor", NORM))
 
 

@@ -36,9 +36,9 @@ from opgrip.replay.sequences.call_timers import Slowdown, sequence_settings
 from opgrip.replay.sequences.step_replay import replay_sequence
 from opgrip.replay.timing import stopwatch
 from opgrip.replay.timing.ranges import Range
-from opgrip.replay.timing.rounds import Measurer, SubjectGroup
+from opgrip.replay.timing.rounds import Measurer, FunctionGroup
 from opgrip.replay.timing.stopwatch import LEAD_MARGIN_NS, MOST_LEAD_NS, LaunchTime, Stopwatch
-from opgrip.replay.timing.subjects import InputSet, Subject
+from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
 from opgrip.replay.timing.timing_options import EVENTS, GRAPH, Effort
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec, tensors
@@ -52,19 +52,19 @@ def make_stopwatch(method: str = EVENTS) -> Stopwatch:
     return Stopwatch(method, devices.synchronizer(DEVICE), 0.0, DEVICE)
 
 
-def make_subject(function: Callable[..., Any]) -> Subject:
+def make_timed_function(function: Callable[..., Any]) -> TimedFunction:
     inputs = Inputs((TensorSpec((4,), (1,), torch.float32, DEVICE),), {}, {}, device_map(DEVICE, None), 0)
     inputs.keep()
-    return Subject(0, "tested", "eager", function, [InputSet([inputs])], False, fresh=None, result_bytes=0)
+    return TimedFunction(0, "tested", "eager", function, [InputSet([inputs])], False, fresh=None, result_bytes=0)
 
 
-def run_subject(subject: Subject, method: str = EVENTS, runs: int = 60) -> list[float]:
-    """Time a subject and return the times in us."""
+def run_timed(timed_function: TimedFunction, method: str = EVENTS, runs: int = 60) -> list[float]:
+    """Time a timed_function and return the times in us."""
     effort = Effort(warmup=0, iterations=runs)
     measurer = Measurer(make_stopwatch(method), effort, None, lambda number, row: None)
-    list(measurer.one_by_one([SubjectGroup({}, False, [subject])]))
-    assert subject.failure is None
-    return [run.time_ns / 1e3 for run in subject.runs]
+    list(measurer.one_by_one([FunctionGroup({}, False, [timed_function])]))
+    assert timed_function.failure is None
+    return [run.time_ns / 1e3 for run in timed_function.runs]
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def recorded_leads() -> Iterator[list[float]]:
 @on_simulator(SIM_DURATIONS="aten::add=2", SIM_DEVICES="1")
 def test_short_kernel_is_timed_without_its_launch() -> None:
     for method in (EVENTS, GRAPH):
-        times = run_subject(make_subject(lambda x: x + 1), method, runs=100)
+        times = run_timed(make_timed_function(lambda x: x + 1), method, runs=100)
         # a host that is interrupted launches later than it did before
         assert sum(time <= KERNEL_US + 0.1 for time in times) >= 80, (method, sorted(times))
 
@@ -117,7 +117,7 @@ def test_delay_lasts_as_requested_on_a_faster_clock() -> None:
 @on_simulator(SIM_DURATIONS="aten::nonzero=20;aten::add=20", SIM_DEVICES="1")
 def test_lead_of_a_synchronizing_call_does_not_grow() -> None:
     with recorded_leads() as leads:
-        run_subject(make_subject(lambda x: (x + 1).sum().item()))
+        run_timed(make_timed_function(lambda x: (x + 1).sum().item()))
     assert len(leads) >= 60
     assert median(leads[10:]) <= leads[0]
 
@@ -162,7 +162,7 @@ def test_saving_in_pairs_of_passes_is_by_the_clock_of_the_device(tmp_path: Path)
 def test_events_are_created_once() -> None:
     made, make_event = list[object](), devices.make_event
     stopwatch.make_event = lambda device: made.append(device) or make_event(device)
-    run_subject(make_subject(lambda x: x + 1), runs=10)
+    run_timed(make_timed_function(lambda x: x + 1), runs=10)
     assert len(made) == 2
 
 
@@ -177,12 +177,12 @@ def test_timed_runs_reserve_no_device_memory() -> None:
         return result
 
     for in_rounds in (False, True):
-        subject = make_subject(run)
+        timed_function = make_timed_function(run)
         torch.sim.empty_cache()
         reserved.clear()
         measurer = Measurer(make_stopwatch(), Effort(warmup=0, iterations=4), None, lambda number, row: None)
-        list((measurer.in_rounds if in_rounds else measurer.one_by_one)([SubjectGroup({}, False, [subject])]))
-        assert len(subject.runs) == 4
+        list((measurer.in_rounds if in_rounds else measurer.one_by_one)([FunctionGroup({}, False, [timed_function])]))
+        assert len(timed_function.runs) == 4
         assert reserved[0] > 0
         assert not any(reserved[-4:])
 

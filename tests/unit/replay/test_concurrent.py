@@ -14,8 +14,8 @@ from busy import compared_times
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.timing import concurrent
 from opgrip.replay.timing.concurrent import ConcurrentRun, ThreadGroup, Work, measure_concurrently
-from opgrip.replay.timing.rounds import SubjectGroup
-from opgrip.replay.timing.subjects import InputSet, Subject
+from opgrip.replay.timing.rounds import FunctionGroup
+from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
 from opgrip.replay.timing.timing_options import Effort
 from opgrip.traces.schema.arguments import TensorSpec
 
@@ -36,15 +36,15 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(concurrent, "Pace", Pace)
 
 
-def subject_of(function: Callable[..., Any], number: int = 0, mutates: bool = False) -> Subject:
+def timed_function_of(function: Callable[..., Any], number: int = 0, mutates: bool = False) -> TimedFunction:
     vector = TensorSpec((4,), (1,), torch.float32, "cpu")
     inputs = Inputs((vector,), {}, {}, device_map("cpu", None), 0)
     inputs.keep()
-    return Subject(number, "tested", "eager", function, [InputSet([inputs])], mutates, None, 0)
+    return TimedFunction(number, "tested", "eager", function, [InputSet([inputs])], mutates, None, 0)
 
 
-def measured(*subjects: Subject, count: int = 2, grad: bool = False, **settings: Any) -> list[ConcurrentRun]:
-    group = SubjectGroup({**ONE_THREAD, **settings}, grad, list(subjects))
+def measured(*timed_functions: TimedFunction, count: int = 2, grad: bool = False, **settings: Any) -> list[ConcurrentRun]:
+    group = FunctionGroup({**ONE_THREAD, **settings}, grad, list(timed_functions))
     return list(measure_concurrently([group], count, FEW, "cpu"))
 
 
@@ -66,7 +66,7 @@ def test_kernels_run_concurrently_and_are_each_timed_under_load() -> None:
     # one for the first repeat, where each runs once to time all at once, and one to time each under load
     meetings = [threading.Barrier(2), threading.Barrier(2)]
 
-    def subject(number: int) -> Subject:
+    def numbered(number: int) -> TimedFunction:
         ahead = iter(meetings)
 
         def kernel(_: torch.Tensor) -> torch.Tensor:
@@ -75,12 +75,12 @@ def test_kernels_run_concurrently_and_are_each_timed_under_load() -> None:
                 meeting.wait(30)
             return matrix @ matrix
 
-        return subject_of(kernel, number)
+        return timed_function_of(kernel, number)
 
-    rows = measured(subject(0), subject(1))
-    assert [row.subject.number for row in rows] == [0, 1]
+    rows = measured(numbered(0), numbered(1))
+    assert [row.function.number for row in rows] == [0, 1]
     for row in rows:
-        assert row.subject.failure is None
+        assert row.function.failure is None
         assert row.together == 2
         assert len(row.loaded) == 5
         assert row.overlap is not None
@@ -91,7 +91,7 @@ def test_kernels_run_concurrently_and_are_each_timed_under_load() -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize("function", [busy, locked])
 def test_function_that_holds_the_interpreter_lock_does_not_overlap(function: Callable[..., Any]) -> None:
-    rows = measured(*(subject_of(function, number) for number in range(3)), count=3)
+    rows = measured(*(timed_function_of(function, number) for number in range(3)), count=3)
     overlaps = [row.overlap for row in rows if row.overlap is not None]
     ratios = [row.ratio[1] for row in rows if row.ratio is not None]
     with compared_times():
@@ -110,22 +110,22 @@ def test_short_call_runs_until_the_longest_is_done() -> None:
         torch.ones(1000).sort()
 
     matrix = torch.randn(700, 700)
-    measured(subject_of(short), subject_of(lambda _: matrix @ matrix @ matrix, 1))
+    measured(timed_function_of(short), timed_function_of(lambda _: matrix @ matrix @ matrix, 1))
     alone = runs.count(threading.current_thread().name)
     with compared_times():
         # there are as many concurrent as single runs, and many more under load
         assert len(runs) - alone > 2 * alone
 
 
-def test_subjects_run_in_batches_in_order() -> None:
+def test_functions_run_in_batches_in_order() -> None:
     announced: list[int] = []
-    group = SubjectGroup(ONE_THREAD, False, [subject_of(torch.sin, number) for number in range(5)])
+    group = FunctionGroup(ONE_THREAD, False, [timed_function_of(torch.sin, number) for number in range(5)])
     rows = list(measure_concurrently([group], 2, FEW, "cpu", lambda number, row: announced.append(number)))
     assert [row.together for row in rows] == [2, 2, 2, 2, 1]
     assert list(dict.fromkeys(announced)) == [0, 1, 2, 3, 4]
 
 
-def test_failing_subject_does_not_affect_others() -> None:
+def test_failing_function_does_not_affect_others() -> None:
     runs: list[int] = []
 
     def failing(_: torch.Tensor) -> None:
@@ -136,8 +136,8 @@ def test_failing_subject_does_not_affect_others() -> None:
     def at_once(_: torch.Tensor) -> None:
         raise ValueError("at once")
 
-    rows = measured(subject_of(failing), subject_of(torch.sin, 1), subject_of(at_once, 2), count=3)
-    assert [str(row.subject.failure) for row in rows] == ["planted", "None", "at once"]
+    rows = measured(timed_function_of(failing), timed_function_of(torch.sin, 1), timed_function_of(at_once, 2), count=3)
+    assert [str(row.function.failure) for row in rows] == ["planted", "None", "at once"]
     assert [len(row.loaded) for row in rows] == [0, 5, 0]
     assert rows[1].ratio is not None
     assert rows[1].overlap is not None
@@ -153,7 +153,7 @@ def test_threads_have_the_settings_of_their_group(grad: bool, inference: bool) -
         met.add((threading.current_thread() is threading.main_thread(), *modes, torch.get_default_dtype()))
 
     before = torch.get_num_threads()
-    measured(subject_of(asked), subject_of(asked, 1), grad=grad, inference=inference, default_dtype="float64")
+    measured(timed_function_of(asked), timed_function_of(asked, 1), grad=grad, inference=inference, default_dtype="float64")
     assert met == {(main, grad, inference, 1, torch.float64) for main in (True, False)}
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (before, torch.float32)
 
@@ -165,13 +165,13 @@ def test_mutating_call_gets_its_initial_argument() -> None:
         seen.add(tensor[0].item())
         return tensor.mul_(2)
 
-    measured(subject_of(doubled, mutates=True), subject_of(torch.sin, 1))
+    measured(timed_function_of(doubled, mutates=True), timed_function_of(torch.sin, 1))
     assert len(seen) == 1
 
 
 def test_no_thread_remains() -> None:
     before = threading.active_count()
-    measured(subject_of(torch.sin), subject_of(torch.cos, 1))
+    measured(timed_function_of(torch.sin), timed_function_of(torch.cos, 1))
     assert threading.active_count() == before
 
 
@@ -182,7 +182,7 @@ def test_interrupt_ends_all_threads() -> None:
 
     before = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        measured(subject_of(interrupted), subject_of(torch.cos, 1))
+        measured(timed_function_of(interrupted), timed_function_of(torch.cos, 1))
     assert threading.active_count() == before
 
 
@@ -192,7 +192,7 @@ def test_runtime_with_its_own_streams_is_synchronized_by_device(in_torch: bool) 
     waited: list[str] = []
 
     class Streams(ThreadGroup):
-        def __init__(self, group: SubjectGroup, count: int, device: str) -> None:
+        def __init__(self, group: FunctionGroup, count: int, device: str) -> None:
             super().__init__(group, count, device)
             self.synchronize = lambda: waited.append("device")
 
@@ -200,9 +200,9 @@ def test_runtime_with_its_own_streams_is_synchronized_by_device(in_torch: bool) 
             barrier.wait()
             return function(lambda: waited.append("stream"))
 
-    subjects = [subject_of(torch.relu, number) for number in range(2)]
-    for subject in subjects:
-        subject.in_torch = in_torch
-    streams = Streams(SubjectGroup(ONE_THREAD, False, subjects), 2, "cpu")
-    concurrent._Batch(subjects, streams, FEW, lambda number, row: None).measured()
+    timed_functions = [timed_function_of(torch.relu, number) for number in range(2)]
+    for timed_function in timed_functions:
+        timed_function.in_torch = in_torch
+    streams = Streams(FunctionGroup(ONE_THREAD, False, timed_functions), 2, "cpu")
+    concurrent._Batch(timed_functions, streams, FEW, lambda number, row: None).measured()
     assert ("stream" in waited) == in_torch

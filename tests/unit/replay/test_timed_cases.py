@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.results.paired_ratio import EQUAL, FASTER, SLOWER, UNDECIDED, _joined_chance, paired_ratio
 from opgrip.replay.timing.stopwatch import Stopwatch, on_deeper_stack
-from opgrip.replay.timing.subjects import InputSet, Run, Subject, paired_runs
+from opgrip.replay.timing.timed_functions import InputSet, Run, TimedFunction, paired_runs
 from opgrip.replay.timing.timed_cases import TimedCase, timed_cases
 from opgrip.replay.timing.timing_options import DISCRETE
 from opgrip.traces.schema.arguments import TensorSpec
@@ -23,81 +23,81 @@ from opgrip.traces.schema.arguments import TensorSpec
 ROUNDS = 96
 
 
-def subject_of(number: int = 0, sets: int = 1, **rest: Any) -> Subject:
+def timed_function_of(number: int = 0, sets: int = 1, **rest: Any) -> TimedFunction:
     spec = TensorSpec((4,), (1,), torch.float32, "cpu")
     all_inputs = [Inputs((spec,), {}, {}, device_map("cpu", None), 0) for _ in range(sets)]
     for inputs in all_inputs:
         inputs.keep()
     options = {"mutates": False, "fresh": None, "result_bytes": 0} | rest
-    return Subject(number, "tested", "eager", torch.sin, [InputSet([item]) for item in all_inputs], **options)
+    return TimedFunction(number, "tested", "eager", torch.sin, [InputSet([item]) for item in all_inputs], **options)
 
 
 @given(st.integers(1, 4), st.integers(0, 99))
-def test_each_subject_runs_in_each_memory_before_and_after_each_other(count: int, seed: int) -> None:
-    subjects = [subject_of(exchanges="alike") for _ in range(count)]
-    memory_of = {id(subject.input_sets): place for place, subject in enumerate(subjects)}
-    case, generator = TimedCase(subjects), Random(seed)
+def test_each_function_runs_in_each_memory_before_and_after_each_other(count: int, seed: int) -> None:
+    functions = [timed_function_of(exchanges="alike") for _ in range(count)]
+    memory_of = {id(function.input_sets): place for place, function in enumerate(functions)}
+    case, generator = TimedCase(functions), Random(seed)
     memories: Counter[tuple[int, int]] = Counter()
     orders: Counter[tuple[int, int]] = Counter()
     for _ in range(2 * count):
         order = case.next_round(generator)
-        memories.update((subjects.index(item), memory_of[id(item.input_sets)]) for item in order)
+        memories.update((functions.index(item), memory_of[id(item.input_sets)]) for item in order)
         assert len({id(item.input_sets) for item in order}) == count
         orders.update(
-            (subjects.index(one), subjects.index(two)) for one in order for two in order[order.index(one) + 1 :]
+            (functions.index(one), functions.index(two)) for one in order for two in order[order.index(one) + 1 :]
         )
     assert set(memories.values()) == {2}
     assert len(memories) == count**2
     assert set(orders.values()) <= {count}
 
 
-def test_subjects_with_unequal_arguments_keep_their_memory() -> None:
-    subjects = [subject_of(exchanges=kind) for kind in ("forward", "backward", None, None)]
-    own = [subject.input_sets for subject in subjects]
-    case = TimedCase(subjects)
+def test_functions_with_unequal_arguments_keep_their_memory() -> None:
+    functions = [timed_function_of(exchanges=kind) for kind in ("forward", "backward", None, None)]
+    own = [function.input_sets for function in functions]
+    case = TimedCase(functions)
     for number in range(4):
         case.next_round(Random(0))
-        assert all(subject.input_sets is kept for subject, kept in zip(subjects, own, strict=True))
-        assert {subject.round for subject in subjects} == {number}
+        assert all(function.input_sets is kept for function, kept in zip(functions, own, strict=True))
+        assert {function.round for function in functions} == {number}
 
 
-def test_memory_of_a_failed_subject_is_released_and_the_others_go_on() -> None:
-    subjects = [subject_of(exchanges="alike") for _ in range(3)]
-    case, generator = TimedCase(subjects), Random(0)
+def test_memory_of_a_failed_function_is_released_and_the_others_go_on() -> None:
+    functions = [timed_function_of(exchanges="alike") for _ in range(3)]
+    case, generator = TimedCase(functions), Random(0)
     case.next_round(generator)
-    subjects[1].fail(RuntimeError("planted"), "cpu")
+    functions[1].fail(RuntimeError("planted"), "cpu")
     for _ in range(5):
         case.next_round(generator)
-        assert subjects[1].input_sets == ()
-        assert subjects[0].input_sets is not subjects[2].input_sets
-        assert list(case.active) == [subjects[0], subjects[2]]
+        assert functions[1].input_sets == ()
+        assert functions[0].input_sets is not functions[2].input_sets
+        assert list(case.active) == [functions[0], functions[2]]
 
 
-def test_subjects_are_grouped_by_case() -> None:
-    subjects = [subject_of(number) for number in (3, 1, 3)]
-    assert [case.subjects for case in timed_cases(subjects)] == [[subjects[0], subjects[2]], [subjects[1]]]
+def test_functions_are_grouped_by_case() -> None:
+    functions = [timed_function_of(number) for number in (3, 1, 3)]
+    assert [case.functions for case in timed_cases(functions)] == [[functions[0], functions[2]], [functions[1]]]
 
 
 def test_call_before_a_timed_one_uses_the_memory_of_all_partners() -> None:
     seen: set[int] = set()
-    subjects = [subject_of(exchanges="alike") for _ in range(2)]
-    subjects[0].function = lambda tensor: seen.add(tensor.data_ptr())
-    case, generator = TimedCase(subjects), Random(0)
+    functions = [timed_function_of(exchanges="alike") for _ in range(2)]
+    functions[0].function = lambda tensor: seen.add(tensor.data_ptr())
+    case, generator = TimedCase(functions), Random(0)
     case.next_round(generator)
     for _ in range(20):
-        subjects[0].run_before(generator)
+        functions[0].run_before(generator)
     assert len(seen) == 2
 
 
 def test_call_before_a_timed_one_gets_arguments_as_its_own_function_takes_them() -> None:
     seen: set[str] = set()
     alike: dict[str, Any] = {"exchanges": "alike", "mutates": True}
-    subjects = [subject_of(**alike), subject_of(**alike, enter=lambda _: ((), {}))]
-    subjects[0].function = lambda tensor: seen.add(type(tensor).__name__)
-    case, generator = TimedCase(subjects), Random(0)
+    functions = [timed_function_of(**alike), timed_function_of(**alike, enter=lambda _: ((), {}))]
+    functions[0].function = lambda tensor: seen.add(type(tensor).__name__)
+    case, generator = TimedCase(functions), Random(0)
     case.next_round(generator)
     for _ in range(20):
-        subjects[0].run_before(generator)
+        functions[0].run_before(generator)
     assert seen == {"Tensor"}
 
 
@@ -121,16 +121,16 @@ def test_runs_are_compared_within_a_round_and_with_the_same_values() -> None:
     assert [(one.time_ns, two.time_ns) for one, two in paired_runs(fresh, base)] == [(20.0, 1.0), (5.0, 10.0)]
 
 
-def test_subjects_of_a_round_run_on_the_same_values_also_after_dropped_runs() -> None:
+def test_functions_of_a_round_run_on_the_same_values_also_after_dropped_runs() -> None:
     watch, generator = Stopwatch(DISCRETE, lambda: None, 0.0), Random(0)
-    subjects = [subject_of(sets=3, exchanges="alike") for _ in range(2)]
-    case = TimedCase(subjects)
+    functions = [timed_function_of(sets=3, exchanges="alike") for _ in range(2)]
+    case = TimedCase(functions)
     for number in range(30):
-        for subject in case.next_round(generator):
-            stratum, time_ns = subject.time(watch, None)
-            if (number, subject) != (7, subjects[1]):
-                subject.keep(Run(stratum, time_ns, subject.round, subject.arrangement))
-    pairs = paired_runs(*(subject.runs for subject in subjects))
+        for function in case.next_round(generator):
+            stratum, time_ns = function.time(watch, None)
+            if (number, function) != (7, functions[1]):
+                function.keep(Run(stratum, time_ns, function.round, function.arrangement))
+    pairs = paired_runs(*(function.runs for function in functions))
     assert len(pairs) == 29
     assert all(one.stratum == two.stratum for one, two in pairs)
     assert {one.stratum[0] for one, _ in pairs} == {0, 1, 2}

@@ -1,4 +1,4 @@
-"""Subjects: functions to time, with their input sets and the times of their runs."""
+"""Functions to time, with their input sets and the times of their runs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class InputSet:
 
 
 @dataclass(slots=True)
-class Subject:
+class TimedFunction:
     """A function to time (a case in one mode), its input sets, and the times of its runs.
 
     label, category : operator, and words that distinguish the rows of the case; they name its ranges in a profiler
@@ -92,7 +92,7 @@ class Subject:
     in_torch: bool = True
     exchanges: Hashable = None
     fewest: int = FEWEST
-    partners: Sequence[Subject] = ()
+    partners: Sequence[TimedFunction] = ()
     round: int = 0
     arrangement: int = 0
     frames: int = 0
