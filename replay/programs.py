@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,30 +26,6 @@ from opgrip.replay.operators.memory import Arguments, Function, is_out_of_memory
 from opgrip.replay.operators.torch_private import traced_backward
 from opgrip.traces.schema.arguments import leaves
 
-
-class ProgramSettings(Protocol):
-    """The parts of a request that decide how programs, the functions that run a call in a mode, are made.
-
-    store : folder for compiled programs; None to keep none
-    by_clock_of_device : True if runs are timed by the device's clock, on torch's streams
-    """
-
-    @property
-    def device(self) -> str: ...
-
-    @property
-    def store(self) -> str | None: ...
-
-    @property
-    def tuning(self) -> Tuning: ...
-
-    @property
-    def candidates(self) -> CandidateOptions: ...
-
-    @property
-    def by_clock_of_device(self) -> bool: ...
-
-
 PARTIAL = ".partial-"  # prefix of folders that are not complete, followed by the process id
 
 
@@ -57,38 +33,42 @@ def make_program(
     operator: Operator,
     examples: Sequence[Arguments],
     variant: Variant,
-    settings: ProgramSettings,
     key: str | None,
     grad: bool,
     op: str = "",
+    *,
+    device: str,
+    store: str | None,
+    tuning: Tuning,
+    candidates: CandidateOptions,
+    by_device: bool,
 ) -> Program:
     """Return the program that runs a call in the mode of a variant.
 
     examples : arguments of this call and of other calls of the signature; the mode may write into them
-    request : supplies the folder of compiled programs, and options of the modes
-    by_device : True if runs are timed by the device's clock
-    key : key of the program in that folder; None to keep nothing
+    key : key of the program in the folder of compiled programs (`store`); None to keep nothing
     grad : True if gradients of the results are needed
+    by_device : True if runs are timed by the device's clock
 
     Raises `Unsupported` if the mode does not support the device, or its compiler rejects the call.
     """
     mode, argument = find_mode(variant.mode)
-    kind = torch.device(settings.device).type
+    kind = torch.device(device).type
     if mode.devices and kind not in mode.devices:
         raise Unsupported(f"{variant.mode} runs on {', '.join(mode.devices)}, not on {kind}")
     if runs_graphs(variant.mode) and variant.point.streams > 1:
         raise Unsupported(f"{variant.mode} replays CUDA graphs in one thread: remove --streams")
-    if settings.by_clock_of_device and not mode.in_torch:
+    if by_device and not mode.in_torch:
         raise Unsupported(
             f"{variant.mode} works on separate streams, which torch's clock cannot measure: use --exec-mode discrete"
         )
     (args, kwargs), *others = examples
     # an untrusted candidate must not be imported here
-    candidate = None if settings.candidates.untrusted else settings.candidates.find(op)
+    candidate = None if candidates.untrusted else candidates.find(op)
     load = None if candidate is None else candidate.load
     if load is not None and isinstance(operator, SubgraphOperator):
         load = functools.partial(load_module, load, operator, args)
-    with _stored(settings.store, key) as store:
+    with _stored(store, key) as folder:
         task = Task(
             function=operator.function,
             args=args,
@@ -96,11 +76,11 @@ def make_program(
             others=others,
             mutates=operator.mutates,
             grad=grad,
-            device=settings.device,
+            device=device,
             threads=torch.get_num_threads(),
             argument=argument,
-            store=store,
-            tuning=settings.tuning.of(variant.mode),
+            store=folder,
+            tuning=tuning.of(variant.mode),
             candidate=load,
         )
         try:

@@ -50,15 +50,15 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
     def add_to(self, rows: Sequence[Result]) -> list[Result]:
         workload = self.session.workload
-        if not workload.candidates.candidate:
+        if not workload.request.candidates.candidate:
             return list(rows)
         # loads torch, which `--help` must not
         from opgrip.replay.cases.cases import make_cases
 
-        are_modules = bool(workload.candidates.modules)
+        are_modules = bool(workload.request.candidates.modules)
         in_trace = workload.source_cases.are_calls or are_modules
         export = f"opgrip trace export-case {shlex.quote(workload.request.trace)}" if in_trace else ""
-        if workload.candidates.untrusted:
+        if workload.request.candidates.untrusted:
             rows = without_impossible(rows, ceilings_of(self.session), workload)
         cases = make_cases(workload.trace) if in_trace else []
         step_us = fsum(case.captured_total_us for case in cases) or None

@@ -265,8 +265,10 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
     Three tests, each with a false alarm rate of one in ten million:
     - a permutation contains the same numbers in every run,
     - the distribution of all elements is that of all runs (two-sample Kolmogorov-Smirnov),
-    - the rank of each element among the runs' elements at its position is uniform (one-sample Kolmogorov-Smirnov), which detects scales, biases and zeros that vary by position, as with dropout.
-    The bounds are valid for independent elements. If one random number determines many elements, a result may be `DEPENDENT` times as far from the runs as the farthest run is from the other runs.
+    - the rank of each element among the runs' elements at its position is uniform (one-sample Kolmogorov-Smirnov),
+      which detects scales, biases and zeros that vary by position, as with dropout.
+    The bounds are valid for independent elements. If one random number determines many elements, a
+    result may be `DEPENDENT` times as far from the runs as the farthest run is from the other runs.
     """
     ours, theirs = _real(actual), torch.stack([_real(run) for run in runs])
     for name, is_special in (("NaN", torch.isnan), ("infinity", torch.isinf)):
@@ -304,7 +306,7 @@ def _same_numbers(runs: Sequence[Plain]) -> bool:
 
 
 def _constant(ours: Tensor, theirs: Tensor) -> bool:
-    """The probability of m equal elements is at most p**(m - 1), if p is the share of the most common number."""
+    # the probability of m equal elements is at most p**(m - 1), if p is the share of the most common number
     if len(ours) < 2 or bool((ours != ours[0]).any()) or bool((theirs == theirs[:, :1]).all(1).any()):
         return False
     commonest = int(theirs.unique(return_counts=True)[1].max()) / theirs.numel()

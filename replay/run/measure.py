@@ -27,15 +27,14 @@ from opgrip.replay.operators.memory import Function, bytes_of
 from opgrip.replay.results.ratios import base_index, with_ratios, with_timing_clusters
 from opgrip.replay.results.results import LAUNCH_BOUND, Result
 from opgrip.replay.run.energy import Clocks, Energy, open_meter, warm_up
-from opgrip.replay.run.filled_rows import with_energy, with_pairs, with_times
 from opgrip.replay.run.kernels import with_kernels
-from opgrip.replay.run.preparation import Prepared, prepare
+from opgrip.replay.run.preparation import Prepared, prepare, with_energy, with_pairs, with_times
 from opgrip.replay.run.untrusted import untrusted_processes
 from opgrip.replay.run.workload import Workload, failed
 from opgrip.replay.timing import pages
 from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
 from opgrip.replay.timing.ranges import watched
-from opgrip.replay.timing.rounds import NO_ROW, Announce, Measurer, FunctionGroup
+from opgrip.replay.timing.rounds import NO_ROW, Announce, FunctionGroup, Measurer
 from opgrip.replay.timing.samples import LEAST
 from opgrip.replay.timing.stopwatch import Stopwatch, empty_call_ns
 from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
@@ -180,7 +179,7 @@ def _measure(
                 workload.request.inputs.seed,
                 is_throttled=lambda: clocks.is_throttled,
                 records=not workload.request.profiled and records_work(workload.device),
-                workers=untrusted_processes if workload.candidates.untrusted else None,
+                workers=untrusted_processes if workload.request.candidates.untrusted else None,
             )
             for functions in measurer.in_rounds(same_cache) if cache == PROGRAM else measurer.one_by_one(same_cache):
                 number = functions[0].number
@@ -262,7 +261,9 @@ def _with_preceding_functions(
 
 def _eviction(case: Case, flush: Function, workload: Workload) -> TimedFunction:
     """Return a call that evicts the caches, in place of a preceding call whose arguments do not fit into memory."""
-    return TimedFunction(case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0)
+    return TimedFunction(
+        case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0
+    )
 
 
 def _groups(

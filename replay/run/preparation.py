@@ -4,6 +4,7 @@ mode.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,7 @@ from opgrip.replay.cases.selection import BACKWARD, Variant
 from opgrip.replay.cases.unused_results import refused_argument, with_equivalents, with_gradients
 from opgrip.replay.checks.contract import check_contract
 from opgrip.replay.checks.reference import CandidateReference, Reference
+from opgrip.replay.checks.verdicts import ResultVerdict, joined
 from opgrip.replay.inputs.input_options import with_values
 from opgrip.replay.inputs.inputs import ADDRESSES, Inputs
 from opgrip.replay.modes import CANDIDATE, EAGER, Program, RunOutputs, find_mode
@@ -29,6 +31,7 @@ from opgrip.replay.operators.devices import check_use, synchronizer
 from opgrip.replay.operators.lookup import Operator, find_operator
 from opgrip.replay.operators.memory import (
     Arguments,
+    CallMemory,
     Function,
     bytes_of,
     is_out_of_memory,
@@ -47,16 +50,26 @@ from opgrip.replay.programs import (
     run_program,
     with_backward,
 )
+from opgrip.replay.results.paired_ratio import PairedColumns, paired_ratio
 from opgrip.replay.results.ratios import shares_of
-from opgrip.replay.results.results import OK, SKIPPED, UNSUPPORTED, Result, same_outputs
-from opgrip.replay.run.filled_rows import with_memory_columns, with_program_note, with_verdict, with_work
-from opgrip.replay.run.untrusted_subject import UNKNOWN, untrusted_call, untrusted_function
+from opgrip.replay.results.results import (
+    CONTENDED,
+    NOISY,
+    OK,
+    SKIPPED,
+    UNSUPPORTED,
+    WRONG,
+    Result,
+    rate_of,
+    same_outputs,
+)
+from opgrip.replay.run.energy import Energy
+from opgrip.replay.run.untrusted import UNKNOWN, untrusted_call, untrusted_function
 from opgrip.replay.run.workload import Workload, device_of, empty_row, failed, key_of
 from opgrip.replay.timing.ranges import PREPARE, entered
 from opgrip.replay.timing.rounds import Announce
-from opgrip.replay.timing.samples import FEWEST
-from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
-from opgrip.replay.timing.timed_cases import MOST
+from opgrip.replay.timing.samples import FEWEST, Samples
+from opgrip.replay.timing.timed_functions import MOST, InputSet, TimedFunction, paired_runs
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM
 from opgrip.traces.schema.records import Signature
 
@@ -158,13 +171,11 @@ class _Preparation:
         examples = [item.make() for item in inputs]
         began = perf_counter_ns()
         grad = workload.wants_grad(case, variant.direction)
-        call = untrusted_call(case, variant, workload) if workload.candidates.untrusted else None
+        call = untrusted_call(case, variant, workload) if workload.request.candidates.untrusted else None
         if call is not None and call.candidate is not None:
             program = Program(call, memory=UNKNOWN)
         else:
-            program = make_program(
-                operator, examples, variant, workload, key_of(case, variant, workload), grad, case.op
-            )
+            program = self._program(operator, examples, variant, key_of(case, variant, workload), grad, case.op)
         del examples
         if operator.mutates:
             # modes write into the examples
@@ -251,7 +262,7 @@ class _Preparation:
         began = perf_counter_ns()
         key = key_of(case, variant, workload)
         if find_mode(variant.mode)[0].differentiable:
-            program = make_program(operator, [arguments], variant, workload, key, True, case.op)
+            program = self._program(operator, [arguments], variant, key, True, case.op)
             function, enter, enters_each_run = gradients, graph_of(program, places), True
             try:
                 entered_arguments, _ = enter(arguments)
@@ -263,7 +274,7 @@ class _Preparation:
         else:
             graph, saved = gradient_graph(operator, arguments)
             with torch.no_grad():
-                program = make_program(Operator(graph, False), [(saved, {})], variant, workload, key, grad=False)
+                program = self._program(Operator(graph, False), [(saved, {})], variant, key, grad=False)
                 _, actual = run_program(program, (saved, {}), mutates=False)
             enter_program = program.enter or (lambda arguments: arguments)
             function, enters_each_run = program.function, program.enters_each_run
@@ -282,6 +293,30 @@ class _Preparation:
             _, memory = with_memory(lambda: function(*args, **kwargs), device_of(case.signature, workload))
             result = with_memory_columns(result, memory)
         return result, self._timed_function(case, variant, function, [inputs], enter, enters_each_run)
+
+    def _program(
+        self,
+        operator: Operator,
+        examples: Sequence[Arguments],
+        variant: Variant,
+        key: str | None,
+        grad: bool,
+        op: str = "",
+    ) -> Program:
+        workload, request = self._workload, self._workload.request
+        return make_program(
+            operator,
+            examples,
+            variant,
+            key,
+            grad,
+            op,
+            device=workload.device,
+            store=request.store,
+            tuning=request.tuning,
+            candidates=request.candidates,
+            by_device=workload.timing.by_clock_of_device,
+        )
 
     def _timed_function(
         self,
@@ -317,7 +352,7 @@ class _Preparation:
             profiled=self._workload.request.profiled,
             in_torch=find_mode(variant.mode)[0].in_torch,
             exchanges=exchanges,
-            fewest=MOST if self._workload.candidates.candidate else FEWEST,
+            fewest=MOST if self._workload.request.candidates.candidate else FEWEST,
         )
 
     def _reference(self, case: Case, variant: Variant, place: int, operator: Operator, inputs: Inputs) -> Reference:
@@ -348,7 +383,7 @@ class _Preparation:
             not backward or find_mode(workload.request.modes.reference)[0].differentiable
         ):
             reference = replace(variant, mode=workload.request.modes.reference)
-            program = make_program(operator, [arguments], reference, workload, None, grad=backward)
+            program = self._program(operator, [arguments], reference, None, grad=backward)
         if backward:
             return with_backward(program, differentiable_results(operator, arguments))
         return operator.function if workload.request.modes.reference == EAGER else as_call(program, operator.mutates)
@@ -375,3 +410,80 @@ class _Preparation:
         if operator.mutates:
             inputs.restore()
         return inputs
+
+
+DECIMALS = 4  # number of decimals of single run times in us
+
+
+def with_memory_columns(result: Result, memory: CallMemory) -> Result:
+    return replace(result, allocated_bytes=memory.allocated, peak_bytes=memory.peak, reserved_bytes=memory.reserved)
+
+
+def with_program_note(result: Result, program: Program, first_ms: float) -> Result:
+    """Return a row with its program's note and first-call time, unless it was compiled ahead and already has them."""
+    return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
+
+
+def with_work(result: Result, work: Work | None) -> Result:
+    if work is None:
+        return result
+    return replace(result, flops=work.flops, bytes_moved=work.bytes, math_dtype=work.dtype, operators=work.operators)
+
+
+def with_verdict(result: Result, verdicts: Sequence[ResultVerdict]) -> Result:
+    if not verdicts:
+        return result
+    verdict = joined(verdicts)
+    notes = dict.fromkeys(note for note in (result.note, *verdict.notes) if note)
+    result = replace(result, max_abs=verdict.max_abs, max_rel=verdict.max_rel, note=", ".join(notes))
+    return result if verdict.right else replace(result, status=WRONG, error=verdict.reason)
+
+
+def with_energy(row: Result, energy: Energy | None) -> Result:
+    if energy is None:
+        return row
+    clock_mhz = row.clock_mhz if energy.clock_mhz is None else energy.clock_mhz
+    return replace(row, clock_mhz=clock_mhz, throttled=", ".join(energy.throttled) or None).adding(energy.columns)
+
+
+def with_times(result: Result, samples: Samples, workload: Workload, variant: Variant) -> Result:
+    # the spread is infinite if no kind of run was repeated
+    spread = measured_spread if math.isfinite(measured_spread := samples.spread) else None
+    median_us = samples.quantile_us(0.5)
+    return replace(
+        result,
+        status=CONTENDED if samples.is_contended else result.status,
+        median_us=median_us,
+        p10_us=samples.percentile_us(0.1),
+        p90_us=samples.percentile_us(0.9),
+        mean_us=samples.mean_us,
+        gflop_per_s=None if samples.is_contended else rate_of(result.flops, median_us),
+        gb_per_s=None if samples.is_contended else rate_of(result.bytes_moved, median_us),
+        samples=len(samples),
+        runs=samples.effective_runs,
+        spread=spread,
+        stopped="contended" if samples.is_contended else samples.done(workload.request.effort) or "most",
+        dropped=samples.dropped,
+        slowed=samples.slowed / len(samples) if len(samples) else None,
+        noisy=None if spread is None else spread > NOISY,
+        method=workload.timing.exec_mode,
+        cache=workload.cache_of(variant),
+        times_us=[round(time_ns / 1e3, DECIMALS) for time_ns in samples.in_order],
+        weights=samples.weights,
+        memory_gb_per_s=samples.memory_gb_per_s,
+    )
+
+
+def with_pairs(row: Result, function: TimedFunction, other: TimedFunction, base_us: float) -> Result:
+    """Return a row with the ratios of its function's times to another function's in the same rounds.
+
+    base_us : median time of the other function in us
+    """
+    are_exchanged = function.exchanges is not None and function.exchanges == other.exchanges
+    pairs = paired_runs(function.runs, other.runs)
+    times = ((run.arrangement, run.time_ns, other.time_ns) for run, other in pairs)
+    ratio = paired_ratio(times, base_us, are_exchanged)
+    if ratio is None:
+        return row
+    row = replace(row, ratio_p10=ratio.low, ratio_p50=ratio.middle, ratio_p90=ratio.high)
+    return row.adding(PairedColumns(ratio.error, ratio.chance))

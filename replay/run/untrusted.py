@@ -15,22 +15,38 @@ import mmap
 import os
 import secrets
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from opgrip.errors import UserError
 from opgrip.platform.sandbox import Child, Ended, check_bubblewrap
-from opgrip.replay.checks.verdicts import WrongResultError
+from opgrip.replay.cases.cases import Case
+from opgrip.replay.cases.functions import strided_spec
+from opgrip.replay.cases.selection import Variant
+from opgrip.replay.checks.reference import Reference
+from opgrip.replay.checks.verdicts import ResultVerdict, WrongResultError
+from opgrip.replay.inputs.filling import memory_of
+from opgrip.replay.inputs.inputs import Inputs, as_recorded
+from opgrip.replay.modes import CANDIDATE, RunOutputs
 from opgrip.replay.modes.candidate import Candidate
-from opgrip.replay.operators.lookup import Unsupported
+from opgrip.replay.operators.lookup import Operator, Unsupported
+from opgrip.replay.operators.memory import CallMemory, tensors_in
+from opgrip.replay.results.ratios import shares_of
 from opgrip.replay.run.workload import Workload
+from opgrip.replay.timing.stopwatch import Stopwatch
+from opgrip.replay.timing.timed_functions import InputSet, Stratum, TimedFunction
+from opgrip.traces.codec.record_forms import to_json
+from opgrip.traces.rebuild import tensor_over
+from opgrip.traces.schema.arguments import DTYPES, GeneratorSpec, TensorSpec, decode, encode, map_leaves
+from opgrip.traces.schema.records import Signature
 
 MODULE = "opgrip.replay.run.untrusted_process"
 PAGE = mmap.PAGESIZE
@@ -264,3 +280,295 @@ def untrusted_processes() -> list[int]:
 def end_process(candidate: Candidate | None) -> None:
     if (process := _processes.pop(candidate, None)) is not None:
         process.close()
+
+
+MOST_SIZE = 1 << 40  # largest size or stride of a result
+
+
+@dataclass(frozen=True, slots=True)
+class UntrustedRun:
+    """One run of a call in another process.
+
+    run_ns : time of the call as the process reported it
+    overhead_ns : time in ns that the request took in addition, by this process's clock
+    results : address and size of each result or, if a result is not a plain tensor, its value or type
+    """
+
+    run_ns: int
+    overhead_ns: int
+    results: Sequence[Any]
+
+
+@dataclass(slots=True)
+class UntrustedCall:
+    """A call of a candidate, or of its operator, in another process."""
+
+    candidate: Candidate | None
+    workload: Workload
+    signature: Signature
+    settings: Mapping[str, Any]
+    _places: list[tuple[int, torch.UntypedStorage]] = field(default_factory=list)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self.results(self.run(args, kwargs))
+
+    def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UntrustedRun:
+        """Run the call on copies of the arguments in new memory.
+
+        Raises the error of the call, and `WrongResultError` if its process was manipulated.
+        """
+        try:
+            return self._run(args, kwargs)
+        except (UserError, WrongResultError):
+            # the process may have ended, or send further messages
+            end_process(self.candidate)
+            raise
+
+    def results(self, run: UntrustedRun) -> list[Any]:
+        """Return the results of the last run, and give its arguments the values that the run left in them."""
+        process = process_of(self.candidate, self.workload)
+        for offset, storage in self._places:
+            memory_of(storage).copy_(process.shared(offset, storage.nbytes()))
+        try:
+            # before the process continues: later work must not become a result
+            memory = self._memory(process, run.results)
+            described = process.ask({"do": "describe"})
+            if replaced := described["replaced"]:
+                raise WrongResultError(f"replaces {', '.join(map(str, replaced))}")
+            return self._outputs(run.results, described["outputs"], memory)
+        except WrongResultError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, IndexError, OverflowError) as error:
+            raise WrongResultError(f"its results cannot be read: {error}") from error
+
+    def _run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UntrustedRun:
+        process = process_of(self.candidate, self.workload)
+        storages: dict[int, torch.UntypedStorage] = {}
+        form_args, form_kwargs = ([_leaf(item, storages) for item in args], _leaf(dict(kwargs), storages))
+        sizes = [-(-storage.nbytes() // PAGE) * PAGE for storage in storages.values()]
+        first = process.place(sum(sizes))
+        offsets = [first + sum(sizes[:number]) for number in range(len(sizes))]
+        self._places = list(zip(offsets, storages.values(), strict=True))
+        request = {
+            "do": "make",
+            "args": encode(form_args),
+            "kwargs": encode(form_kwargs),
+            "places": [[offset, storage.nbytes(), str(storage.device)] for offset, storage in self._places],
+            "size": len(process.memory),
+            "signature": to_json(self.signature) if self.candidate is None else None,
+            "settings": {**self.settings, "grad": torch.is_grad_enabled()},
+        }
+        process.ask(request)
+        for offset, storage in self._places:
+            process.shared(offset, storage.nbytes()).copy_(memory_of(storage))
+        answer = process.ask({"do": "run", "seed": torch.initial_seed()})
+        if not isinstance(answer, list) or not answer or type(answer[0]) is not int:
+            raise WrongResultError("its process did not send the time and the addresses of its results")
+        run_ns, *results = answer
+        if not 0 <= run_ns <= process.took_ns:
+            raise WrongResultError(f"its process reports a time of {run_ns} ns, but ran for {process.took_ns} ns")
+        process.earlier, process.latest = process.latest, results
+        return UntrustedRun(run_ns, process.took_ns - run_ns, results)
+
+    def _memory(self, process: UntrustedProcess, results: Sequence[Any]) -> list[torch.UntypedStorage | None]:
+        mapped, own = process.mapped_at(), dict[int, torch.UntypedStorage]()
+        storages: list[torch.UntypedStorage | None] = []
+        for item in results:
+            if isinstance(item, dict):
+                storages.append(None)
+                continue
+            address, size = item
+            offset = next((address - first + at for first, end, at in mapped if first <= address < end), None)
+            if offset is not None:
+                storages.append(self._places[[place for place, _ in self._places].index(offset)][1])
+                continue
+            if size and item in process.earlier:
+                raise WrongResultError("returns the memory of an earlier result")
+            if address not in own:
+                own[address] = process.read(address, size).untyped_storage()
+            storages.append(own[address])
+        return storages
+
+    def _outputs(
+        self, results: Sequence[Any], forms: Sequence[Mapping[str, Any]], memory: Sequence[torch.UntypedStorage | None]
+    ) -> list[Any]:
+        outputs = []
+        for item, form, storage in zip(results, forms, memory, strict=True):
+            if storage is None:
+                if "value" not in item:
+                    raise WrongResultError(f"output is a {item['type']}, not a plain tensor")
+                outputs.append(decode(item["value"]))
+                continue
+            spec, number = _spec(form, storage.nbytes()), form["argument"]
+            moved = memory_of(storage).to(spec.device).untyped_storage() if number is None else self._places[number][1]
+            outputs.append(as_recorded(tensor_over(moved, spec), spec))
+        return outputs
+
+
+def _spec(form: Mapping[str, Any], size: int) -> TensorSpec:
+    shape, stride, offset = tuple(form["shape"]), tuple(form["stride"]), form["offset"]
+    numbers = (*shape, *stride, offset)
+    if any(type(number) is not int or not 0 <= number <= MOST_SIZE for number in numbers):
+        raise WrongResultError(
+            f"the sizes, strides or offset of a result are negative or too large: {str(numbers)[:60]}"
+        )
+    conj, neg = form["bits"]
+    device = str(torch.device(form["device"]))
+    spec = TensorSpec(shape, stride, DTYPES[form["dtype"]], device, offset=offset, conj=bool(conj), neg=bool(neg))
+    if spec.extent > size:
+        raise WrongResultError(f"a result of shape {shape} needs {spec.extent} bytes, but its memory has {size}")
+    return spec
+
+
+def _leaf(tree: Any, storages: dict[int, torch.UntypedStorage]) -> Any:
+    def described(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Generator):
+            return GeneratorSpec(str(leaf.device), leaf.initial_seed())
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.layout is not torch.strided or leaf.is_nested or leaf.is_quantized:
+            raise Unsupported("--untrusted passes strided tensors only")
+        storage = leaf.untyped_storage()
+        storages.setdefault(storage._cdata, storage)
+        number = list(storages).index(storage._cdata)
+        return strided_spec(leaf, storage=number, conj=leaf.is_conj(), neg=leaf.is_neg())
+
+    return map_leaves(described, tree)
+
+
+UNKNOWN = CallMemory(0, 0)  # memory of a call that another process runs
+CERTAIN, CHECKED = 8, 2  # number of timed runs that are checked; of the later ones, one of this number is, at random
+# largest relative change of floating-point values, without which values that the trace keeps were always the same
+CHANGE = 1e-3
+MARGIN = 0.1  # share by which the time of a candidate's request outside its call may exceed the operator's, by chance
+KEPT = 51  # number of latest requests over which these times are compared
+
+
+# function that compares results with the operator's on the same inputs
+Check = Callable[[Inputs, RunOutputs], ResultVerdict]
+
+
+@dataclass(slots=True, kw_only=True)
+class UntrustedFunction(TimedFunction):
+    """A call in another process, with new values and new memory in each run.
+
+    draw : returns new inputs of an input set, by index and seed
+    check : compares the results of a run with the operator's; None for the operator itself
+    overhead_ns : times in ns that requests to run the operator took outside its call; the operator's function adds to
+        them
+    """
+
+    call: UntrustedCall
+    draw: Callable[[int, int], Inputs]
+    check: Check | None
+    overhead_ns: list[int]
+    _took_ns: list[int] = field(default_factory=list)
+    _checks: int = 0
+
+    def run(self) -> None:
+        self._run(0)
+
+    def run_untimed(self, stopwatch: Stopwatch) -> None:
+        self._run(0)
+
+    def time(
+        self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
+    ) -> tuple[Stratum, float]:
+        """Time one run by the other process's clock, and check the results of some runs. The parameters have no effect.
+
+        The time is at least that of the whole request minus the time that a request to run the operator takes outside
+        its call.
+        """
+        stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
+        began = perf_counter_ns()
+        try:
+            return (stratum[0], False), self._run(stratum[0])
+        finally:
+            self.samples.spent_ns += perf_counter_ns() - began
+
+    def _run(self, index: int) -> float:
+        inputs = self._next_inputs(index)
+        args, kwargs = inputs.make()
+        run = self.call.run(args, kwargs)
+        if self.check is None:
+            self.overhead_ns.append(run.overhead_ns)
+        elif self._checks < CERTAIN or not secrets.randbelow(CHECKED):
+            self._checks += 1
+            self._compare(inputs, run)
+        self._took_ns.append(run.run_ns + run.overhead_ns)
+        took_ns, usual_ns = (np.quantile(own[-KEPT:] or [0], 0.25) for own in (self._took_ns, self.overhead_ns))
+        # work outside the reported time is the candidate's, except what the operator's process does too; a time of zero
+        # would not be compared with the machine's limit
+        return float(max(run.run_ns, took_ns - (1 + MARGIN) * usual_ns, 1))
+
+    def _compare(self, inputs: Inputs, run: UntrustedRun) -> None:
+        assert self.check is not None, "only candidates are compared"
+        before = [storage.clone() for storage in inputs.storages]
+        outputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.call.results(run)]
+        after = [tensor.clone() for tensor in tensors_in([*inputs.make()])] if self.mutates else []
+        changed = False
+        for storage, values in zip(inputs.storages, before, strict=True):
+            changed = changed or not torch.equal(memory_of(storage), memory_of(values))
+            storage.copy_(values)
+        verdict = self.check(inputs, RunOutputs(outputs, after))
+        if not verdict.right or (changed and not self.mutates):
+            raise WrongResultError(f"in a timed run: {verdict.reason or 'writes into an argument'}")
+
+    def _next_inputs(self, index: int) -> Inputs:
+        # results, random numbers and changes of values must not be predictable
+        torch.default_generator.manual_seed(secrets.randbits(62))
+        inputs = self.draw(index, secrets.randbits(62))
+        inputs.change(CHANGE)
+        return inputs
+
+
+def untrusted_call(case: Case, variant: Variant, workload: Workload) -> UntrustedCall:
+    """Return the call of a candidate, or of the operator that it is compared with, in another process."""
+    if case.operator is not None:
+        raise Unsupported("--untrusted judges candidates for operators, not for functions")
+    candidate = workload.request.candidates.find(case.op)
+    for started in (None, candidate):
+        # both start at the same time
+        process_of(started, workload)
+    return UntrustedCall(
+        candidate if variant.mode == CANDIDATE else None, workload, case.signature, workload.context_of(case, variant)
+    )
+
+
+def untrusted_function(
+    case: Case,
+    operator: Operator,
+    variant: Variant,
+    inputs: Sequence[Inputs],
+    call: UntrustedCall,
+    draw: Callable[..., Inputs],
+    overhead_ns: list[int],
+) -> TimedFunction:
+    """Return the timed function that runs a call in another process.
+
+    draw : function that returns inputs for a signature, with values drawn for a seed
+    overhead_ns : times in ns that requests to run the operator took outside its call; both functions share this list
+    """
+    signatures: Sequence[Signature] = (case.signature, *case.input_sets)
+    tolerance = call.workload.request.tolerance
+
+    def check(own: Inputs, actual: RunOutputs) -> ResultVerdict:
+        reference = Reference(operator.function, own.copy_arguments, operator.mutates, case.op, case.unused)
+        return reference.check(actual, tolerance)
+
+    return UntrustedFunction(
+        number=case.number,
+        label=case.op,
+        category=variant.label,
+        function=call,
+        input_sets=[InputSet([item]) for item in inputs],
+        mutates=operator.mutates,
+        fresh=None,
+        result_bytes=0,
+        row=variant.number,
+        shares=shares_of(case),
+        call=call,
+        draw=lambda place, seed: draw(signatures[place], seed=seed),
+        check=check if variant.mode == CANDIDATE else None,
+        overhead_ns=overhead_ns,
+    )

@@ -31,8 +31,7 @@ from opgrip.replay.cases.unused_results import with_unused_results
 from opgrip.replay.checks.verdicts import WrongResultError
 from opgrip.replay.inputs.filling import cast_signature
 from opgrip.replay.inputs.inputs import DeviceMap, device_map
-from opgrip.replay.modes import EAGER, Tuning, find_mode
-from opgrip.replay.modes.candidate import CandidateOptions
+from opgrip.replay.modes import EAGER, find_mode
 from opgrip.replay.operators.admission import Unsupported, Untrusted
 from opgrip.replay.operators.devices import with_index
 from opgrip.replay.operators.lookup import mutates
@@ -88,28 +87,8 @@ class Workload:
         return tuple(map(with_index, inputs.devices)) if inputs.is_spread else (self.device,)
 
     @property
-    def store(self) -> str | None:
-        """Folder for compiled programs, or None to keep none."""
-        return self.request.store
-
-    @property
-    def tuning(self) -> Tuning:
-        """Options that limit a compiler's search for fast programs."""
-        return self.request.tuning
-
-    @property
-    def candidates(self) -> CandidateOptions:
-        """Options that name a user's implementations of operators."""
-        return self.request.candidates
-
-    @property
     def dtype(self) -> torch.dtype | None:
         return None if self.request.inputs.dtype is None else DTYPES[self.request.inputs.dtype]
-
-    @property
-    def by_clock_of_device(self) -> bool:
-        """True if runs are timed with the device's clock, on torch's streams."""
-        return self.timing.by_clock_of_device
 
     @cached_property
     def surroundings(self) -> PrecedingCalls:
@@ -254,7 +233,7 @@ def device_of(signature: Signature, workload: Workload) -> str:
 
 def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
     """Return a key by which a program is stored; None if the program cannot be stored."""
-    if workload.store is None or variant.mode == EAGER:
+    if workload.request.store is None or variant.mode == EAGER:
         return None
     mode, _ = find_mode(variant.mode)
     code = ""

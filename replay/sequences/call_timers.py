@@ -305,11 +305,6 @@ class SequenceSettings:
     in_graphs: bool = False
     in_pairs: bool = False
 
-    @property
-    def by_clock_of_device(self) -> bool:
-        """True if programs must run on torch's streams, whose events time their calls."""
-        return is_accelerator(self.device)
-
 
 def sequence_settings(workload: Workload) -> SequenceSettings:
     request = workload.request
@@ -368,7 +363,20 @@ def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, set
             bound_indices(operator.function, *arguments())
             example = inputs.make()
             way = Variant(0, RECORDED, FORWARD, settings.mode)
-            program = make_program(operator, [example], way, settings, None, False, call.op)
+            program = make_program(
+                operator,
+                [example],
+                way,
+                None,
+                False,
+                call.op,
+                device=settings.device,
+                store=settings.store,
+                tuning=settings.tuning,
+                candidates=settings.candidates,
+                # programs must run on torch's streams, whose events time their calls
+                by_device=is_accelerator(settings.device),
+            )
             _, actual = run_program(program, arguments(), operator.mutates)
             synchronizer(settings.device)()
             first_ms = (perf_counter_ns() - began) / 1e6

@@ -20,8 +20,7 @@ from opgrip.replay.operators.devices import DeviceLostError, check_use, synchron
 from opgrip.replay.timing.rounds import MOST_DROPPED, Announce, FunctionGroup, no_garbage_collection
 from opgrip.replay.timing.samples import Samples, ratio_quantiles
 from opgrip.replay.timing.stopwatch import Pace, block_size
-from opgrip.replay.timing.timed_functions import TimedFunction
-from opgrip.replay.timing.timed_cases import MOST
+from opgrip.replay.timing.timed_functions import MOST, TimedFunction
 from opgrip.replay.timing.timing_options import Effort
 
 T = TypeVar("T")

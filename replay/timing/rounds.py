@@ -26,8 +26,7 @@ from opgrip.replay.operators.memory import is_out_of_memory
 from opgrip.replay.timing.ranges import DELAY_KERNEL
 from opgrip.replay.timing.samples import FEWEST
 from opgrip.replay.timing.stopwatch import MemoryPace, Pace, Stopwatch
-from opgrip.replay.timing.timed_functions import NOWHERE, Run, TimedFunction
-from opgrip.replay.timing.timed_cases import TimedCase, timed_cases
+from opgrip.replay.timing.timed_functions import NOWHERE, Run, TimedCase, TimedFunction, timed_cases
 from opgrip.replay.timing.timing_options import Effort
 
 # most runs of a function to drop because the processor or the device was slowed down; `--iterations` if that is given.
@@ -348,7 +347,9 @@ def _before(number: int, group: FunctionGroup, function: TimedFunction) -> Timed
     return function if number == function.number else group.around.get(number)
 
 
-def _precede(just_run: Sequence[tuple[int, TimedFunction | None]], place: CallPosition, function: TimedFunction) -> bool:
+def _precede(
+    just_run: Sequence[tuple[int, TimedFunction | None]], place: CallPosition, function: TimedFunction
+) -> bool:
     """Return True if the last calls that ran are those that precede a call in the program, in the same order."""
     last = list(just_run)[max(len(just_run) - len(place.before), 0) :]
     return [number for number, _ in last] == list(place.before) and all(

@@ -66,7 +66,7 @@ class Worker:
         if self._child is not None:
             if lets_end and self._workload.request.profiled:
                 self._child.finish()
-            if self._workload.candidates.candidate:
+            if self._workload.request.candidates.candidate:
                 _show_printed(self._child.printed_lines())
             self._child.close()
             self._child = None

@@ -27,7 +27,7 @@ from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.measure import measure_cases, windows
 from opgrip.replay.timing import pages, rounds, stopwatch
-from opgrip.replay.timing.rounds import Measurer, FunctionGroup
+from opgrip.replay.timing.rounds import FunctionGroup, Measurer
 from opgrip.replay.timing.samples import MOST_CONTENDED
 from opgrip.replay.timing.stopwatch import Stopwatch, block_size
 from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
@@ -345,7 +345,10 @@ def test_preceding_calls_start_with_the_last_call_that_flushes_the_cache(tmp_pat
 
 @pytest.mark.usefixtures("quiet")
 def test_budget_of_a_case_includes_its_preceding_calls() -> None:
-    before, function = timed_function_of(lambda *args: time.sleep(0.02)), timed_function_of(lambda *args: time.sleep(0.001))
+    before, function = (
+        timed_function_of(lambda *args: time.sleep(0.02)),
+        timed_function_of(lambda *args: time.sleep(0.001)),
+    )
     function.places, function.number = [CallPosition(0, (1,), ())], 2
     effort = Effort(warmup=0, iterations=None, precision=1e-9, budget_s=0.1)
     measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), effort, None, lambda number, row: None)

@@ -19,11 +19,9 @@ from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.results.judgement import CandidateColumns, judge_rows
 from opgrip.replay.results.results import OK, Result
-from opgrip.replay.run import untrusted, untrusted_subject
+from opgrip.replay.run import untrusted
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.run.untrusted import UntrustedProcess
-from opgrip.replay.run.untrusted_call import UntrustedCall, UntrustedRun
-from opgrip.replay.run.untrusted_subject import CHANGE, UntrustedFunction
+from opgrip.replay.run.untrusted import CHANGE, UntrustedCall, UntrustedFunction, UntrustedProcess, UntrustedRun
 from opgrip.replay.run.workload import load_workload
 
 SOFTMAX = "aten._softmax.default"
@@ -71,7 +69,7 @@ def row_of(trace: Path, name: str, op: str = SOFTMAX, ceilings: Peaks | None = N
     workload = load_workload(request_with(str(trace), **options))
     (rows,) = measure_cases(workload.cases, workload)
     # the next judgement must not find what this one left
-    untrusted.end_process(workload.candidates.candidate[0])
+    untrusted.end_process(workload.request.candidates.candidate[0])
     if ceilings is not None:
         rows = without_impossible(rows, ceilings, workload)
     return judge_rows(rows, "eager", None, "", {})[-1]
@@ -164,7 +162,7 @@ def late_results(call: UntrustedCall, run: UntrustedRun, results: Any = Untruste
     return results(call, run)  # type: ignore[no-any-return]
 
 
-NO_CLOCK = (untrusted_subject, "MARGIN", 1e9)
+NO_CLOCK = (untrusted, "MARGIN", 1e9)
 NO_STOP = (UntrustedProcess, "_stop", lambda process: None)
 
 
@@ -242,7 +240,7 @@ def test_detached_process_is_stopped(trace: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(untrusted, "unconfined", lambda: "not installed")
     options = {"candidate": [f"{SOFTMAX}={cheats.__file__}:detached"], "untrusted": True}
     workload = load_workload(request_with(str(trace), **options))
-    (candidate,) = workload.candidates.candidate
+    (candidate,) = workload.request.candidates.candidate
     call = UntrustedCall(candidate, workload, workload.cases[0].signature, {})
     (result,) = call(torch.zeros(2, 2), -1, False)
     path = Path(f"/proc/{int(result[0, 0])}/stat")

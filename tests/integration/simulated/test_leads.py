@@ -36,7 +36,7 @@ from opgrip.replay.sequences.call_timers import Slowdown, sequence_settings
 from opgrip.replay.sequences.step_replay import replay_sequence
 from opgrip.replay.timing import stopwatch
 from opgrip.replay.timing.ranges import Range
-from opgrip.replay.timing.rounds import Measurer, FunctionGroup
+from opgrip.replay.timing.rounds import FunctionGroup, Measurer
 from opgrip.replay.timing.stopwatch import LEAD_MARGIN_NS, MOST_LEAD_NS, LaunchTime, Stopwatch
 from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
 from opgrip.replay.timing.timing_options import EVENTS, GRAPH, Effort

@@ -17,8 +17,7 @@ from small_calls import CALLS, KEYWORDS, drawn
 from torch import Tensor
 
 from opgrip.replay.checks.permitted_differences import GENERATOR_OUTPUTS
-from opgrip.replay.checks.reference import Reference
-from opgrip.replay.checks.truths import observe
+from opgrip.replay.checks.reference import Reference, observe
 from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance, joined
 from opgrip.replay.modes import RunOutputs
 from opgrip.traces.schema.arguments import map_leaves

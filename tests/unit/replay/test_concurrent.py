@@ -43,7 +43,9 @@ def timed_function_of(function: Callable[..., Any], number: int = 0, mutates: bo
     return TimedFunction(number, "tested", "eager", function, [InputSet([inputs])], mutates, None, 0)
 
 
-def measured(*timed_functions: TimedFunction, count: int = 2, grad: bool = False, **settings: Any) -> list[ConcurrentRun]:
+def measured(
+    *timed_functions: TimedFunction, count: int = 2, grad: bool = False, **settings: Any
+) -> list[ConcurrentRun]:
     group = FunctionGroup({**ONE_THREAD, **settings}, grad, list(timed_functions))
     return list(measure_concurrently([group], count, FEW, "cpu"))
 
@@ -153,7 +155,9 @@ def test_threads_have_the_settings_of_their_group(grad: bool, inference: bool) -
         met.add((threading.current_thread() is threading.main_thread(), *modes, torch.get_default_dtype()))
 
     before = torch.get_num_threads()
-    measured(timed_function_of(asked), timed_function_of(asked, 1), grad=grad, inference=inference, default_dtype="float64")
+    measured(
+        timed_function_of(asked), timed_function_of(asked, 1), grad=grad, inference=inference, default_dtype="float64"
+    )
     assert met == {(main, grad, inference, 1, torch.float64) for main in (True, False)}
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (before, torch.float32)
 

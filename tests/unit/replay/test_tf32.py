@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from opgrip.platform.precisions import read_precision
-from opgrip.replay.checks.reference import Reference
-from opgrip.replay.checks.truths import observe
+from opgrip.replay.checks.reference import Reference, observe
 from opgrip.replay.checks.verdicts import ResultVerdict, Tolerance
 from opgrip.replay.operators import contexts as tf32
 from opgrip.replay.operators.contexts import restored

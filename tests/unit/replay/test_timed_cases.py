@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.results.paired_ratio import EQUAL, FASTER, SLOWER, UNDECIDED, _joined_chance, paired_ratio
 from opgrip.replay.timing.stopwatch import Stopwatch, on_deeper_stack
-from opgrip.replay.timing.timed_functions import InputSet, Run, TimedFunction, paired_runs
-from opgrip.replay.timing.timed_cases import TimedCase, timed_cases
+from opgrip.replay.timing.timed_functions import InputSet, Run, TimedCase, TimedFunction, paired_runs, timed_cases
 from opgrip.replay.timing.timing_options import DISCRETE
 from opgrip.traces.schema.arguments import TensorSpec
 
