@@ -325,21 +325,22 @@ def _region(name: str, call: Call, outputs: tuple[Any, ...]) -> _Conversion:
 
 
 def _deformed(name: str, call: Call) -> _Conversion:
-    weight, image = call.get("weight", call.get("grad_weight")), call["input"]
-    modulated = name.startswith("modulated")
+    images, has_mask = call["input"], name.startswith("modulated")
+    # calls that compute the weight's gradient have no weight, which has the same shape
+    weight = call.get("weight", call.get("grad_weight"))
 
-    def empty(*shape: int) -> TensorSpec:
-        stride = (1,) if len(shape) == 1 else (shape[1], 1)
-        return TensorSpec(shape, stride, image.dtype, image.device)
+    def new_tensor(*shape: int) -> TensorSpec:
+        return TensorSpec(shape, (*shape[1:], 1), images.dtype, images.device)
 
-    changes: dict[str, Any] = {"weight": weight, "use_mask": modulated}
-    if not modulated:
-        changes["mask"] = empty(image.shape[0], 1)
+    changes: dict[str, Any] = {"weight": weight, "use_mask": has_mask}
+    # torchvision needs tensors for a mask and a bias that it ignores
+    if not has_mask:
+        changes["mask"] = new_tensor(images.shape[0], 1)
     if "bias" not in call:
-        changes["bias"] = empty(weight.shape[0])
+        changes["bias"] = new_tensor(weight.shape[0])
     if name.endswith("forward"):
         return _Conversion("torchvision.deform_conv2d.default", changes, (call["output"],))
-    gradients = (image, weight, call["offset"], call["mask"] if modulated else changes["mask"])
-    results = (*gradients, call.get("bias", changes.get("bias")))
-    remark = "" if modulated else "which computes all gradients"
-    return _Conversion("torchvision._deform_conv2d_backward.default", changes, results, remark)
+    arguments = {**call, **changes}
+    gradients = tuple(arguments[argument] for argument in ("input", "weight", "offset", "mask", "bias"))
+    remark = "" if has_mask else "which computes all gradients"
+    return _Conversion("torchvision._deform_conv2d_backward.default", changes, gradients, remark)

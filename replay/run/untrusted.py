@@ -334,7 +334,8 @@ class UntrustedCall:
             memory = self._memory(process, run.results)
             described = process.ask({"do": "describe"})
             if replaced := described["replaced"]:
-                raise WrongResultError(f"replaces {', '.join(map(str, replaced))}")
+                names = ", ".join(map(str, replaced))
+                raise WrongResultError(f"it replaced {names} while it ran, so its time and results cannot be trusted")
             return self._outputs(run.results, described["outputs"], memory)
         except WrongResultError:
             raise
@@ -383,7 +384,7 @@ class UntrustedCall:
                 storages.append(self._places[[place for place, _ in self._places].index(offset)][1])
                 continue
             if size and item in process.earlier:
-                raise WrongResultError("returns the memory of an earlier result")
+                raise WrongResultError("it returns the memory of an earlier result")
             if address not in own:
                 own[address] = process.read(address, size).untyped_storage()
             storages.append(own[address])

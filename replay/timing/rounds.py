@@ -89,7 +89,7 @@ class Measurer:
         self._stopwatch = stopwatch
         self._flush = flush
         self._announce = announce
-        self._pace = Pace()
+        self._processor_pace = Pace()
         self._memory_pace = MemoryPace() if torch.device(stopwatch.device).type == "cpu" else None
         self._contention: Contention | None = None
         self._most_dropped = MOST_DROPPED if effort.iterations is None else effort.iterations
@@ -97,9 +97,9 @@ class Measurer:
         self._pending: list[tuple[TimedFunction, Run, bool]] = []
         self._pending_ns = 0.0
         self._watchful_until_ns = 0
-        self._marks: deque[Waits] = deque(maxlen=BEFORE + 1)
-        self._lacks_memory = is_accelerator(stopwatch.device)
-        self._records = records
+        self._recent_waits: deque[Waits] = deque(maxlen=BEFORE + 1)
+        self._needs_untimed_runs = is_accelerator(stopwatch.device)
+        self._records_work = records
         self._is_throttled = is_throttled
         self._workers = workers
 
@@ -131,8 +131,8 @@ class Measurer:
         contended, started_ns = [], perf_counter_ns()
         with self._attentive():
             while any(cases for _, cases in waiting):
-                if self._lacks_memory:
-                    self._lacks_memory = False
+                if self._needs_untimed_runs:
+                    self._needs_untimed_runs = False
                     for group, cases in waiting:
                         self._run_untimed(group, cases)
                 for group, cases in waiting:
@@ -196,7 +196,7 @@ class Measurer:
 
     def _settled(self, group: FunctionGroup, case: TimedCase) -> list[TimedFunction]:
         case.settle(self.effort)
-        if self._records:
+        if self._records_work:
             try:
                 self._record(group, case)
             except Exception as error:
@@ -256,7 +256,7 @@ class Measurer:
             for place, function in turns:
                 if function.failure is not None:
                     continue
-                if not _precede(just_run, place, function):
+                if not _have_just_run(just_run, place, function):
                     began = perf_counter_ns()
                     self._run_before(place, group, function)
                     just_run.extend((number, _before(number, group, function)) for number in place.before)
@@ -272,7 +272,7 @@ class Measurer:
             if before is None or before.failure is not None:
                 continue
             self._announce(number, NO_ROW)
-            self._mark()
+            self._note_waits()
             try:
                 before.run_before(self._random)
                 # an error that the device reports late must not count for the next function
@@ -282,43 +282,45 @@ class Measurer:
 
     def _run(self, function: TimedFunction, place: CallPosition = NOWHERE) -> None:
         self._announce(function.number, function.row)
-        is_watchful = self._mark()
+        is_watchful = self._note_waits()
         try:
             stratum, time_ns = function.time(self._stopwatch, self._flush, place.recent)
         except Exception as error:
             self._fail(function, error)
             return
         runs_ns = time_ns * function.block
-        is_contended = is_watchful and self._watch.is_run_contended(self._marks, runs_ns)
+        is_contended = is_watchful and self._watch.is_run_contended(self._recent_waits, runs_ns)
         if is_contended:
             self._be_watchful()
         run = Run(stratum, time_ns, function.round, function.arrangement)
         self._pending.append((function, run, is_contended))
         self._pending_ns += runs_ns
 
-    def _mark(self) -> bool:
+    def _note_waits(self) -> bool:
         is_watchful = perf_counter_ns() < self._watchful_until_ns
         if is_watchful:
-            self._marks.append(self._watch.read())
+            self._recent_waits.append(self._watch.read())
         return is_watchful
 
     def _be_watchful(self) -> None:
         now = perf_counter_ns()
         if now >= self._watchful_until_ns:
-            self._marks.clear()
+            self._recent_waits.clear()
         self._watchful_until_ns = now + WATCHFUL_NS
 
     def _fail(self, function: TimedFunction, error: Exception) -> None:
         check_use(self._stopwatch.device, error)
         function.fail(error, self._stopwatch.device)
         # a failed call releases all memory that the allocator has kept
-        self._lacks_memory = self._lacks_memory or (is_out_of_memory(error) and is_accelerator(self._stopwatch.device))
+        self._needs_untimed_runs = self._needs_untimed_runs or (
+            is_out_of_memory(error) and is_accelerator(self._stopwatch.device)
+        )
 
     def _check(self, all_of_them: bool = True) -> None:
         enough = self._pending_ns >= CHECK_NS or len(self._pending) >= CHECK_RUNS
         if not self._pending or not (all_of_them or enough or self.effort.iterations is not None):
             return
-        is_slowed = self._pace.is_slowed()
+        is_slowed = self._processor_pace.is_slowed()
         is_contended = is_slowed and self._watch.is_shared
         if perf_counter_ns() >= self._watchful_until_ns and self._watch.is_contended(run_ns=self._pending_ns):
             is_contended = True
@@ -347,7 +349,7 @@ def _before(number: int, group: FunctionGroup, function: TimedFunction) -> Timed
     return function if number == function.number else group.around.get(number)
 
 
-def _precede(
+def _have_just_run(
     just_run: Sequence[tuple[int, TimedFunction | None]], place: CallPosition, function: TimedFunction
 ) -> bool:
     """Return True if the last calls that ran are those that precede a call in the program, in the same order."""
