@@ -73,7 +73,7 @@ from opgrip.replay.timing.timed_functions import MOST, InputSet, TimedFunction, 
 from opgrip.replay.timing.timing_options import GRAPH, PROGRAM
 from opgrip.traces.schema.records import Signature
 
-# row, and the timed_function (the call to time); the timed_function is None if the row says why it cannot be timed
+# row, and the function to time, or None if the row says why it cannot be timed
 RowToTime = tuple[Result, TimedFunction | None]
 Prepared = tuple[Variant, Result, TimedFunction | None]  # variant, and the two parts of a `RowToTime`
 
@@ -104,6 +104,14 @@ def prepare(
 class _Preparation:
     def __init__(self, case: Case, workload: Workload) -> None:
         self._recorded, self._workload = case, workload
+        self._make_program = partial(
+            make_program,
+            device=workload.device,
+            store=workload.request.store,
+            tuning=workload.request.tuning,
+            candidates=workload.request.candidates,
+            by_device=workload.timing.by_clock_of_device,
+        )
         self._references: dict[object, Reference] = {}
         self._works: dict[object, Work] = {}
         self._refused: set[str] = set()
@@ -175,7 +183,7 @@ class _Preparation:
         if call is not None and call.candidate is not None:
             program = Program(call, memory=UNKNOWN)
         else:
-            program = self._program(operator, examples, variant, key_of(case, variant, workload), grad, case.op)
+            program = self._make_program(operator, examples, variant, key_of(case, variant, workload), grad, case.op)
         del examples
         if operator.mutates:
             # modes write into the examples
@@ -262,7 +270,7 @@ class _Preparation:
         began = perf_counter_ns()
         key = key_of(case, variant, workload)
         if find_mode(variant.mode)[0].differentiable:
-            program = self._program(operator, [arguments], variant, key, True, case.op)
+            program = self._make_program(operator, [arguments], variant, key, True, case.op)
             function, enter, enters_each_run = gradients, graph_of(program, places), True
             try:
                 entered_arguments, _ = enter(arguments)
@@ -274,7 +282,7 @@ class _Preparation:
         else:
             graph, saved = gradient_graph(operator, arguments)
             with torch.no_grad():
-                program = self._program(Operator(graph, False), [(saved, {})], variant, key, grad=False)
+                program = self._make_program(Operator(graph, False), [(saved, {})], variant, key, grad=False)
                 _, actual = run_program(program, (saved, {}), mutates=False)
             enter_program = program.enter or (lambda arguments: arguments)
             function, enters_each_run = program.function, program.enters_each_run
@@ -293,30 +301,6 @@ class _Preparation:
             _, memory = with_memory(lambda: function(*args, **kwargs), device_of(case.signature, workload))
             result = with_memory_columns(result, memory)
         return result, self._timed_function(case, variant, function, [inputs], enter, enters_each_run)
-
-    def _program(
-        self,
-        operator: Operator,
-        examples: Sequence[Arguments],
-        variant: Variant,
-        key: str | None,
-        grad: bool,
-        op: str = "",
-    ) -> Program:
-        workload, request = self._workload, self._workload.request
-        return make_program(
-            operator,
-            examples,
-            variant,
-            key,
-            grad,
-            op,
-            device=workload.device,
-            store=request.store,
-            tuning=request.tuning,
-            candidates=request.candidates,
-            by_device=workload.timing.by_clock_of_device,
-        )
 
     def _timed_function(
         self,
@@ -383,7 +367,7 @@ class _Preparation:
             not backward or find_mode(workload.request.modes.reference)[0].differentiable
         ):
             reference = replace(variant, mode=workload.request.modes.reference)
-            program = self._program(operator, [arguments], reference, None, grad=backward)
+            program = self._make_program(operator, [arguments], reference, None, grad=backward)
         if backward:
             return with_backward(program, differentiable_results(operator, arguments))
         return operator.function if workload.request.modes.reference == EAGER else as_call(program, operator.mutates)
