@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from outside import with_package
+from programs import succeed
 from settings import rows_of, settings_of
+from torch.nn import functional
 
 from opgrip.capture import Capture
 from opgrip.platform.precisions import describe_precisions, read_precision, set_precision
+from opgrip.replay import load_results
 from opgrip.replay.cases.cases import make_cases
+from opgrip.replay.cases.unused_results import FOR_BACKWARD, with_unused_results
+from opgrip.replay.checks.reference import Reference
+from opgrip.replay.checks.verdicts import Tolerance
+from opgrip.replay.modes import RunOutputs
 from opgrip.replay.operators.contexts import restored
+from opgrip.replay.replay_options import request_with
+from opgrip.replay.run.workload import load_workload
 from opgrip.replay.timing.timed_functions import TimedFunction
-from opgrip.traces import load
+from opgrip.traces import Trace, load
 
 
 def settings_now() -> dict[str, Any]:
@@ -102,3 +113,90 @@ def test_per_backend_precisions_apply_in_the_block_and_are_restored() -> None:
     with restored({"fp32_precision": "cuda.matmul:tf32,mkldnn.conv:bf16,os.system:tf32,cudnn.rnn:rm -rf"}):
         assert describe_precisions() == "cuda.matmul:tf32,mkldnn.conv:bf16"
     assert describe_precisions() == before
+
+
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu.default"
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return traces of a step with attention and a norm, for prediction and for training."""
+    folder = tmp_path_factory.mktemp("unused")
+    torch.manual_seed(0)
+    query, weight = torch.randn(2, 4, 8, 16), torch.ones(16, requires_grad=True)
+    paths = {kind: folder / f"{kind}.jsonl" for kind in ("predict", "train")}
+    for kind, path in paths.items():
+        with torch.set_grad_enabled(kind == "train"), Capture(path):
+            scaled = functional.layer_norm(query * weight, (16,), weight)
+            result = functional.scaled_dot_product_attention(scaled, scaled, scaled)
+            if kind == "train":
+                result.sum().backward()
+    return paths
+
+
+def unused_in(trace: Trace) -> dict[str, set[int]]:
+    cases = with_unused_results(make_cases(trace), trace)
+    return {case.op: {*case.unused} for case in cases if case.op.split(".")[1] in FOR_BACKWARD}
+
+
+PREDICTING = {ATTENTION: {1}, "aten.native_layer_norm.default": {1, 2}}
+TRAINING = {ATTENTION: set[int](), "aten.native_layer_norm.default": set[int]()}
+
+
+def test_dataflow_shows_which_results_a_program_uses(traces: dict[str, Path]) -> None:
+    assert unused_in(load(traces["predict"])) == PREDICTING
+    assert unused_in(load(traces["train"])) == TRAINING
+
+
+@pytest.mark.parametrize("lack", ["distilled", "cut"])
+def test_calls_with_gradients_use_all_results_without_dataflow(traces: dict[str, Path], lack: str) -> None:
+    for kind, expected in (("predict", PREDICTING), ("train", TRAINING)):
+        trace = load(traces[kind])
+        trace = replace(trace, header={**trace.header, "distilled": {}}) if lack == "distilled" else trace
+        assert unused_in(replace(trace, end=None) if lack == "cut" else trace) == expected
+
+
+def test_unused_results_are_determined_only_for_compared_modes(traces: dict[str, Path]) -> None:
+    places = {
+        mode: {case.op: {*case.unused} for case in load_workload(request_with(traces["predict"], mode=[mode])).cases}
+        for mode in ("eager", "jit")
+    }
+    assert places["jit"][ATTENTION] == {1}
+    assert places["eager"][ATTENTION] == set()
+
+
+def test_listed_unused_results_belong_to_registered_operators() -> None:
+    for packet, places in FOR_BACKWARD.items():
+        operator = getattr(torch.ops.aten, packet)
+        returns = [len(getattr(operator, name)._schema.returns) for name in operator.overloads()]
+        # the first result is never unused, since the caller gets it
+        assert 0 not in places
+        assert max(places) < max(returns), packet
+
+
+def test_difference_in_an_unused_result_is_noted() -> None:
+    def two() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.ones(3), torch.ones(2)
+
+    reference = Reference(two, lambda: ((), {}), False, None, unused={1})
+    others = ((torch.ones(4), " is (4,), not (2,)"), (torch.zeros(2), ": 2 of 2 elements differ, by 1 (rel 1)"))
+    for other, note in others:
+        verdict = reference.check(RunOutputs([torch.ones(3), other]), Tolerance())
+        assert (verdict.right, verdict.max_abs) == (True, 0)
+        assert verdict.notes[0].startswith(f"unused output 1{note}")
+    assert not reference.check(RunOutputs([torch.zeros(3), torch.ones(2)]), Tolerance()).right
+
+
+def test_mode_with_other_statistics_is_right_if_they_are_unused(traces: dict[str, Path], tmp_path: Path) -> None:
+    environment = with_package(tmp_path, {"opgrip.modes": "planted_modes"}) | {"OPGRIP_CACHE": str(tmp_path / "cache")}
+    rows = {}
+    for kind, path in traces.items():
+        output = tmp_path / f"{kind}.json"
+        options = ("--mode", "planted-statistics", "--iterations", "2", "--warmup", "0", "--jobs", "1")
+        succeed("opreplay", path, "--op", ATTENTION, *options, "-o", output, env=environment)
+        rows[kind] = load_results(output).set_index("mode").loc["planted-statistics"]
+    assert rows["predict"]["status"] == "ok"
+    assert rows["predict"]["faithful"]
+    assert rows["predict"]["note"] == "unused output 1 is (2, 4, 8, 1), not (2, 4, 8)"
+    assert rows["train"]["status"] == "wrong"
+    assert rows["train"]["error"] == "output 1 is (2, 4, 8, 1), not (2, 4, 8)"
