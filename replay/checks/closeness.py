@@ -246,22 +246,13 @@ def _relative(between: Gap, wrong: Tensor) -> Tensor:
     return relative.masked_fill(no_number, torch.inf)
 
 
-# maximum error of a result as a multiple of the reference's error, for most dtypes and for 16-bit dtypes
-#
-# Measured against torch on a CPU in float32: another order of sums needs a factor of 1; 10,000 products added one by
-# one, as an untuned compiler does, 12; Winograd's F(4x4, 3x3) over 64 channels 53. A factor of 64 is still 1e-5 of a
-# number. Programs add 16-bit numbers in float32, so that only rounded intermediate results matter; 100 partial sums
-# rounded to 16 bits need a factor of 8.
+# maximum error of a result as a multiple of the reference's error. In float32, another order of sums needs 1, 10,000
+# products added one by one 12, Winograd's F(4x4, 3x3) over 64 channels 53; 100 partial sums rounded to 16 bits need 8
 MULTIPLE, MULTIPLE_OF_HALF = 64.0, 8.0
-# the same multiple for TF32 products, in addition to the effect of TF32's last bit
-#
-# Measured on products, convolutions and a layer with softmax with arguments cut or rounded to TF32: three of 480 needed
-# more than 8, none needed 16.
+# the same for TF32 products, in addition to the effect of TF32's last bit; three of 480 calls needed more than 8
 MULTIPLE_OF_TF32 = 16.0
-# multiple per square root of the number of terms, used if it exceeds `MULTIPLE`
-#
-# The error of n terms added one by one grows with n, the effect of their last bits with its root. A million terms need
-# 40 to 170.
+# multiple per square root of the number of terms, used if it exceeds `MULTIPLE`: the error of n terms added one by one
+# grows with n, the effect of their last bits with its root; a million terms need 40 to 170
 ONE_BY_ONE = 0.25
 # part of the maximum error that the root mean square of all errors may reach; in the measurements above, 8 in float32
 OVERALL = 0.25

@@ -106,9 +106,7 @@ def joined(verdicts: Iterable[ResultVerdict]) -> ResultVerdict:
 
 
 EXACT = (0.0, 0.0)
-# relative and absolute tolerance by dtype
-#
-# Source: documentation of `torch.testing.assert_close`.
+# relative and absolute tolerance by dtype, as in the documentation of `torch.testing.assert_close`
 TOLERANCES: dict[str, tuple[float, float]] = {
     "float64": (1e-7, 1e-7),
     "float32": (1.3e-6, 1e-5),

@@ -195,9 +195,7 @@ def with_aotinductor(task: Task) -> Program:
     return Program(function, call.enter, call.leave, in_place=task.mutates, note="" if must_compile else "loaded")
 
 
-# parts of the tracer's warnings that values of this run become constants
-#
-# The tracer also warns of sizes, which are integers.
+# parts of the tracer's warnings that values of this run become constants; it also warns of sizes, which are integers
 FROZEN = ("to a Python boolean", "to a Python float", "to a Python list", "to a NumPy array")
 RUNS = 2  # number of runs before timing: the first is profiled by TorchScript, the second compiles
 

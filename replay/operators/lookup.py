@@ -51,9 +51,7 @@ OF_TORCH_ITSELF = frozenset(
 )
 
 READS_OR_WRITES_FILES = frozenset({"from_file", "save", "load", "_save", "_load"})
-# operators that access memory at offsets chosen by the caller, and that programs do not call directly
-#
-# They are views, or steps inside other operators.
+# views and steps inside other operators that access memory at offsets chosen by the caller
 UNCHECKED = re.compile(
     r"_reshape_alias(_copy)?|_sparse_(coo|csr|csc|bsr|bsc|compressed)_tensor_unsafe|_nested_view_from_\w+"
     r"|sparse_compressed_tensor|_sobol_engine_\w+|_thnn_differentiable_\w+|_compute_linear_combination"

@@ -215,21 +215,13 @@ REDUCTIONS: dict[str, int] = {
     "upsample_bilinear2d_backward": 8,
 }
 
-# operations per element of a normalization: a difference and a product; scale and offset are two more if they cannot be
-# merged into these
-NORMALIZATION = 2
-# operations per element for mean and variance: an addition for the sum, a product and an addition for the sum of
-# squares
-MOMENTS = 3
+NORMALIZATION = 2  # operations per element of a normalization: a difference and a product
+MOMENTS = 3  # operations per element for mean and variance: two additions and a product
 # operations per element of a normalization's backward, g*r*(dy - mean(dy) - z*mean(dy*z)) with z = (x-m)*r: 2 for z, 3
-# for the sums, 4 for the rest
-#
-# Source: Ioffe, Szegedy 2015.
+# for the sums, 4 for the rest (Ioffe, Szegedy 2015)
 BACK_NORMALIZED = 9
-# operations for the intersection over union of two boxes
-#
-# 4 comparisons for its corners, 2 differences, 2 clamps, an area, a sum and a difference for the union, a quotient, and
-# a comparison with the threshold.
+# operations for the intersection over union of two boxes: 4 comparisons for its corners, 2 differences, 2 clamps, an
+# area, a sum and a difference for the union, a quotient, and a comparison with the threshold
 IOU = 13
 # operations per element of an interpolation: one product per neighbour, and the additions
 INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d": 31}

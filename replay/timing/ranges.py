@@ -22,10 +22,8 @@ except ImportError:
 
 DOMAIN = "opgrip"
 NSYS, NCU, TORCH = "nsys", "ncu", "torch"  # names of profilers
-# phases around a timed run
-#
-# `prepare`: the row is compiled and run first. `ready`: arguments are restored and caches emptied. `before`: the call
-# runs before another case, as in the program. `dropped`: the latest run of the row does not count.
+# phases: the row is compiled and run first; arguments are restored and caches emptied; the call runs before another
+# case, as in the program; the latest run of the row does not count
 PREPARE, READY, BEFORE, DROPPED = "prepare", "ready", "before", "dropped"
 DELAY_KERNEL = "spin_kernel"  # part of the name of the kernel that keeps a device busy before a run
 
