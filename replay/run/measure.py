@@ -218,7 +218,7 @@ def _measure_concurrently(
         for run in measure_concurrently(
             list(groups.values()), count, workload.request.effort, workload.device, announce
         ):
-            run_of_function[id(run.function)] = run
+            run_of_function[id(run.timed_function)] = run
     return run_of_function
 
 

@@ -80,9 +80,9 @@ def test_kernels_run_concurrently_and_are_each_timed_under_load() -> None:
         return timed_function_of(kernel, number)
 
     rows = measured(numbered(0), numbered(1))
-    assert [row.function.number for row in rows] == [0, 1]
+    assert [row.timed_function.number for row in rows] == [0, 1]
     for row in rows:
-        assert row.function.failure is None
+        assert row.timed_function.failure is None
         assert row.together == 2
         assert len(row.loaded) == 5
         assert row.overlap is not None
@@ -139,7 +139,7 @@ def test_failing_function_does_not_affect_others() -> None:
         raise ValueError("at once")
 
     rows = measured(timed_function_of(failing), timed_function_of(torch.sin, 1), timed_function_of(at_once, 2), count=3)
-    assert [str(row.function.failure) for row in rows] == ["planted", "None", "at once"]
+    assert [str(row.timed_function.failure) for row in rows] == ["planted", "None", "at once"]
     assert [len(row.loaded) for row in rows] == [0, 5, 0]
     assert rows[1].ratio is not None
     assert rows[1].overlap is not None
