@@ -121,8 +121,8 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 
 
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
-    """Return the arguments of a profiler, merged from opgrip's and the user's; the user's win where `flags` does not
-    join.
+    """Return opgrip's arguments of a profiler with the user's, which win if both set an option that is neither joined
+    nor repeatable.
     """
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []

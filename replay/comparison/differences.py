@@ -147,7 +147,6 @@ def _room(item: Difference, margin: float, quantile: float) -> float:
 
 
 def _missing(variance: float, room: float, runs: int) -> int | None:
-    """Return how many more than `runs` repeats reduce a variance to `room`; None if over `MOST_RUNS`."""
     if not room > 0 or variance / room > runs + MOST_RUNS:
         return None
     return max(ceil(variance / room) - runs, 1)

@@ -125,9 +125,9 @@ class Store:
         runs = self.runs()
         match = LATEST.fullmatch(name)
         if match is not None:
-            place = int(match[1] or 0)
-            if place < len(runs):
-                return runs[-1 - place].path
+            index = int(match[1] or 0)
+            if index < len(runs):
+                return runs[-1 - index].path
             raise UserError(f"{self.folder} has no run {name}, because it has {len(runs)}", "see opgrip results list")
         matches = self._named(name)
         if len(matches) == 1:
@@ -252,11 +252,9 @@ def machines_of(rows: Iterable[Result]) -> dict[str, str]:
 
 
 def in_order(rows: Iterable[Result], header: Mapping[str, Any]) -> list[Result]:
-    """Return the rows of merged shards in the order of a single replay: by trace, then by share of time, largest
-    first.
-    """
-    places = {name: place for place, name in enumerate(header.get("traces", {}))}
-    return sorted(rows, key=lambda row: (places.get(row.trace, len(places)), -row.share, row.case))
+    """Return the rows of merged shards in the order of a single replay: by trace, then by share of time."""
+    order = {name: index for index, name in enumerate(header.get("traces", {}))}
+    return sorted(rows, key=lambda row: (order.get(row.trace, len(order)), -row.share, row.case))
 
 
 def _traces(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

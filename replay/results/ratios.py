@@ -79,7 +79,7 @@ def base_index(index: int, rows: Sequence[Result], reference: str) -> int | None
 
 
 def with_ratios(rows: Sequence[Result], reference: str) -> list[Result]:
-    """Fill in `ratio` of the rows of a case; a row that is compared with no other row keeps its ratio."""
+    """Return the rows of a case with `ratio` filled in; a row that is compared with no other row keeps its ratio."""
     indices = (base_index(index, rows, reference) for index in range(len(rows)))
     return [
         row if base is None else replace(row, ratio=ratio_over(row, rows[base]))
@@ -249,7 +249,7 @@ class GraphColumns(Columns):
 
 
 def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
-    """Divide the captured time of each graph's launches among its calls in proportion to their replayed times.
+    """Return the rows, with the captured time of each graph's launches divided among its calls by their replayed times.
 
     A graph keeps its captured times if they are of kernels, or if not all of its calls were replayed.
     """

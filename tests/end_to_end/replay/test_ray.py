@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -132,63 +129,6 @@ def test_killed_node_costs_a_retry_and_machine_kinds_do_not_mix(folder: Path, tm
 
 @pytest.mark.slow
 @needs("ray")
-def test_unwritable_node_is_left_out_and_the_last_one_is_an_error(folder: Path, tmp_path: Path) -> None:
-    trace, output = tmp_path / "padded.jsonl", tmp_path / "r.json"
-    header, _, rest = (folder / "long" / "long.jsonl").read_text().partition("\n")
-    trace.write_text(f"{json.dumps({**json.loads(header), 'note': 'x' * (2 << 20)})}\n{rest}")
-    command = [trace, *FAST, *RAY, "--machine-kind", "big", "-o", output]
-    with cluster(("full", "big"), ("free", "big")) as (address, pids):
-        allow_files_below(pids[0], 1 << 20)
-        succeed("opreplay", *command, "--address", address, cwd=tmp_path, env=dict(LOOPBACK), fresh=True)
-        assert {row.added["machine"] for row in read_run(output)} == {"free"}
-        os.kill(pids[1], signal.SIGKILL)
-        command[-1] = tmp_path / "other.json"
-        error = refusal("opreplay", *command, "--address", address, cwd=tmp_path, env=dict(LOOPBACK), fresh=True)
-        assert "full cannot run cases: " in error.splitlines()[-1]
-        assert "Traceback" not in error
-
-
-# The command, with a wait of only seconds for new workers after its workers are lost.
-FAILS_SOON = """
-import sys
-from opgrip.replay.workers import ray_pool
-from opgrip.replay.command.opreplay import main
-
-def start(pool, usual=ray_pool.Pool.start):
-    usual(pool)
-    ray_pool.START_S = 5.0
-
-ray_pool.Pool.start = start
-sys.exit(main())
-"""
-
-
-@pytest.mark.slow
-@needs("ray")
-def test_several_traces_keep_their_rows_when_the_only_node_is_killed(folder: Path, tmp_path: Path) -> None:
-    output, traces = tmp_path / "r.json", [folder / "net.predict.jsonl", folder / "long" / "long.jsonl"]
-    with cluster(("one", "big")) as (address, pids):
-        words = [sys.executable, "-c", FAILS_SOON, *traces, *LONG, *RAY, "--iterations", "8000", "-o", output]
-        words += ["--address", address]
-        environment = os.environ | LOOPBACK | {"OPGRIP_STORE": ""}
-        replay = subprocess.Popen(list(map(str, words)), env=environment, stderr=subprocess.PIPE, text=True)
-        part = tmp_path / "r.json.parts" / "001-long.json"
-        wait_for(lambda: rows_in_journal(part) > 2, replay)
-        # a worker would survive its node for some seconds
-        for pid in (pids[0], *workers_below(pids[0])):
-            os.kill(pid, signal.SIGKILL)
-        _, errors = replay.communicate(timeout=200)
-    assert replay.returncode == 2, errors
-    assert "the rows are kept; continue with: " in errors
-    assert (
-        "no machine of the cluster has processors enough any more: check the cluster with: ray status"
-        in errors.splitlines()[-1]
-    )
-    assert (output.exists(), rows_in_journal(part) > 2) == (False, True)
-
-
-@pytest.mark.slow
-@needs("ray")
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers are pinned to a processor each")
 def test_each_worker_measures_on_separate_processors(folder: Path, tmp_path: Path) -> None:
     output = tmp_path / "r.json"
@@ -211,13 +151,6 @@ def test_each_worker_measures_on_separate_processors(folder: Path, tmp_path: Pat
 def allowed_processors(pid: int) -> str:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(line.partition(":")[2].strip() for line in lines if line.startswith("Cpus_allowed_list:"))
-
-
-def allow_files_below(pid: int, most: int) -> None:
-    """Limit the file size of a node's processes, now and later, which simulates a full disk for its workers."""
-    for process in {pid, *processes_below(pid)}:
-        with suppress(ProcessLookupError):
-            resource.prlimit(process, resource.RLIMIT_FSIZE, (most, most))
 
 
 def test_processors_belong_to_one_worker_until_it_ends() -> None:
