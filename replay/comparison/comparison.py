@@ -9,7 +9,7 @@ from math import fsum
 from typing import TYPE_CHECKING, Any
 
 from opgrip.replay.comparison.differences import (
-    Compared,
+    ComparedRows,
     RatioVerdict,
     Verdict,
     compare_rows,
@@ -214,7 +214,7 @@ class Comparison:
     missing: Sequence[Result] = ()
     added: Sequence[Result] = ()
     margin: float = MARGIN
-    _compared_by_row: Mapping[int, Compared] = field(default_factory=dict, repr=False)
+    _compared_by_row: Mapping[int, ComparedRows] = field(default_factory=dict, repr=False)
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -251,7 +251,7 @@ class Comparison:
         by : `op`, `module`, `family`, `mode` or another grouping of `shares_by`; None for a single group of all cases
         Rows whose runs were all contended are left out, because their times cannot be added.
         """
-        members: dict[str, list[tuple[float, Compared]]] = defaultdict(list)
+        members: dict[str, list[tuple[float, ComparedRows]]] = defaultdict(list)
         for pair in self.pairs:
             if pair.judgement is not None and not pair.is_contended:
                 for name, share in ({"all": 1.0} if by is None else shares_by(pair.base, by)).items():

@@ -178,7 +178,7 @@ UNBOUNDED_LOG = log(1e6)
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedRows:
     """The times that represent a case's two rows in a comparison, and their difference.
 
     base, new : the compared estimates: medians of the repeats, or fastest runs if runs were contended
@@ -192,7 +192,7 @@ class Compared:
     new_us: float
 
 
-def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[Compared | None]:
+def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[ComparedRows | None]:
     """Return the comparison of each pair of timed rows (base, new); None if a row was too short for the clock."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
@@ -244,7 +244,7 @@ def _choose(base: Result, new: Result) -> _Chosen | None:
     return _Chosen(*fastest, is_fastest=True, missed=missed)
 
 
-def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compared:
+def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> ComparedRows:
     base, new = rows
     freedom = pair.repeats - 2
     own, whole = prior.posterior(pair.base.squares + pair.new.squares, freedom)
@@ -270,10 +270,10 @@ def _compare(rows: tuple[Result, Result], pair: _Chosen, prior: Prior) -> Compar
     base_us, new_us = (
         exp(of.mean) if time is None else time for time, of in zip(times, (pair.base, pair.new), strict=True)
     )
-    return Compared(difference, pair.base, pair.new, base_us, new_us)
+    return ComparedRows(difference, pair.base, pair.new, base_us, new_us)
 
 
-def difference_of_sums(rows: Sequence[tuple[float, Compared]]) -> Difference:
+def difference_of_sums(rows: Sequence[tuple[float, ComparedRows]]) -> Difference:
     """Return the difference of the summed times of several cases, each given as (number of calls, comparison)."""
     parts = [row.difference for _, row in rows]
     base, new = (fsum(count * row.base_us for count, row in rows), fsum(count * row.new_us for count, row in rows))
