@@ -1,7 +1,7 @@
 """Builder of trace records from calls in order, for readers of other tools' files.
 
-While calls are added, `TensorSpec.storage` is the number of a storage within the whole file. `split` converts these
-numbers to those of signatures and calls.
+While calls are added, `TensorSpec.storage` is the number of a storage within the whole file. `split` converts it to the
+numbers that signatures and calls have.
 """
 
 from __future__ import annotations
@@ -59,9 +59,7 @@ class GraphStorages:
 
 
 def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
-    """Return, for each result of an operator, the storage number of the argument that it shares memory with, or
-    None.
-    """
+    """Return, for each result of an operator, the storage number of the argument whose memory it shares, or None."""
     schemas = schemas_of(op)
     if not schemas:
         return []
@@ -92,8 +90,7 @@ def _sets(argument: Any) -> Iterator[str]:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Return the arguments and results of a call as a signature has them, and the storage number of each of their
-    tensors.
+    """Return the arguments and results of a call as a signature has them, and the storage numbers of their tensors.
 
     In the signature, tensors that share memory have the same small number as `storage`, and others None.
     """

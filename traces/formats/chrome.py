@@ -1,7 +1,7 @@
 """Reader of torch.profiler's traces with shapes (the JSON of `export_chrome_trace`), and writer of timelines.
 
 Events hold shapes and types of tensors. Every other argument is text, which is parsed by its type in the operator's
-schema. The calls are those that a capture would record: no composite operators, and no operators inside others.
+schema. Only operators that a capture would record become calls, without composite operators and operators inside calls.
 
 A launch of a CUDA or HIP graph runs kernels that were captured before. A profile of the launch shows the kernels
 without operators; a profile of the graph's capture shows the operators and their kernel launches, in the same order.
@@ -470,9 +470,7 @@ class GraphLaunchCalls:
         """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        """Yield the thread's name and the call, for each call of each launch, with the times of its kernels in the
-        launch.
-        """
+        """Yield thread name and call, for each call of each launch, with the times of its kernels in the launch."""
         for launch in self._launches:
             for index, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())

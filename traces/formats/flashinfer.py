@@ -543,8 +543,8 @@ Sizes = tuple[int, ...]  # sizes of one dimension in all members
 
 
 def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:
-    """Return the name of each axis by its sizes in all signatures; None if an output size is no input size or
-    constant.
+    """Return the name of each axis by its sizes in all signatures; None if an output has a size that no axis
+    describes.
     """
     axes: dict[Sizes, str] = {}
     variables = 0

@@ -214,8 +214,8 @@ class _Text:
         return max(skipped.count(f'"{mark}":'), 1)
 
     def _has_mark(self, position: int, mark: str) -> bool | None:
-        """Return True if an object with a member `mark` begins at `position`; None if the text in memory ends within
-        it.
+        """Return True if an object with a member `mark` begins at `position`; None if the text in memory ends
+        inside.
         """
         try:
             value, _ = self._parse(self._text, position)

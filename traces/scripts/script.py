@@ -161,8 +161,7 @@ def script_of(
     mode: str = "eager",
     literals: Callable[[Callable[[TensorSpec], str], str], Literals] = Literals,
 ) -> str:
-    """Return a script that creates a call's arguments, calls the operator, checks the shapes of the results, and times
-    it.
+    """Return a script that creates a call's arguments, calls and times the operator, and checks the results' shapes.
 
     values : value models of the signature's tensors
     settings : torch settings under which the call ran

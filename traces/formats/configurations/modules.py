@@ -25,9 +25,7 @@ from opgrip.traces.schema.arguments import Opaque, TensorSpec, encode, leaves, m
 
 
 def alex_net(num_classes: int = 1000, dropout: float = 0.5) -> nn.Module:
-    """Return AlexNet with one column. Source: Krizhevsky 2014, "One weird trick for parallelizing convolutional
-    neural networks".
-    """
+    """Return AlexNet. Source: Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks"."""
 
     def convolution(*arguments: Any) -> tuple[nn.Module, nn.Module]:
         return nn.Conv2d(*arguments), nn.ReLU(inplace=True)
@@ -268,9 +266,7 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
 
 
 def on_meta(tree: Any) -> Any:
-    """Return nested arguments with meta tensors for `TensorSpec`, and `meta` for devices, also for those that are
-    strings.
-    """
+    """Return nested arguments with a meta tensor for each `TensorSpec`, and with the device `meta` for each device."""
 
     def made(leaf: Any) -> Any:
         if isinstance(leaf, torch.device) or (isinstance(leaf, str) and _is_device(leaf)):

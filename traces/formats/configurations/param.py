@@ -122,9 +122,7 @@ def _entries(form: Any, expand: Expand) -> ValueChoices:
 
 
 def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
-    """Return the cases of all operators in file order; each entry of `build` is combined with all entries of
-    `input`.
-    """
+    """Return the cases of all operators in file order: each entry of `build` with each entry of `input`."""
     return chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
 
 
@@ -273,8 +271,7 @@ CODES: dict[str, dict[int, Any]] = {
 
 
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that one case of a configuration calls; raise `ValueError` if there are none for its
-    arguments.
+    """Yield the operators that one case of a configuration calls; raise `ValueError` if its arguments do not fit.
 
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
     build : arguments of a module's class, or an operator's schema as text; None without the section

@@ -207,7 +207,7 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a protobuf message; if only its position in the tree can be read, its `fault` says why.
+    """Return the node of a protobuf message; if only its position in the tree is valid, `fault` says why.
 
     Raise `FormatError` if not even that can be read.
     """
@@ -249,9 +249,7 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parse a list of numbers, strings, booleans and nested lists in Python's notation; an empty text is an empty
-    list.
-    """
+    """Parse a list of numbers, strings, booleans and nested lists in Python's notation; an empty text is `[]`."""
     if not text:
         return []
     if len(text) > MOST_TEXT:

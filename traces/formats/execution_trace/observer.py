@@ -104,8 +104,8 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def node_from_json(form: Any) -> Node:
-    """Return the node of a JSON object of any schema version; if only its position in the tree can be read, its `fault`
-    says why.
+    """Return the node of a JSON object of any schema version; if only its position in the tree is valid, `fault` says
+    why.
 
     Raise `FormatError` if not even that can be read.
     """

@@ -44,9 +44,7 @@ def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: lis
 def _padded(
     node: OnnxNode, begins: list[int], ends: list[int], value: float
 ) -> tuple[list[OnnxCall], TensorSpec, list[int]]:
-    """Return the calls that pad the first input, the padded tensor, and the padding that the operator itself
-    applies.
-    """
+    """Return the calls that pad the first input, the padded tensor, and the padding that is left to the operator."""
     if begins == ends:
         return [], node.x, begins
     sizes = (size + before + after for size, before, after in zip(node.x.shape[2:], begins, ends, strict=True))
