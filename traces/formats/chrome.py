@@ -394,11 +394,15 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
     """Return the graphs whose capture a profile shows, in order; `skip` gets each operator left out, and the reason."""
     ends = [*sorted(table.capture_ends), 1 << 62]
     spans = [(begin, ends[bisect_right(ends, begin)]) for begin in sorted(table.capture_begins)]
-    graphs = [CapturedGraph() for _ in spans]
+    graphs, first_ns = [CapturedGraph() for _ in spans], table.first_ns
 
     def graph_at(time_ns: int) -> CapturedGraph | None:
         index = bisect_right(spans, (time_ns, 1 << 62)) - 1
         return graphs[index] if index >= 0 and time_ns < spans[index][1] else None
+
+    def meets(event: ProfilerEvent) -> bool:
+        index = bisect_right(spans, (event.end_ns + first_ns, 0)) - 1
+        return index >= 0 and spans[index][1] > event.start_ns + first_ns
 
     work: dict[int, OperatorKernels] = {}
     names = table.kernel_names
@@ -411,19 +415,14 @@ def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list
                 own.launches[str(len(graph.launches))] += 1
             graph.launches.append(names[name] if name >= 0 else "")
     for _, events in table.threads():
-        inside = (event for event in events if _meets(event, spans, table.first_ns))
+        inside = (event for event in events if meets(event))
         for call in calls_of(inside, work, skip):
-            graph = graph_at(call.event.start_ns + table.first_ns)
+            graph = graph_at(call.event.start_ns + first_ns)
             if graph is not None:
                 graph.calls.append((call, sorted(map(int, call.work.launches))))
     for graph in graphs:
         graph.calls.sort(key=lambda item: item[0].event.start_ns)
     return graphs
-
-
-def _meets(event: ProfilerEvent, spans: Sequence[tuple[int, int]], first_ns: int) -> bool:
-    index = bisect_right(spans, (event.end_ns + first_ns, 0)) - 1
-    return index >= 0 and spans[index][1] > event.start_ns + first_ns
 
 
 @dataclass(frozen=True, slots=True)

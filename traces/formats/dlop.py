@@ -189,11 +189,8 @@ def shape_of(cell: Any) -> tuple[int, ...] | None:
     if not isinstance(cell, list) or len(cell) > MOST_DIMENSIONS:
         return None
     sizes = [_integer(item) for item in cell]
-    return tuple(size for size in sizes if size is not None) if all(_is_size(size) for size in sizes) else None
-
-
-def _is_size(size: int | None) -> bool:
-    return size is not None and 0 <= size < LARGEST
+    whole = tuple(size for size in sizes if size is not None and 0 <= size < LARGEST)
+    return whole if len(whole) == len(sizes) else None
 
 
 def _integer(item: Any) -> int | None:

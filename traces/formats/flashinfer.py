@@ -77,15 +77,13 @@ class DataSet:
 
     def definition(self, name: str) -> dict[str, Any]:
         if name not in self.definitions:
-            self.definitions[name] = self._load(name)
+            path = self.beside("definitions", f"{name}.json") if NAME.fullmatch(name) else None
+            file = None if path is None else ForeignFile(path, self.file.losses, self.file.unbounded)
+            self.definitions[name] = None if file is None else _definition(file)
         definition = self.definitions[name]
         if definition is None:
             raise NoCall("no definition of this name in its folder")
         return definition
-
-    def _load(self, name: str) -> dict[str, Any] | None:
-        path = self.beside("definitions", f"{name}.json") if NAME.fullmatch(name) else None
-        return None if path is None else _definition(ForeignFile(path, self.file.losses, self.file.unbounded))
 
     def beside(self, folder: str, name: str) -> Path | None:
         """Return the path of a file in a folder of the data set or in one of its subfolders, or None."""
@@ -499,7 +497,8 @@ def _kernel(signature: Signature) -> KernelDefinition:
 
     parts = [text(names[index] if index < len(names) else f"x{index}", arg) for index, arg in enumerate(signature.args)]
     parts += [f"{name}={text(name, value)}" for name, value in signature.kwargs.items()]
-    outputs = list(_outputs(signature.outputs))
+    results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
+    outputs = [("output" if len(results) == 1 else f"output_{index}", item) for index, item in enumerate(results)]
     parameters = ", ".join(name for name, _ in inputs)
     call = f"torch.ops.{signature.op}({', '.join(parts)})"
     return KernelDefinition(
@@ -522,12 +521,6 @@ def _literal(value: Any) -> str:
         case torch.device():
             return f"torch.device({str(value)!r})"
     raise NoForm(f"the format cannot represent a value of type {type(value).__name__}")
-
-
-def _outputs(tree: Any) -> Iterator[tuple[str, TensorSpec]]:
-    tensors = [leaf for leaf in leaves(tree) if isinstance(leaf, TensorSpec)]
-    for index, tensor in enumerate(tensors):
-        yield ("output" if len(tensors) == 1 else f"output_{index}"), tensor
 
 
 def _dtype(tensor: TensorSpec) -> str:

@@ -344,7 +344,12 @@ def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
     for number, count, time_ns in zip(groups.size().index, groups.size(), groups.median(), strict=True):
         signature = signatures[int(number)]
         try:
-            text = call_text(_with_plain_devices(signature))
+            # BackendBench only reads devices that are strings
+            args, kwargs = (
+                map_leaves(lambda leaf: str(leaf) if isinstance(leaf, torch.device) else leaf, tree)
+                for tree in (signature.args, signature.kwargs)
+            )
+            text = call_text(replace(signature, args=args, kwargs=kwargs))
         except ValueError as error:
             losses.skip(signature.op, str(error), int(count))
             continue
@@ -365,13 +370,6 @@ def _rows(trace: Trace, losses: Losses) -> Iterator[dict[str, Any]]:
             "runnable": True,
             "is_overhead_dominated_op": False,
         }
-
-
-def _with_plain_devices(signature: Signature) -> Signature:
-    def plain(value: Any) -> Any:
-        return str(value) if isinstance(value, torch.device) else value
-
-    return replace(signature, args=map_leaves(plain, signature.args), kwargs=map_leaves(plain, signature.kwargs))
 
 
 formats.register("backendbench")(

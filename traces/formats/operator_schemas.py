@@ -91,7 +91,9 @@ def _parse(text: str) -> SchemaText | None:
         kind, _, word = " ".join(piece.partition("=")[0].split()).rpartition(" ")
         if not word.isidentifier() or not kind:
             return None
-        parameters.append(Parameter(word, _without_alias(kind), kind, is_named))
+        # without alias and length, as in Tensor(a!), Tensor(a -> *)[], Tensor(a|b), int[2]
+        plain = re.sub(r"\([^()]*\)", "", re.sub(r"\[\d+\]", "[]", kind)).strip()
+        parameters.append(Parameter(word, plain, kind, is_named))
     returns = rest[end + 1 :].strip().removeprefix("->").strip()
     results = returns
     if results.startswith("(") and _closing(results[1:]) == len(results) - 2:
@@ -130,11 +132,6 @@ def _closing(text: str) -> int | None:
             if depth < 0:
                 return position
     return None
-
-
-def _without_alias(kind: str) -> str:
-    # Tensor(a!), Tensor(a -> *)[], Tensor(a|b)
-    return re.sub(r"\([^()]*\)", "", re.sub(r"\[\d+\]", "[]", kind)).strip()
 
 
 # pattern of names such as `aten::add`, `aten::add.Tensor`, `aten.add.default`

@@ -332,7 +332,10 @@ def _message_of(node: Node, after: Iterable[int], message_class: Any) -> Any:
         duration_micros=round(node.own_us or 0) if is_timed else 0,
     )
     for target, port in ((message.inputs, node.inputs), (message.outputs, node.outputs)):
-        target.values, target.shapes, target.types = map(_encodable, (port.values, port.shapes, port.types))
+        # text in a trace may contain surrogates, which UTF-8 cannot encode
+        target.values, target.shapes, target.types = (
+            str(column).encode(errors="replace").decode() for column in (port.values, port.shapes, port.types)
+        )
     numbers = {"rf_id": node.number, "fw_parent": 0, "seq_id": -1, "scope": node.scope, "tid": node.thread, "fw_tid": 0}
     _add_attributes(message, "int64_val", numbers)
     _add_attributes(message, "string_val", {"op_schema": node.schema})
@@ -345,11 +348,6 @@ def _message_of(node: Node, after: Iterable[int], message_class: Any) -> Any:
     if is_timed:
         _add_attributes(message, "double_val", {"start_us": node.start_us, "exclusive_us": node.own_us})
     return message
-
-
-def _encodable(values: list[Any]) -> str:
-    # text in a trace may contain surrogates, which UTF-8 cannot encode
-    return str(values).encode(errors="replace").decode()
 
 
 def _add_attributes(message: Any, field: str, values: dict[str, Any]) -> None:
