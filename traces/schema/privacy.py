@@ -118,7 +118,6 @@ HEADER_FIELDS: Table = {
         "processes": [dict.fromkeys(("offset_ns", "measured_ns", "spread_ns", "collectives"), public("integer"))],
     },
     "flight": {"last": COUNT, "before": COUNT, "reason": hashed("stop reason")},
-    # the process that made a recording uses these to decide which ones it may replace
     "on_demand": {"recording": public("number")},
     **dict.fromkeys(("time", "command", "pid", "seed", "parent_pid", "values_file", "distilled"), DROPPED),
 }

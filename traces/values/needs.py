@@ -177,10 +177,11 @@ _NEAR = "equal or neighbouring indices determine what the cache contains"
 _ALIKE = "a sort treats equal and sorted elements as special cases"
 _EXACT = "they are read as sizes and positions in memory"
 
+_LENGTHS = "they ascend; the lengths between them determine the work and its balance"
 _SUM = "their sum is the output's size"
 _UNSORTED = "a search in unsorted values has no meaningful result"
 _SPREAD = "the spread of the eigenvalues determines the number of iterations"
-_IMAGE = "outside of the image, nothing is read"
+_IMAGE = "outside of the image, nothing is read; neighbouring values share the cache"
 _CLASS = "an invalid class ends the process"
 _ZERO = "a zero on the diagonal is a divisor: inf and nan"
 
@@ -202,9 +203,7 @@ NEEDS = (
     ValueNeed("aten.repeat_interleave.self_Tensor", "repeats", "integers", _SUM),
     ValueNeed("aten.bincount*", "self", "integers", "the largest value is the output's size; " + _CLASH),
     ValueNeed("aten.one_hot*", "self", "integers", "the largest value is the output's size"),
-    ValueNeed(
-        "aten._local_scalar_dense*", "self", "", "the program branches on the values that it reads", varies=False
-    ),
+    ValueNeed("aten._local_scalar_dense*", "self", "", "the program branches on the values", varies=False),
     # boxes
     ValueNeed("mmcv._ext:nms|mmcv._ext:softnms", "boxes|0", "boxes", _GROUPS, refine=_with_groups),
     ValueNeed("mmcv._ext:nms_*", "dets|0", "", _GROUPS),
@@ -223,29 +222,13 @@ NEEDS = (
     ValueNeed("aten.index_reduce*|aten.scatter*|aten.put*", "index", "integers", _CLASH, of="int"),
     ValueNeed("aten.histc*|aten.histogram*", "self", "floats", "elements in the same bin collide"),
     # pieces of different lengths
-    ValueNeed(
-        "aten.*embedding_bag*",
-        "offsets",
-        "offsets",
-        ("they ascend; the lengths of bags determine the balance of the load"),
-    ),
-    ValueNeed(
-        "aten.*segment_reduce*",
-        "offsets",
-        "offsets",
-        ("they ascend; the lengths of segments determine the balance of the load"),
-    ),
+    ValueNeed("aten.*embedding_bag*|aten.*segment_reduce*", "offsets", "offsets", _LENGTHS),
     ValueNeed("aten.*segment_reduce*", "lengths", "integers", "they add up to the number of rows"),
     ValueNeed(
         "aten._nested_view_from_jagged*|aten._jagged_to_padded*|aten._padded_dense_to_jagged*",
         *("offsets", "offsets", _EXACT),
     ),
-    ValueNeed(
-        "aten.*attention*",
-        "cu_seqlens_*|cum_seq_*",
-        "offsets",
-        ("they ascend; the lengths of sequences determine the work"),
-    ),
+    ValueNeed("aten.*attention*", "cu_seqlens_*|cum_seq_*", "offsets", _LENGTHS),
     ValueNeed("aten.*sparse_cs*", "crow_indices|ccol_indices", "offsets", "they ascend, " + _EXACT),
     ValueNeed("aten.*sparse_compressed*", "compressed_indices", "offsets", "they ascend, " + _EXACT),
     ValueNeed("aten._convert_indices_from_csr_to_coo*", "crow_indices", "offsets", "they ascend, " + _EXACT),
@@ -254,9 +237,7 @@ NEEDS = (
     # order
     ValueNeed("aten.searchsorted*", "sorted_sequence", "floats", _UNSORTED),
     ValueNeed("aten.bucketize*", "boundaries", "floats", _UNSORTED),
-    ValueNeed(
-        "aten.searchsorted*|aten.bucketize*", "self", "floats", ("searches for sorted keys access the cache in order")
-    ),
+    ValueNeed("aten.searchsorted*|aten.bucketize*", "self", "floats", "sorted keys access the cache in order"),
     ValueNeed("aten.sort*|aten.argsort*|aten.msort*|aten.topk*|aten.kthvalue*", "self", "", _ALIKE),
     ValueNeed("aten.*median*|aten.mode*", "self", "", _ALIKE),
     ValueNeed("aten.isin*", "elements|test_elements", "integers", "sorted and searched, or compared each with each"),
@@ -270,28 +251,15 @@ NEEDS = (
     ValueNeed("aten.multinomial*", "self", "probabilities", "rows below zero, or rows of zeros only, are rejected"),
     ValueNeed("aten.bernoulli*", "self|p", "floats", "probabilities outside of 0 to 1 are rejected", False),
     ValueNeed("aten.binomial*", "count|prob", "floats", "they determine the method of sampling"),
-    ValueNeed(
-        "aten.poisson*", "self", "floats", ("values below zero are rejected; they determine the method of sampling")
-    ),
+    ValueNeed("aten.poisson*", "self", "floats", "values below zero are rejected; others determine the method"),
     # positions in images
-    ValueNeed(
-        "aten.*grid_sampler*",
-        "grid",
-        "floats",
-        ("outside of -1 to 1, nothing is read; neighbouring values share the cache"),
-    ),
+    ValueNeed("aten.*grid_sampler*", "grid", "floats", _IMAGE),
     ValueNeed("mmcv._ext:deform_conv_forward", "offset|2", "floats", _IMAGE),
     ValueNeed("mmcv._ext:modulated_deform_conv*", "offset|4", "floats", _IMAGE),
     ValueNeed("mmcv._ext:ms_deform_attn*", "sampling_loc|3", "floats", _IMAGE),
     ValueNeed("mmcv._ext:ms_deform_attn*", "*spatial_shapes|*level_start_index|1|2", "exact", _EXACT, of="int"),
     # matrices
-    ValueNeed(
-        "aten.cholesky.*|aten.linalg_cholesky*",
-        "self",
-        "factorable",
-        ("other matrices cannot be factorized: an error"),
-        False,
-    ),
+    ValueNeed("aten.cholesky.*|aten.linalg_cholesky*", "self", "factorable", "others have no factor", False),
     ValueNeed("aten.cholesky_solve*", "input2", "triangular", _ZERO, False),
     ValueNeed("aten.cholesky_inverse*", "self", "triangular", _ZERO, False),
     ValueNeed("aten.linalg_solve_triangular*", "self", "triangular", "solutions overflow: inf and nan", False),
