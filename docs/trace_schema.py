@@ -20,10 +20,9 @@ from msgspec import Meta
 
 from opgrip.traces.codec.call_blocks import CallsForm, Column
 from opgrip.traces.codec.record_forms import RECORDS
-from opgrip.traces.schema.arguments import KINDS
+from opgrip.traces.schema.arguments import KINDS, MADE_OF
 from opgrip.traces.schema.json_values import LIMIT, Argument, key_of
 from opgrip.traces.schema.records import PHASES, Calls, OpenedSignature
-from opgrip.traces.schema.tensor_checks import MADE_OF
 from opgrip.traces.schema.tensor_specs import AnyMadeOf, AnyPart, TensorSpec
 
 PATH = Path(__file__).resolve().parents[1] / "traces" / "schema.json"

@@ -34,7 +34,7 @@ from opgrip.capture.signatures.predictions import (
 )
 from opgrip.capture.signatures.signatures import argument_tensors, names_meta, tensors_in
 from opgrip.capture.timing.device_time import DeviceTimer
-from opgrip.capture.timing.kernel_windows import identities_here
+from opgrip.capture.timing.kernel_times import identities_here
 from opgrip.capture.timing.page_faults import FaultCounter, OwnWork
 from opgrip.capture.torch_compat.compiler_private import hide_from_compiler, is_higher_order, see_higher_order
 from opgrip.capture.torch_compat.torch_private import (

@@ -28,7 +28,7 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import Generations
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadMode
 from opgrip.errors import raise_if_from_program
-from opgrip.traces.schema.accelerator_records import Graph, Wait
+from opgrip.traces.schema.records import Graph, Wait
 
 # what a launch of a graph needs: the counter of times that the recording's tables were cleared and its value, the
 # numbers of the launch's signature and of its (signature, scope) pair, and the function that runs the launch

@@ -15,9 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from opgrip.capture.recording.thread_mode import ThreadCalls, ThreadMode
-from opgrip.capture.timing.kernel_windows import FOREVER_NS, WrittenCalls
-from opgrip.traces.schema.accelerator_records import Graph
-from opgrip.traces.schema.records import Record
+from opgrip.capture.timing.kernel_times import FOREVER_NS, WrittenCalls
+from opgrip.traces.schema.records import Graph, Record
 
 ENGINE = "autograd"  # name of the threads in which autograd runs the backward pass that another thread captures
 

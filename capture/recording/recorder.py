@@ -32,8 +32,7 @@ from opgrip.capture.timing.kernel_times import KernelTimes
 from opgrip.capture.timing.page_faults import SlowMemory
 from opgrip.platform.contention import usual_fault_ns
 from opgrip.traces.analysis.redaction import Policy
-from opgrip.traces.schema.accelerator_records import Graph
-from opgrip.traces.schema.records import NO_STORAGE, Context, Scope, Signature, Values
+from opgrip.traces.schema.records import NO_STORAGE, Context, Graph, Scope, Signature, Values
 from opgrip.traces.table.step_starts import MOST_STEPS
 
 

@@ -24,8 +24,7 @@ from opgrip.capture.recording.graph_templates import KeptGraph, kept_graphs
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.writing.blocks import Blocks
 from opgrip.errors import raise_if_from_program
-from opgrip.traces.schema.accelerator_records import Graph
-from opgrip.traces.schema.records import Context, Scope, Signature
+from opgrip.traces.schema.records import Context, Graph, Scope, Signature
 
 
 class GraphKeeper:

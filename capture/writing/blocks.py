@@ -16,7 +16,7 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.scope_table import FIRST_PAIR
 from opgrip.capture.recording.thread_mode import UNPAIRED, ThreadCalls, ThreadMode
 from opgrip.capture.signatures.predictions import CallNode
-from opgrip.capture.timing.kernel_windows import FOREVER_NS
+from opgrip.capture.timing.kernel_times import FOREVER_NS
 from opgrip.capture.timing.page_faults import FEWEST, NONE_OPEN, Runs, runs_of
 from opgrip.traces.codec.call_blocks import perturbed_flags
 from opgrip.traces.schema.records import NO_STORAGE, Calls, Entered, Record, Thread

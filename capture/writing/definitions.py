@@ -9,13 +9,13 @@ from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.recording.thread_mode import ThreadCalls
 from opgrip.traces.analysis.redaction import Policy, Redaction
 from opgrip.traces.io.writer import encode_line
-from opgrip.traces.schema.accelerator_records import Graph
 from opgrip.traces.schema.arguments import numbers_of
 from opgrip.traces.schema.records import (
     EXTENSION,
     Calls,
     Context,
     Entered,
+    Graph,
     Observed,
     Record,
     Scope,

@@ -20,8 +20,7 @@ from opgrip.errors import one_line
 from opgrip.replay.operators.admission import TRUSTED_EXTENSIONS, Unsupported, Untrusted, import_trusted, module_of
 from opgrip.replay.operators.torch_private import is_dispatched, operator_names
 from opgrip.replay.operators.triton_kernels import kernel_in, launcher
-from opgrip.traces.schema.accelerator_records import is_graph_launch
-from opgrip.traces.schema.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature
+from opgrip.traces.schema.records import COMPILED, EXTENSION, FUNCTION, OPERATOR, Signature, is_graph_launch
 
 # namespaces of operators on tensors that programs call
 COMPUTING = frozenset(

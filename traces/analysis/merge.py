@@ -22,22 +22,27 @@ from opgrip.traces.io.reader import TraceReader, read_header
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels, Wait, is_graph_launch
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.records import (
     NO_STORAGE,
     Context,
+    DeviceTimes,
     Dropped,
     Effects,
     End,
     Entered,
+    Graph,
+    GraphTimes,
     Header,
+    Kernels,
     Observed,
     Scope,
     Signature,
     Thread,
     Values,
+    Wait,
+    is_graph_launch,
     listed,
 )
 from opgrip.traces.schema.tensor_specs import map_values

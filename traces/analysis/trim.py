@@ -21,7 +21,6 @@ from opgrip.traces.io.foreign_files import Losses
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels, Wait
 from opgrip.traces.schema.arguments import numbers_of, tensors
 from opgrip.traces.schema.json_values import LATEST_NS
 from opgrip.traces.schema.operator_arguments import written
@@ -30,15 +29,20 @@ from opgrip.traces.schema.records import (
     NO_STORAGE,
     OPERATOR,
     Context,
+    DeviceTimes,
     Effects,
     End,
+    Graph,
+    GraphTimes,
     Header,
+    Kernels,
     Observed,
     Record,
     Scope,
     Signature,
     Thread,
     Values,
+    Wait,
 )
 from opgrip.traces.table.call_source import concatenated, or_all, selected
 from opgrip.traces.table.profiler_labels import is_mark, is_operator

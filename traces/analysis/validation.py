@@ -17,16 +17,19 @@ from opgrip.traces.codec.record_forms import from_json, unknown_fields
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.io.json_stream import once
 from opgrip.traces.io.reader import TraceReader, read_header, refuse_constant
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels
 from opgrip.traces.schema.arguments import numbers_of, tensors
 from opgrip.traces.schema.json_values import check_nesting
 from opgrip.traces.schema.records import (
     Calls,
     Context,
+    DeviceTimes,
     Effects,
     End,
     Entered,
+    Graph,
+    GraphTimes,
     Header,
+    Kernels,
     Observed,
     Record,
     Scope,

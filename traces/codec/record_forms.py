@@ -12,7 +12,6 @@ from hashlib import blake2b
 from typing import Any
 
 from opgrip.traces.codec.call_blocks import calls_from_json, calls_to_json, json_keys_of_calls
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels, Wait
 from opgrip.traces.schema.arguments import (
     FormatError,
     Json,
@@ -31,10 +30,14 @@ from opgrip.traces.schema.records import (
     MINOR,
     Calls,
     Context,
+    DeviceTimes,
     Effects,
     End,
     Entered,
+    Graph,
+    GraphTimes,
     Header,
+    Kernels,
     Observed,
     OpenedSignature,
     Record,
@@ -42,6 +45,7 @@ from opgrip.traces.schema.records import (
     Signature,
     Thread,
     Values,
+    Wait,
 )
 from opgrip.traces.values import value_model_from_json, value_model_to_json, value_models
 

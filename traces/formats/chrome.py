@@ -45,10 +45,9 @@ from opgrip.traces.formats.profiler_events import (
 )
 from opgrip.traces.io.foreign_files import ForeignFile, Format, Head, Losses, formats
 from opgrip.traces.io.json_stream import CutText, Repair, TooLong, members
-from opgrip.traces.schema.accelerator_records import Kernels
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves, tensors
 from opgrip.traces.schema.json_values import LIMIT
-from opgrip.traces.schema.records import Record
+from opgrip.traces.schema.records import Kernels, Record
 from opgrip.traces.schema.tensor_specs import contiguous
 from opgrip.traces.table.trace import Trace
 

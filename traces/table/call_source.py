@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes
 from opgrip.traces.schema.arguments import tensors
-from opgrip.traces.schema.records import Signature
+from opgrip.traces.schema.records import DeviceTimes, Graph, GraphTimes, Signature
 
 
 class NumberSet:

@@ -10,8 +10,7 @@ import numpy as np
 import pandas as pd
 
 from opgrip.traces.codec.call_blocks import CallBlock, Integers, perturbed_flags
-from opgrip.traces.schema.accelerator_records import Kernels
-from opgrip.traces.schema.records import FUNCTION, Scope, Signature, Thread
+from opgrip.traces.schema.records import FUNCTION, Kernels, Scope, Signature, Thread
 from opgrip.traces.table.accelerators import device_of
 from opgrip.traces.table.call_source import by_call, concatenated, or_all
 from opgrip.traces.table.profiler_labels import are_marks

@@ -18,20 +18,24 @@ from opgrip.errors import UserError
 from opgrip.traces.codec.call_blocks import CallBlock, Integers
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import files_beside
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes, Kernels, Wait
 from opgrip.traces.schema.records import (
     FUNCTION,
     Context,
+    DeviceTimes,
     Effects,
     End,
     Entered,
+    Graph,
+    GraphTimes,
     Header,
+    Kernels,
     Observed,
     Record,
     Scope,
     Signature,
     Thread,
     Values,
+    Wait,
 )
 from opgrip.traces.table.accelerators import doubt_of_events, merge_facts
 from opgrip.traces.table.call_source import CallSource, doubt_of_graphs

@@ -17,7 +17,7 @@ from opgrip.capture.command.opcapture import run as opcapture
 from opgrip.capture.hooks import graphs, wrapped_operators
 from opgrip.capture.recording import signature_table
 from opgrip.capture.timing import kernel_times
-from opgrip.capture.timing.kernel_windows import WrittenCalls, innermost_calls
+from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls
 from opgrip.errors import UserError
 from opgrip.platform import activity_records
 from opgrip.platform.activity_records import launched_by

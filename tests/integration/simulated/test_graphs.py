@@ -19,7 +19,7 @@ from opgrip.replay import replay
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import load, read
-from opgrip.traces.schema.accelerator_records import Graph
+from opgrip.traces.schema.records import Graph
 
 
 def info_of(trace: Path) -> str:

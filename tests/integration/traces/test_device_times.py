@@ -22,9 +22,19 @@ from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.codec.record_forms import from_json
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.records import FUNCTION, Calls, End, Record, Scope, Signature, Thread, Values
+from opgrip.traces.schema.records import (
+    FUNCTION,
+    Calls,
+    DeviceTimes,
+    End,
+    Kernels,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+    Values,
+)
 from opgrip.traces.values.exact import Booleans
 
 EXTENSION_CALL, MULTIPLY, GRIPPED = 0, 1, 2

@@ -12,9 +12,19 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import Trace, load, read
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Graph, GraphTimes
 from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.records import NO_STORAGE, Calls, End, Record, Scope, Signature, Thread
+from opgrip.traces.schema.records import (
+    NO_STORAGE,
+    Calls,
+    DeviceTimes,
+    End,
+    Graph,
+    GraphTimes,
+    Record,
+    Scope,
+    Signature,
+    Thread,
+)
 from opgrip.traces.table import call_source
 from opgrip.traces.table.call_source import BY_ESTIMATE, BY_KERNELS
 

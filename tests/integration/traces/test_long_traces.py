@@ -28,8 +28,7 @@ from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.longtail import thread_calls as made_calls
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.timeline import timeline_lines
-from opgrip.traces.schema.accelerator_records import DeviceTimes
-from opgrip.traces.schema.records import Calls
+from opgrip.traces.schema.records import Calls, DeviceTimes
 from opgrip.traces.table import call_source as sources
 from opgrip.traces.table import distinct_calls as summing
 from opgrip.traces.table.profiler_labels import own_calls

@@ -18,14 +18,15 @@ from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.reader import TraceReader
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels
 from opgrip.traces.schema.arguments import Opaque, numbers_of
 from opgrip.traces.schema.records import (
     Calls,
     Context,
+    DeviceTimes,
     Effects,
     End,
     Entered,
+    Kernels,
     Observed,
     Record,
     Scope,

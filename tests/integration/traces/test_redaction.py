@@ -31,7 +31,6 @@ from opgrip.traces.analysis.redaction.redaction import redact
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema import arguments, python_objects, records, tensor_specs
-from opgrip.traces.schema.accelerator_records import Kernels
 from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, ReductionSpec, TensorSpec, leaves, tensors
 from opgrip.traces.schema.privacy import DROPPED, HEADER_FIELDS, Privacy, privacy_of
 from opgrip.traces.schema.python_objects import ModuleSpec, NamedSpec, ObjectSpec
@@ -43,6 +42,7 @@ from opgrip.traces.schema.records import (
     End,
     Entered,
     Header,
+    Kernels,
     Observed,
     Record,
     Scope,

@@ -7,21 +7,23 @@ from pathlib import Path
 import torch
 
 from opgrip.traces.io.writer import TraceWriter
-from opgrip.traces.schema.accelerator_records import DeviceTimes, Kernels, Wait
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec, TensorSpec
 from opgrip.traces.schema.records import (
     NO_STORAGE,
     Calls,
     Context,
+    DeviceTimes,
     Dropped,
     End,
     Entered,
     Header,
+    Kernels,
     Record,
     Scope,
     Signature,
     Thread,
     Values,
+    Wait,
 )
 from opgrip.traces.values.exact import Booleans
 

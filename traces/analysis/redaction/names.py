@@ -13,9 +13,8 @@ from typing import Any
 import torch
 
 from opgrip.traces.analysis.redaction.policy import FILES, FUNCTIONS, LABELS, MODULES, SCALARS, Policy
-from opgrip.traces.schema.accelerator_records import is_graph_launch
 from opgrip.traces.schema.python_objects import PACKERS
-from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, ON_FAKE, ON_META, PHASES
+from opgrip.traces.schema.records import FUNCTION, HIGHER_ORDER, ON_FAKE, ON_META, PHASES, is_graph_launch
 from opgrip.traces.schema.tensor_specs import DTYPES, LAYOUTS, MEMORY_FORMATS, STORAGE
 from opgrip.traces.table.profiler_labels import STEP_LABEL
 

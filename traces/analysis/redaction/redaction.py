@@ -20,7 +20,6 @@ from opgrip.traces.codec.call_blocks import CallBlock
 from opgrip.traces.io.reader import TraceReader
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
-from opgrip.traces.schema.accelerator_records import Kernels
 from opgrip.traces.schema.records import (
     FUNCTION,
     Dropped,
@@ -28,6 +27,7 @@ from opgrip.traces.schema.records import (
     End,
     Entered,
     Header,
+    Kernels,
     Observed,
     Record,
     Scope,

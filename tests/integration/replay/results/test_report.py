@@ -24,7 +24,7 @@ from opgrip.tools.report import make_page
 from opgrip.tools.report.page import describe_comparisons, describe_runs
 from opgrip.tools.report.trace_views import describe_launches
 from opgrip.traces import load
-from opgrip.traces.schema.accelerator_records import Kernels
+from opgrip.traces.schema.records import Kernels
 
 VIEWS = ("overview", "cases", "modes", "runs", "shapes", "roofline", "launches", "longtail", "timeline", "failures")
 

@@ -20,8 +20,8 @@ from opgrip.errors import UserError
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.differences import Tolerances, compare_traces
 from opgrip.traces.io.json_stream import members
-from opgrip.traces.schema.accelerator_records import Kernels
 from opgrip.traces.schema.arguments import TensorSpec, tensors
+from opgrip.traces.schema.records import Kernels
 
 
 class Model(nn.Module):
