@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-from programs import run_command, run_python, wait_for
+from programs import run_python, wait_for
 from services import ask, environment, on_demand, python, running, short_name
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -25,6 +25,7 @@ import opgrip.capture
 from opgrip.capture.on_demand.agent import marks
 from opgrip.capture.on_demand.session import StepCapture
 from opgrip.capture.on_demand.settings import check_pattern, recording_path
+from opgrip.capture.start import main
 from opgrip.capture.torch_compat.compiler_private import stance_here
 from opgrip.errors import UserError
 from opgrip.traces import load
@@ -152,15 +153,6 @@ def test_signal_starts_a_recording_unless_the_program_handles_it(server: Path) -
     code = "import signal; from opgrip.capture.on_demand.agent import listen_to\n"
     code += "signal.signal(signal.SIGUSR1, print); listen_to(signal.SIGUSR1)"
     assert "the program already has a handler for SIGUSR1" in run_python("-c", code).stderr
-
-
-def test_unknown_process_is_reported_in_one_line(server: Path) -> None:
-    done = ask(server, "trigger", "nobody")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "no process can" in done.stderr
-    done = ask(server, "trigger", os.getpid())
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "it runs without an agent" in done.stderr
 
 
 @pytest.mark.slow
@@ -386,16 +378,94 @@ def test_agent_imports_neither_torch_nor_the_trace_reader() -> None:
     assert run_python("-c", code, fresh=True).stdout.strip() == "set()"
 
 
-def test_recording_options_are_refused_without_on_demand(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--signal USR1 -- a.py", "--signal is for programs that keep running: add --on-demand"),
+        ("--on-demand", "--on-demand is for scripts"),
+        ("--on-demand --last 9 -- a.py", "--last is for a capture of a whole program"),
+        ("--on-demand --private --values full -- a.py", "cannot be combined with --values full"),
+        ("--on-demand --batch-size 2 -- a.py", "--batch-size is for models"),
+        ("--on-demand --signal KILL -- a.py", "KILL cannot be used to start a recording"),
+        ("trigger nobody", "no process can; start one with opcapture --on-demand"),
+        (f"trigger {os.getpid()}", "it runs without an agent"),
+    ],
+)
+def test_invalid_words_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_name(tmp_path)))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     (tmp_path / "a.py").write_text("print('ran')", encoding="utf-8")
-    for words, message in {
-        ("--signal", "USR1", "--", "a.py"): "--signal is for programs that keep running: add --on-demand",
-        ("--on-demand",): "--on-demand is for scripts",
-        ("--on-demand", "--last", "9", "--", "a.py"): "--last is for a capture of a whole program",
-        ("--on-demand", "--private", "--values", "full", "--", "a.py"): "cannot be combined with --values full",
-        ("--on-demand", "--batch-size", "2", "--", "a.py"): "--batch-size is for models",
-        ("--on-demand", "--signal", "KILL", "--", "a.py"): "KILL cannot be used to start a recording",
-    }.items():
-        done = run_command("opcapture", *words, cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert message in done.stderr
+    assert main(words.split()) == 2
+    out, errors = capsys.readouterr()
+    assert (out, errors.count("\n")) == ("", 1)
+    assert message in errors
+
+
+NET = """
+import time, torch
+from torch import nn
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    def forward(self, x):
+        return self.inner(x).sin()
+class Forever(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+    def forward(self, x):
+        while True:
+            self.net(x)
+            time.sleep(0.01)
+net, x = Net(), torch.ones(1, 2)
+print("ready", flush=True)
+"""
+# operators of one call of the network
+OUTERMOST = ["aten.t.default", "aten.addmm.default", "aten.relu.default", "aten.sin.default"]
+
+TRAINING = "while True: net(x); time.sleep(0.01)"
+FOREVER = "Forever(net.eval())(x)"
+NO_MODULE = "while True: x.sin(); time.sleep(0.01)"
+
+
+def trigger(folder: Path, loop: str, *words: str) -> subprocess.CompletedProcess[str]:
+    (folder / "server.py").write_text(f"{NET}\n{loop}\n", encoding="utf-8")
+    with running(folder, *on_demand("--", "server.py")):
+        return ask(folder, "trigger", "server", "--steps", "2", "-o", "t.jsonl", *words)
+
+
+@pytest.mark.slow
+def test_outermost_module_calls_are_steps(tmp_path: Path) -> None:
+    done = trigger(tmp_path, TRAINING)
+    assert done.stdout.split() == [str(tmp_path / "t.jsonl")], done.stderr
+    assert "without backward passes and optimizers: to record these too, call opgrip.capture.step()" in done.stderr
+    trace = load(tmp_path / "t.jsonl", partial=False)
+    assert sorted(trace.labels.index) == ["opgrip step 1", "opgrip step 2"]
+    # with gradients, relu keeps a detached result
+    ops = [op for op in trace.calls["op"].astype(str) if op != "aten.detach.default" and not op.startswith("profiler.")]
+    assert ops == OUTERMOST * 2
+    assert set(trace.calls["module"]) == {"", "inner.0", "inner.1"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "loop", "reason"),
+    [
+        ((), NO_MODULE, "no module was called: call opgrip.capture.step() after each step"),
+        ((), FOREVER, "modules (Net) are called inside a call that began before: name the class of the modules"),
+        (("--step-module", "Other"), TRAINING, "no module of a class Other was called, but "),
+        ((), f"import opgrip.capture\nopgrip.capture.step()\n{TRAINING}", "has not called opgrip.capture.step() again"),
+    ],
+)
+def test_program_without_steps_gets_the_reason(tmp_path: Path, words: tuple[str, ...], loop: str, reason: str) -> None:
+    done = trigger(tmp_path, loop, "--wait", "3s", *words)
+    waiting, problem = done.stderr.splitlines()[-2:]
+    assert "no step has begun yet" in waiting
+    assert reason in waiting
+    assert "no trace was written: no step began within 3 s" in problem
+    assert reason in problem
+    assert done.returncode == 2
