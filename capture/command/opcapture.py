@@ -50,7 +50,10 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     """
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
-        yield from _dump_lines(capture)
+        for path in capture.dumps:
+            yield f"the last calls before something happened, to {_shown(capture, path)}"
+        if not capture.dumps:
+            yield "the program ended without an error, and no dump was requested: the last calls were not written"
     elif capture.calls or capture.dropped:
         ending = " (interrupted)" if interrupted else ""
         size = f"{capture.bytes_written / 1000:,.0f} kB"
@@ -67,7 +70,10 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
     if capture.dropped:
         advice = "" if capture.keeps_last and not capture.dumps else f"; `opgrip trace info {where}` says why"
         yield f"{counted(capture.dropped, 'call')} could not be recorded{advice}"
-    yield from _values_lines(capture)
+    full = capture.full_values
+    if full is not None and full.failure is None and capture.calls:
+        size = f"{full.bytes_written / 1000:,.0f} kB"
+        yield f"full values of {full.tensors:,} tensors, {size}, to {full.path.name}: they can be private data"
     if operators := capture.custom_operators:
         yield (
             f"names of custom operators are not hidden, because a replay needs them: {_listed_names(operators)}; "
@@ -83,22 +89,8 @@ def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
         yield f"run them again with: opreplay {_shown(capture, capture.dumps[-1]) if capture.dumps else where}"
 
 
-def _dump_lines(capture: Capture) -> Iterator[str]:
-    for path in capture.dumps:
-        yield f"the last calls before something happened, to {_shown(capture, path)}"
-    if not capture.dumps:
-        yield "the program ended without an error, and no dump was requested: the last calls were not written"
-
-
 def _shown(capture: Capture, path: Path) -> Path:
     return Path(capture.path).with_name(path.name)
-
-
-def _values_lines(capture: Capture) -> Iterator[str]:
-    full = capture.full_values
-    if full is not None and full.failure is None and capture.calls:
-        size = f"{full.bytes_written / 1000:,.0f} kB"
-        yield f"full values of {full.tensors:,} tensors, {size}, to {full.path.name}: they can be private data"
 
 
 def _child_lines(capture: Capture) -> Iterator[str]:

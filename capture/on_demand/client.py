@@ -196,13 +196,6 @@ def _reason(error: OSError) -> str:
     return str(error.strerror or error).lower()
 
 
-def _clean_up(path: Path, error: OSError) -> None:
-    # outside of Linux a busy process refuses connections too, and the pid may have been reused
-    if error.errno == errno.ECONNREFUSED and (sys.platform == "linux" or not _runs(pid_of(path) or 0)):
-        with suppress(OSError):
-            path.unlink()
-
-
 def _process_at(path: Path) -> RecordableProcess | None:
     pid = pid_of(path)
     if pid is None:
@@ -210,7 +203,10 @@ def _process_at(path: Path) -> RecordableProcess | None:
     try:
         connection = _connect(path)
     except OSError as error:
-        _clean_up(path, error)
+        # outside of Linux a busy process refuses connections too, and the pid may have been reused
+        if error.errno == errno.ECONNREFUSED and (sys.platform == "linux" or not _runs(pid)):
+            with suppress(OSError):
+                path.unlink()
         return None
     try:
         connection.send({"protocol": PROTOCOL, "do": TELL})

@@ -99,8 +99,12 @@ class StepRecording:
                 label = None if self._learning else f"{STEP} {self._begun + 1}"
                 step = self.capture.enter_step(nested, label)
                 self._running[id(step)] = step, ref(this_thread.life)
-                if not self._learning:
-                    self._note_begin()
+                if self._learning:
+                    return step
+                self._begun += 1
+                self.first_call_ns = self.first_call_ns or perf_counter_ns()
+                if self._until is None and self.extent.seconds is not None:
+                    self._until = monotonic() + self.extent.seconds
                 return step
         except Exception as error:
             raise_if_from_program(error)
@@ -120,7 +124,9 @@ class StepRecording:
         finally:
             with self._lock:
                 if self._running.pop(id(step), None) is not None and not self.done.is_set():
-                    self._count_end()
+                    self._learned += self._learning
+                    self.steps += not self._learning
+                    self._check_end()
         return is_left
 
     def end(self) -> None:
@@ -143,10 +149,8 @@ class StepRecording:
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
                 del self._running[number]
-                if self._learning:
-                    self._learned += 1
-                else:
-                    self.cut += 1
+                self._learned += self._learning
+                self.cut += not self._learning
             self._check_end()
 
     def abandon(self) -> None:
@@ -167,20 +171,6 @@ class StepRecording:
             self._check_end()
             return False
         return self._learning or self.extent.steps is None or self._begun < self.extent.steps
-
-    def _note_begin(self) -> None:
-        self._begun += 1
-        if self.first_call_ns is None:
-            self.first_call_ns = perf_counter_ns()
-        if self._until is None and self.extent.seconds is not None:
-            self._until = monotonic() + self.extent.seconds
-
-    def _count_end(self) -> None:
-        if self._learning:
-            self._learned += 1
-        else:
-            self.steps += 1
-        self._check_end()
 
     def _check_end(self) -> None:
         """End the recording if it has enough steps or its time is over. The caller must hold the lock."""

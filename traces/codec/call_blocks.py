@@ -57,6 +57,10 @@ def decode_storages(codes: list[int], newest: int) -> list[int]:
     return numbers
 
 
+_ARRAYS = ("signature", "scope", "start_ns", "duration_ns", "tensors", "storages", "device_ns", "streams")
+_PAIRS = ("page_faults", "perturbed", "slow_memory")
+
+
 @dataclass(frozen=True, slots=True)
 class CallBlock:
     """A `Calls` record as int64 arrays: calls of one thread in the order in which they ended.
@@ -87,42 +91,15 @@ class CallBlock:
 
 
 def block_of(record: Calls) -> CallBlock:
-    def column(numbers: list[int]) -> Integers:
-        return np.asarray(numbers, dtype=np.int64)
-
-    return CallBlock(
-        thread=record.thread,
-        signature=column(record.signature),
-        scope=column(record.scope),
-        start_ns=column(record.start_ns),
-        duration_ns=column(record.duration_ns),
-        tensors=column(record.tensors),
-        storages=column(record.storages),
-        newest=record.newest,
-        device_ns=column(record.device_ns),
-        page_faults=record.page_faults,
-        streams=column(record.streams),
-        perturbed=record.perturbed,
-        slow_memory=record.slow_memory,
-    )
+    values: dict[str, Any] = {name: np.asarray(getattr(record, name), dtype=np.int64) for name in _ARRAYS}
+    values |= {name: getattr(record, name) for name in _PAIRS}
+    return CallBlock(record.thread, newest=record.newest, **values)
 
 
 def record_of(block: CallBlock) -> Calls:
-    return Calls(
-        thread=block.thread,
-        signature=block.signature.tolist(),
-        scope=block.scope.tolist(),
-        start_ns=block.start_ns.tolist(),
-        duration_ns=block.duration_ns.tolist(),
-        tensors=block.tensors.tolist(),
-        storages=block.storages.tolist(),
-        newest=block.newest,
-        device_ns=block.device_ns.tolist(),
-        page_faults=block.page_faults,
-        streams=block.streams.tolist(),
-        perturbed=block.perturbed,
-        slow_memory=block.slow_memory,
-    )
+    values: dict[str, Any] = {name: getattr(block, name).tolist() for name in _ARRAYS}
+    values |= {name: getattr(block, name) for name in _PAIRS}
+    return Calls(block.thread, newest=block.newest, **values)
 
 
 def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -236,24 +213,14 @@ def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> C
         starts = _exact_column(list(accumulate(after.tolist(), initial=form.start_ns))[1:])
         storages = _exact_column(decode_storages(codes.tolist(), form.newest))
     check_times(starts, durations)
-    check_tensors(tensors, storages)
-    for pairs in (form.page_faults, form.perturbed, form.slow_memory):
-        check_places(pairs, calls)
-    return CallBlock(
-        thread=form.thread,
-        signature=signature,
-        scope=scope,
-        start_ns=starts,
-        duration_ns=durations,
-        tensors=tensors,
-        storages=storages,
-        newest=form.newest,
-        device_ns=device_ns,
-        page_faults=form.page_faults,
-        streams=streams,
-        perturbed=form.perturbed,
-        slow_memory=form.slow_memory,
-    )
+    if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
+        raise FormatError(f"a block of calls has {len(storages)} storage numbers, but another number of tensors")
+    pairs: dict[str, Any] = {name: getattr(form, name) for name in _PAIRS}
+    for name, items in pairs.items():
+        if any(place >= calls for place, _ in items):
+            raise FormatError(f"{name} of a block of {calls} calls names a later call")
+    arrays = (signature, scope, starts, durations, tensors, storages, device_ns, streams)
+    return CallBlock(form.thread, newest=form.newest, **dict(zip(_ARRAYS, arrays, strict=True)), **pairs)
 
 
 def _exact_column(numbers: list[int]) -> Integers:
@@ -278,17 +245,6 @@ def check_times(starts: Integers, durations: Integers) -> None:
     # arranged so that no difference overflows
     if starts.min() < -LATEST_NS or starts.max() > LATEST_NS or (durations - LATEST_NS > -starts).any():
         raise FormatError(f"a block has calls more than {LATEST_NS} ns away from the start of the capture")
-
-
-def check_tensors(tensors: Integers, storages: Integers) -> None:
-    if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
-        raise FormatError(f"a block of calls has {len(storages)} storage numbers, but another number of tensors")
-
-
-def check_places(pairs: Sequence[tuple[int, int]], calls: int) -> None:
-    """Raise `FormatError` if a pair (index of a call in the block, number) has an index of `calls` or more."""
-    if any(place >= calls for place, _ in pairs):
-        raise FormatError(f"page_faults, perturbed or slow_memory of a block of {calls} calls names a later call")
 
 
 def calls_to_json(record: Calls) -> dict[str, Json]:
