@@ -301,10 +301,6 @@ def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
     return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
 
 
-# contents that a capture leaves out to stay within its time budget, in this order
-THINNED = ("values", "scopes", "steps")
-
-
 @dataclass(frozen=True, slots=True)
 class End:
     """The last record: totals, and how much was not recorded.
@@ -318,8 +314,8 @@ class End:
     devices : names of the accelerators that the program used
     accelerator : properties of these accelerators, libraries and their settings, as returned by `describe_accelerators`
     before : in a trace of only the last calls, number of calls before them; None in other traces
-    thinned : how often a capture left something out to stay within its budget: `values` of signatures, `scopes` of
-        modules, whole `steps`
+    thinned : number of `steps` that a capture left out to stay within its budget; older versions also left out `values`
+        of signatures and `scopes` of modules
     contended : share of the recorded time in which other processes used the processors that the program waited for
     step_starts_ns : start of each recorded step since the start of the capture, if the program or its optimizer marked
         it and the header does not declare the number of steps
