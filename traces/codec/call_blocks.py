@@ -215,12 +215,13 @@ def _block(form: CallsForm[Any], columns: Sequence[Integers], largest: int) -> C
     check_times(starts, durations)
     if len(tensors) and (tensors.min() < 0 or exact_sum(tensors) != len(storages)):
         raise FormatError(f"a block of calls has {len(storages)} storage numbers, but another number of tensors")
-    pairs: dict[str, Any] = {name: getattr(form, name) for name in _PAIRS}
-    for name, items in pairs.items():
+    values: dict[str, Any] = {name: getattr(form, name) for name in _PAIRS}
+    for name, items in values.items():
         if any(place >= calls for place, _ in items):
             raise FormatError(f"{name} of a block of {calls} calls names a later call")
     arrays = (signature, scope, starts, durations, tensors, storages, device_ns, streams)
-    return CallBlock(form.thread, newest=form.newest, **dict(zip(_ARRAYS, arrays, strict=True)), **pairs)
+    values |= zip(_ARRAYS, arrays, strict=True)
+    return CallBlock(form.thread, newest=form.newest, **values)
 
 
 def _exact_column(numbers: list[int]) -> Integers:

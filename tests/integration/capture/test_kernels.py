@@ -18,7 +18,7 @@ from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
 from opgrip.capture.hooks import graphs, wrapped_operators
 from opgrip.capture.recording import signature_table
-from opgrip.capture.timing import device_time, kernel_times, kernel_windows
+from opgrip.capture.timing import device_time, kernel_times
 from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls
 from opgrip.errors import UserError
 from opgrip.platform import activity_records
@@ -484,7 +484,7 @@ def test_calls_after_the_last_kernel_record_have_no_time(tmp_path: Path, monkeyp
             return [Event("cuda_runtime", 1, "cudaLaunchKernel", start=full_ns)]
 
     monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
-    monkeypatch.setattr(kernel_windows, "CUT_NS", 1_000_000)
+    monkeypatch.setattr(kernel_times, "CUT_NS", 1_000_000)
     large = torch.ones(LARGE)
     with pytest.warns(RuntimeWarning, match="lacks times of some kernels"):  # noqa: SIM117
         with Capture(tmp_path / "t.jsonl"):
