@@ -40,8 +40,7 @@ KEEP = Keep()
 
 
 class Grips:
-    """Context manager that grips functions that match patterns, also in modules loaded later, and functions passed to
-    `grip`.
+    """Context manager that grips functions that match patterns, also in modules loaded later.
 
     to : folder for samples, or None for no samples; a sample is written when it has enough calls, at the latest by
         `finish`
@@ -122,9 +121,7 @@ class Grips:
         return type(value)(wrapper) if isinstance(value, staticmethod | classmethod) else wrapper
 
     def finish(self) -> None:
-        """Write the samples that have calls and are not written yet, and add each pattern without a called function to
-        `refused`.
-        """
+        """Write the remaining samples, and add each pattern without a called function to `refused`."""
         for thread in self._writing:
             thread.join()
         for watched in self.watched:
@@ -138,9 +135,7 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script with its matching functions gripped; None if no pattern can match
-        one.
-        """
+        """Return a function that compiles a script with its matching functions gripped; None if none can match."""
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
             return None

@@ -136,8 +136,7 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """Return the text of a sample's module that imports the function, and the classes and functions among its
-    arguments.
+    """Return the text of a module that imports the function, and the classes and functions in its arguments.
 
     origin : description of the function's origin, for the docstring
     """

@@ -27,8 +27,7 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ScopeWatch:
-    """A context that keeps the dispatch modes of all threads informed about the running module, optimizer step and
-    autocast settings.
+    """A context that reports the running module, optimizer step and autocast to the dispatch modes of all threads.
 
     module_raised : called with each exception that leaves an outermost module
     """

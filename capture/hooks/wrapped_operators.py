@@ -1,5 +1,4 @@
-"""Callables that run in place of an operator, to measure device time, count page faults, observe values or record inner
-functions.
+"""Callables that run in place of an operator, to measure device time, count page faults or observe values.
 
 Each node of the prediction (`CallNode` in `capture/signatures/predictions.py`) contains the callable that runs its
 calls. Only calls that need additional work get another callable than the operator, so that other calls cost nothing
@@ -38,8 +37,7 @@ def measured(
     started: Callable[[], int],
     on_device: bool = True,
 ) -> Run | None:
-    """Return a function that calls `run` and measures its device time or page faults; None if the call needs neither
-    measurement.
+    """Return a function that calls `run` and measures device time or page faults, or None if neither is needed.
 
     func : operator, or None for other functions
     values : arguments of the call

@@ -159,9 +159,7 @@ def model_types() -> tuple[str, ...]:
 
 
 def usual_class(model_type: str) -> str | None:
-    """Return the name of the class that a model type has for the first possible task in `_TASKS`, else of its class
-    without a head; None if the type has no model.
-    """
+    """Return the class of a model type for the first possible task in `_TASKS`, else its class without a head."""
     tables = needed("transformers.models.auto.modeling_auto", EXTRA)
     for table in (*(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _TASKS), "MODEL_MAPPING_NAMES"):
         name = getattr(tables, table, {}).get(model_type)

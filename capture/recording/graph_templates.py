@@ -1,6 +1,4 @@
-"""CUDA and HIP graphs of a recording: calls made while the program captures a graph belong to the graph, not to a
-step.
-"""
+"""CUDA and HIP graphs of a recording: calls made while a graph is captured belong to the graph."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return a mask of the calls of a thread, with these start times, that were made while the graph was
-        captured.
-        """
+        """Return a mask of the calls of a thread, by their start times, made while the graph was captured."""
         if mode is not self.mode and mode.thread_name != ENGINE:
             return np.zeros(len(starts), dtype=np.bool_)
         mask: NDArray[np.bool_] = (starts >= self.started_ns) & (starts < self.ended_ns)

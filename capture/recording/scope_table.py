@@ -132,9 +132,7 @@ class ScopeTable:
         return number
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a scope that equals `scope` and also refers to `forward`, the scope of a forward
-        call.
-        """
+        """Return the number of a scope equal to `scope` that also refers to `forward`, the scope of a forward call."""
         key = (scope, forward)
         number = self._scopes.get(key)
         if number is None:
@@ -144,8 +142,7 @@ class ScopeTable:
         return number
 
     def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
-        """Return the number of the scope that equals `scope`, which is from another recording; add one if there is
-        none.
+        """Return the number of the scope that equals `scope` of another recording; add one if there is none.
 
         records : records of that recording by type and number
         """

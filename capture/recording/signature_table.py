@@ -80,9 +80,7 @@ class SignatureTable:
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:
-        """Return the number of the signature with this key; if there is none, add `record`, which is from another
-        recording, without its value models.
-        """
+        """Return the number of the signature with this key; add `record` of another recording if there is none."""
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
@@ -204,8 +202,7 @@ class SignatureTable:
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], generations: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open signatures, and those of the generations; return the kept
-        numbers.
+        """Remove all signatures except `numbers`, open ones, and those of the generations; return those kept.
 
         The caller must hold the lock.
         """

@@ -229,8 +229,7 @@ class Fitter:
         return *described, alike
 
     def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
-        """Return a signature with value models refined by what the results show, such as the number of nonzero
-        elements.
+        """Return a signature with value models refined by the results, such as the number of nonzero elements.
 
         name : operator
         """
@@ -274,9 +273,7 @@ class Fitter:
         self._deferred.forget()
 
     def is_unread(self, numbers: Iterable[int | None]) -> bool:
-        """Return True if one of the value models with these numbers is of a tensor whose values could not be read
-        yet.
-        """
+        """Return True if the values of a tensor with one of these numbers could not be read yet."""
         return bool(self._unread) and any(number in self._unread for number in numbers)
 
     def read_again(

@@ -1,6 +1,4 @@
-"""Parts of sparse, quantized and nested tensors and of packed parameters; memory of tensors; and arguments of
-collectives.
-"""
+"""Parts of sparse, quantized and nested tensors and of packed parameters, and arguments of collectives."""
 
 from __future__ import annotations
 
@@ -39,9 +37,7 @@ _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """Return the spec (description in the trace) of a custom object of torch: a process group or reduction, or
-    `Opaque`.
-    """
+    """Return the spec of a custom object of torch: a process group, a reduction, or `Opaque`."""
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if not _is_distributed():
         return Opaque(name)

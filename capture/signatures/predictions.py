@@ -151,9 +151,7 @@ class CallPredictor:
         self._newest_alike: dict[Point, CallNode] = {}
 
     def start_of(self, place: Location, last: CallNode, before: Location) -> CallNode:
-        """Return the node that predicts the first call at the location `place`, after the call `last` at `before`;
-        create it if there is none.
-        """
+        """Return the node that predicts the first call at location `place`, after the call `last` at `before`."""
         start = last.turns.get(place)
         if start is None:
             history = (-1, id(before), *last.history[-2:])
@@ -172,8 +170,7 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallNode | None:
-        """Return the latest successor of the node `last` that recognizes a call, which becomes the predicted one, or
-        None.
+        """Return the latest successor of the node `last` that recognizes a call, or None; it becomes the predicted one.
 
         pattern : memory that the call's tensors share, as returned by `sharing`
         """

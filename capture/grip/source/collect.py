@@ -1,5 +1,4 @@
-"""Search for everything that a function needs: from its free names to live objects, from these to their source, and so
-on.
+"""Search for everything that a function needs: names, the live objects behind them, and their source.
 
 Each needed object becomes an item (see `items.py`), which holds pieces of source to include. An item that cannot be
 included, for example a value that cannot be written as source, is refused with a reason, and so is everything that
@@ -91,9 +90,7 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add items for everything that a piece of source needs; refuse `item`, to which the piece belongs, if that
-        fails.
-        """
+        """Add items for everything that a piece of source of `item` needs; refuse `item` if that fails."""
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
@@ -190,8 +187,7 @@ class Collector(ItemTable):
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
-        """Return the item for a Python function, with or without decorators; a new item is added with all that it
-        needs.
+        """Return the item for a Python function; a new item is added with all that it needs.
 
         name : name by which the using code refers to the function; a new item gets this name
         attributes : attributes that are read from the function
@@ -292,9 +288,7 @@ class Collector(ItemTable):
             item.refuse(f"{what} of {item.name} is {error}, which cannot be written as source")
 
     def referring(self, user: SampleItem) -> Refer:
-        """Return a function that returns the name of an object in the sample, and notes that the item `user` needs
-        it.
-        """
+        """Return a function that returns the name of an object in the sample, and notes that `user` needs it."""
 
         def refer(thing: Any) -> str:
             item = self.of_value(thing)
@@ -385,9 +379,7 @@ def functions_of(attribute: Any) -> list[Any]:
 
 
 def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    """Return True if a decorator makes the attribute `value` of a method a property, a static method or another
-    descriptor.
-    """
+    """Return True if a decorator makes the attribute `value` a property or another descriptor."""
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
         return True
     decorator_object = evaluate(decorator, piece.namespace)

@@ -44,8 +44,7 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for a live object, if possible as in the file that uses it; None if none can import
-    it.
+    """Return an import statement for a live object, if possible as in the file that uses it, or None.
 
     name : name by which the code refers to the object
     attributes : attributes read from the name, which determine the submodules to import

@@ -209,9 +209,7 @@ def wrapped(thing: Any) -> Any:
 
 
 def plain(thing: Any) -> Any:
-    """Return the function inside wrappers that script, compile or record it; `thing` itself if it is no such
-    wrapper.
-    """
+    """Return the function inside wrappers that script, compile or record it."""
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):
             inner = getattr(thing, "_torchdynamo_inline", None)

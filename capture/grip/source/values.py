@@ -322,8 +322,7 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Return True if a statement calls a class of an imported package on literals, such as
-    `nn.MSELoss(reduction="none")`.
+    """Return True if a statement calls an imported class on literals, such as `nn.ReLU(inplace=True)`.
 
     Modules with parameters or buffers are excluded.
     """
@@ -339,9 +338,7 @@ def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, va
 
 
 def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal container, which the program may have filled since, such as a
-    cache.
-    """
+    """Return True for a literal container that the program may have filled since, such as a cache."""
     return type(value) in (dict, list, set) and statement.value is not None and is_plain(statement.value)
 
 

@@ -113,9 +113,7 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield larger versions of a sample, with about a million elements per tensor: one with all sizes enlarged, except
-    for some categories of operators, and one with only the batch size enlarged.
-    """
+    """Yield larger versions of a sample: with all sizes enlarged (not for all categories), and with a larger batch."""
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
         return
@@ -129,9 +127,7 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield versions of a sample with random sizes: one in which equal sizes stay equal, except for some categories of
-    operators, and one with only a random batch size.
-    """
+    """Yield versions of a sample with random sizes (not for all categories), and with a random batch size."""
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
@@ -502,9 +498,7 @@ class Drawing:
 
 
 def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
-    """Return operators with samples that run on the CPU, and by name the reasons why other operators have no
-    samples.
-    """
+    """Return operators with samples that run on the CPU, and the reasons why others have none, by name."""
     reasons: dict[str, str] = {}
     candidates = []
     for function in functions:
@@ -593,9 +587,7 @@ def why_not(function: Any) -> str:
 
 
 def schema_samples(function: Any, device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
-    """Yield arguments that an operator may accept, by its schema: tensors of the same shape, small numbers, and
-    lists.
-    """
+    """Yield arguments that an operator may accept, by its schema: tensors of one shape, small numbers, and lists."""
     required = [item for item in function._schema.arguments if not item.has_default_value()]
     kinds = {kind for item in required for kind in _kinds(item.type)}
     numbers = sorted(kinds & VALUES.keys())
