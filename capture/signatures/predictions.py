@@ -10,11 +10,11 @@ the key is computed.
 
 A call is looked up in these steps, each slower than the one before:
 
-1. `CallNode.after`: the node that most recently followed the last call. The operator and the grad mode must match and
-the test must pass. This is the fast path in `hooks/dispatch.py`. 2. `successor`: the latest `SUCCESSORS` nodes that
-have followed the last call, such as the two branches of an `if`. 3. `recent`: the last `CANDIDATES` signatures of the
-operator, independent of earlier calls. 4. `entry`: the signature is looked up by its key. From its third lookup on, it
-gets a test (`add_tests`).
+1. `CallNode.after`: the node that most recently followed the last call, if operator and grad mode match and its test
+   passes. This is the fast path in `hooks/dispatch.py`.
+2. `successor`: the latest `SUCCESSORS` nodes that have followed the last call, such as the two branches of an `if`.
+3. `recent`: the last `CANDIDATES` signatures of the operator, independent of earlier calls.
+4. `entry`: the signature is looked up by its key. From its third lookup on, it gets a test (`add_tests`).
 
 A node (`CallNode`) is a signature at a location of the program after the same few signatures (`HISTORY`), which
 distinguishes the calls of one line in a loop. The history contains *families* instead of signatures: an optimizer that
