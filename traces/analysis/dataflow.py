@@ -164,8 +164,8 @@ class Dataflow:
         numbers = np.repeat(own.index.to_numpy(dtype=np.int64), counts)
         extents = self._shapes.extents(own["signature"].to_numpy(dtype=np.int64), counts, place)
         self._last.raise_to(storages[storages != NO_STORAGE], numbers[storages != NO_STORAGE])
-        is_told = (storages != NO_STORAGE) & (extents != UNKNOWN)
-        self._extents.raise_to(storages[is_told], extents[is_told])
+        is_known = (storages != NO_STORAGE) & (extents != UNKNOWN)
+        self._extents.raise_to(storages[is_known], extents[is_known])
 
     def _steps(self) -> Iterator[DataflowStep]:
         for calls, memory in self._trace.call_parts():

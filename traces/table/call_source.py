@@ -40,7 +40,7 @@ class NumberSet:
 # maximum number of calls kept in memory, about 80 bytes each; calls of longer traces are read again each time
 KEPT_CALLS = 1 << 19
 MOST_IN_LAUNCHES = 1 << 26  # maximum number of calls that the launches of graphs in one trace run
-UNTOLD = np.iinfo(np.int64).min  # placeholder for the device time of a call that no later record reports
+UNREPORTED = np.iinfo(np.int64).min  # placeholder for the device time of a call that no later record reports
 
 Select = Callable[[CallBlock], CallBlock]
 
@@ -193,7 +193,7 @@ class CallSource:
             if later is not None and len(block):
                 own = later[first : first + len(block)]
                 before = block.device_ns if len(block.device_ns) else np.full(len(block), -1, dtype=np.int64)
-                block = replace(block, device_ns=np.where(own == UNTOLD, before, own))
+                block = replace(block, device_ns=np.where(own == UNREPORTED, before, own))
             yield block
 
     def _times_by_thread(self) -> dict[int, Integers]:
@@ -201,7 +201,7 @@ class CallSource:
             self._later_by_thread = {}
             for thread, first, times in self._later:
                 calls = self._all_by_thread[thread]
-                own = self._later_by_thread.setdefault(thread, np.full(calls, UNTOLD, dtype=np.int64))
+                own = self._later_by_thread.setdefault(thread, np.full(calls, UNREPORTED, dtype=np.int64))
                 # times of calls that the trace does not contain are ignored
                 own[first : first + len(times)] = times[: max(calls - first, 0)]
         return self._later_by_thread

@@ -76,15 +76,15 @@ class FunctionTimes:
         return max(0.0, min(gap(before, after), typical_ns) - self.cost.between_ns)
 
 
-def measure_times(calls: MadeCalls, looked_at: Container[int], cost: CaptureCost) -> FunctionTimes:
-    """Return typical times; `looked_at` are signatures for which the capture inspected the values of several calls."""
+def measure_times(calls: MadeCalls, inspected: Container[int], cost: CaptureCost) -> FunctionTimes:
+    """Return typical times; `inspected` are signatures for which the capture inspected the values of several calls."""
     distinct = calls.distinct()
     # use unperturbed calls, or all if all were perturbed
     place = [distinct["signature"], distinct["scope"]]
     is_quiet = ~distinct["perturbed"] | distinct["perturbed"].groupby(place).transform("all")
     host_times = _low_by_place(distinct[is_quiet], "host_ns")
     device_times = _low_by_place(distinct[distinct["device_ns"].notna()], "device_ns")
-    gaps = _Gaps(looked_at)
+    gaps = _Gaps(inspected)
     for thread in calls.threads:
         for before, after in pairs_in_runs(calls.of(thread)):
             gaps.note(before, after)
@@ -103,10 +103,10 @@ def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCal
 
 class _Gaps:
     # the capture recorded nothing new in a clean gap, because the program had made the same two calls before
-    def __init__(self, looked_at: Container[int]) -> None:
+    def __init__(self, inspected: Container[int]) -> None:
         # gaps of seconds exceed any low quantile, so clipping them to four bytes does no harm
         self.clean: dict[Step, array[int]] = {}
-        self._looked_at = looked_at
+        self._inspected = inspected
         self._earlier_pairs: set[tuple[int, int, int, int]] = set()
         self._calls_by_signature: Counter[int] = Counter()
         self._quiet: array[int] = array("q")
@@ -117,7 +117,7 @@ class _Gaps:
         gap_ns = gap(before, after)
         pair = (before.signature, before.scope, after.signature, after.scope)
         new = pair not in self._earlier_pairs or any(
-            number in self._looked_at and self._calls_by_signature[number] <= SETTLED for number in pair[::2]
+            number in self._inspected and self._calls_by_signature[number] <= SETTLED for number in pair[::2]
         )
         if not new and not after.perturbed:
             self.clean.setdefault(step_of(before, after), array("I")).append(min(gap_ns, LONGEST_NS))

@@ -141,8 +141,8 @@ def _read(reader: TraceReader) -> _Ranks:
                 if record.inside is not None and not record.gripped:
                     ranks.inner.put(record.number)
             case Thread():
-                is_told = record.process is not None and 0 <= record.process < len(ranks.headers)
-                ranks.process_of[record.number] = (record.process or 0) if is_told else 0
+                is_known = record.process is not None and 0 <= record.process < len(ranks.headers)
+                ranks.process_of[record.number] = (record.process or 0) if is_known else 0
             case CallBlock():
                 ranks.add(record)
     return ranks
@@ -192,10 +192,10 @@ def _times(meetings: Meetings, names: Integers) -> _Times:
     # choose one of several at the same time
     last_row = np.minimum.reduceat(np.where(is_last, np.arange(len(number)), len(number)), meetings.first)
     # a collective without the trace of its root
-    is_told = last_row < len(number)
+    is_known = last_row < len(number)
     last_row = np.minimum(last_row, len(number) - 1)
     last_process = meetings.process[last_row]
-    waits = (~to_root | of_root) & (~from_root | ~of_root) & is_told[number] & (meetings.end_ns != UNKNOWN)
+    waits = (~to_root | of_root) & (~from_root | ~of_root) & is_known[number] & (meetings.end_ns != UNKNOWN)
     at_once = meetings.wait_ns == meetings.launched_ns
     ready = np.where(at_once, meetings.start_ns, meetings.wait_ns)
     waiting = np.where(waits, np.clip(np.minimum(latest[number], meetings.end_ns) - ready, 0, None), 0)
@@ -203,7 +203,7 @@ def _times(meetings: Meetings, names: Integers) -> _Times:
     launch = meetings.launched_ns - meetings.start_ns
     inside = launch + np.where(meetings.end_ns != UNKNOWN, meetings.end_ns - meetings.wait_ns, 0)
     is_last_row = np.zeros(len(number), dtype=np.bool_)
-    is_last_row[last_row[is_told]] = True
+    is_last_row[last_row[is_known]] = True
     return _Times(names[meetings.process], waiting, inside, is_last_row, names[last_process[number]])
 
 
