@@ -191,7 +191,7 @@ def arguments_of(
     """Return the parsed command-line arguments that have the same effect as keywords of a Python call.
 
     words : command-line arguments to parse in addition to the keywords
-    keywords : values by option name, with `_` in place of `-`; None stands for the default
+    keywords : values by option name, with `_` in place of `-`; None selects the default
     only : names of the accepted options, or None for all; the error for any other option says that `replay()` accepts
         it
     """

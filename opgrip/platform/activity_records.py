@@ -68,7 +68,7 @@ _sleep = _places.take("torch.cuda._sleep", None, "the first calls of a captured 
 
 
 def launch_nothing(kind: str) -> bool:
-    """Launch empty kernels, if there are any, so that the first recorded kernels are not the program's."""
+    """Launch empty kernels, so that the first recorded ones are not the program's; return False if impossible."""
     if kind != "cuda" or _sleep is None:
         return False
     for _ in range(FIRST_KERNELS):

@@ -22,7 +22,7 @@ from opgrip.traces.schema.records import FUNCTION, Scope
 from opgrip.traces.schema.tensor_specs import tensor_outline
 from opgrip.traces.table.trace import Trace
 
-OUTSIDE = "(outside)"  # stands for the module or function of calls outside all of them
+OUTSIDE = "(outside)"  # shown for calls outside all modules and functions of the program
 
 _CALLER = re.compile(r"(.*):\d+ (.*)")
 
