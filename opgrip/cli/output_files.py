@@ -111,7 +111,7 @@ def open_ordinary(path: Path) -> IO[bytes]:
 
 
 def give_name(part: Path, path: Path, force: bool) -> None:
-    """Rename a completely written temporary file to the name of the output file, whose symbolic links are resolved."""
+    """Rename a completely written temporary file to the output file; without `force`, refuse to replace one."""
     if not force:
         try:
             os.link(part, path)

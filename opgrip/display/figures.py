@@ -113,7 +113,7 @@ def label_axis(axis: Axis, name: str, unit: str = "", scale: float = 1.0, least:
 
 
 def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
-    """Give an axis (`which` is `x` or `y`) a logarithmic scale and a range that contains all values above 0."""
+    """Give the axis `x` or `y` a logarithmic scale and a range that contains all values, which must be above 0."""
     ticker = needed("matplotlib.ticker", "plot")
     low, high = min(values), max(values)
     decades = log10(high / low)

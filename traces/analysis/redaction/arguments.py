@@ -303,9 +303,7 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return numbers for a call of `arange` or `range` that starts at zero and returns as many elements, by
-    argument.
-    """
+    """Return new numbers, by argument, for a call of `arange` that returns as many elements, starting at zero."""
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
     output, (_, step) = signature.outputs, numbers.get("step", (None, 1))
