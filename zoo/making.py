@@ -86,7 +86,6 @@ QUANTILE_DIGITS = 4  # number of digits of quantiles; more digits are sampling n
 
 
 def recipe_command(trace: ZooTrace) -> list[str]:
-    """Return the `opcapture` command that records a trace of the zoo, as stored in the trace's header."""
     return ["opcapture", *trace.arguments]
 
 
@@ -144,10 +143,8 @@ def _line(record: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """How many distinct operators and functions several traces of the zoo contain together.
-
-    operators : number of operators, including extension functions
-    longtail : number of long-tail functions, see `find_longtail`
+    """Numbers of distinct operators (with extension functions) and functions that traces of the zoo contain
+    together.
     """
 
     traces: int
@@ -157,7 +154,6 @@ class Distinct:
 
 
 def count_distinct(traces: Iterable[ZooTrace]) -> Distinct:
-    """Count the distinct operators and functions of the traces that have been recorded, loading one at a time."""
     from opgrip.traces import load
     from opgrip.traces.schema.records import EXTENSION, FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark

@@ -158,7 +158,6 @@ def _matching(calls: pd.DataFrame, column: str, patterns: Sequence[str], flag: s
 
 
 def labeled_calls(trace: Trace, selection: Selection) -> pd.Index[int]:
-    """Return the indices of the calls inside record_function labels that match `--label`."""
     patterns = selection.label
     if not patterns:
         return trace.calls.index

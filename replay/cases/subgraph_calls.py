@@ -163,7 +163,6 @@ def make_runs(
 
 
 def geometry(spec: TensorSpec) -> tuple[object, ...]:
-    """Return what distinguishes a tensor from others in the same storage, such as its shape, strides and offset."""
     return (spec.shape, spec.stride, spec.offset, spec.dtype, spec.layout, spec.conj, spec.neg)
 
 

@@ -50,8 +50,7 @@ class CallTimer(Protocol):
 
     def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any: ...
 
-    def skip(self) -> None:
-        """Record that the next call does not run."""
+    def skip(self) -> None: ...
 
     def times_ns(self) -> list[int]:
         """Return the time of each call; 0 for a call that did not run."""
@@ -174,7 +173,6 @@ class Slowdown:
         self._contended: set[int] = set()
 
     def begin(self) -> None:
-        """Start to look for disturbances at the start of a pass."""
         # discard what happened before the pass
         self._check(with_pace=True)
         self._reset()
@@ -278,8 +276,6 @@ class SequenceSettings:
 
     place : maps recorded devices to devices of this machine
     device : device that is named in the result and synchronized
-    seed : random seed of generated values, and of operators that draw random numbers
-    extensions : extension modules whose functions may be called
     repeats : number of timed passes; None for as many as `precision` needs within `budget_s` seconds, at least 3
     precision : target for the interquartile range of the passes' times, relative to their median
     room_bytes : memory limit; None for most of the free memory
@@ -329,7 +325,6 @@ def sequence_settings(workload: Workload) -> SequenceSettings:
 
 
 def check_mode(name: str) -> None:
-    """Raise `UserError` if step replay does not support the mode with this name."""
     if runs_graphs(name):
         raise UserError(
             f"{name} replays CUDA graphs, whose results the next run of a call overwrites",

@@ -114,7 +114,6 @@ class PreparedCall:
         self._named = {} if same is None else {name: _filling(value, is_reused) for name, value in same[1].items()}
 
     def begin(self) -> None:
-        """Restore the generated arguments that the operator changes to their initial values."""
         if self._changes:
             self._inputs.restore()
 
@@ -200,7 +199,7 @@ class GeneratedValues:
         return _is_within(float(largest), limit)
 
     def found_excess(self) -> bool:
-        """Return True if a check since the last query was deferred and has found floats that are not allowed."""
+        """Return True if a check that was deferred since the last query has found floats that are not allowed."""
         deferred, self._deferred = self._deferred, []
         if not deferred:
             return False
@@ -308,9 +307,8 @@ class DryRun:
     excluded : status and reason of calls that must not run, by signature number
     announce : called with the signature number before each call
     programs : programs for a mode other than eager, by signature number
-    has_others, is_first : True if other ranks run their part of the step at the same time; True if this is rank 0
+    has_others : True if other ranks run their part of the step at the same time; `is_first` is True in rank 0
     processes : number of processes that run the step on this machine
-    streams : streams on which the calls run; None if all use one
     """
 
     has_others, is_first, processes = False, True, 1
@@ -340,10 +338,7 @@ class DryRun:
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], on_progress: ProgressCallback = ignore_progress) -> None:
-        """Run all calls repeatedly until no plan changes.
-
-        begin : restores the state before the first call
-        """
+        """Run all calls repeatedly until no plan changes; `begin` restores the state before the first call."""
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
             begin()
@@ -365,7 +360,6 @@ class DryRun:
         self.memory.forget_constants()
 
     def make_programs(self, on_progress: ProgressCallback = ignore_progress) -> None:
-        """Make the program of each signature for a mode other than eager."""
         first = {call.signature: call for call, plan in zip(self.flow.calls, self.plans, strict=True) if plan.prepared}
         remaining = [call for number, call in first.items() if number not in self.programs]
         for number, call in enumerate(remaining):
@@ -394,7 +388,6 @@ class DryRun:
         """Wait for collectives that are still running at the end of a pass."""
 
     def begin(self) -> None:
-        """Restore all memory to its state before the first call."""
         self.memory.begin()
         for prepared in self._prepared.values():
             prepared.begin()

@@ -100,7 +100,6 @@ class StepMemory:
                 self.kept_bytes += size
 
     def give(self, number: int, storage: torch.UntypedStorage) -> None:
-        """Store a storage that a call produced, under its number."""
         self.live[number] = storage
         if number not in self._outside:
             size = storage.nbytes()
@@ -138,7 +137,6 @@ class StepMemory:
         self.kept_bytes -= size
 
     def check_room(self, size: int) -> None:
-        """Raise `Unsupported` if `size` more bytes would exceed the memory limit."""
         if not self._has_room(size):
             self.kept_bytes -= sum(storage.nbytes() for storage in self._stand_ins.values())
             self._stand_ins.clear()
@@ -153,7 +151,6 @@ class StepMemory:
         return as_recorded(tensor_over(storage, spec), spec)
 
     def holds(self, number: int, spec: TensorSpec) -> bool:
-        """Return True if the storage exists and is large enough for a tensor with this spec."""
         storage = self.live.get(number)
         return storage is not None and storage.nbytes() >= spec.extent
 

@@ -26,7 +26,7 @@ class Pass:
     """Times and memory of one pass over a step.
 
     times_ns : time of each call
-    wall_ns, peak_bytes : time from the first to the last call; largest size of the memory that calls allocated
+    peak_bytes : largest size of the memory that calls allocated
     on_device : indices of the calls that were timed with a device's clock
     slowed : True if the processor was slowed down
     is_contended : True if other processes used the cores for a relevant share of the pass

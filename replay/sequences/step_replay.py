@@ -469,7 +469,6 @@ def _may_drop(timed: Passes, spent_ns: int, settings: SequenceSettings) -> bool:
 
 @contextmanager
 def own_randomness(device: str) -> Iterator[None]:
-    """Restore the random state of the calling program after the block."""
     count = module_of(device).device_count() if is_accelerator(device) else 0
     with torch.random.fork_rng(range(count), device_type=torch.device(device).type):
         yield

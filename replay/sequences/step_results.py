@@ -140,12 +140,10 @@ class SequenceResult:
 
     @property
     def repeats(self) -> int:
-        """Number of passes over the step that were timed with the host's clock."""
         return len(self.replayed_host_ms)
 
     @property
     def timed_passes(self) -> int:
-        """Number of passes timed with the host's or the device's clock."""
         return self.repeats + (0 if self.device == "cpu" else len(self.replayed_ms))
 
     @property
@@ -158,15 +156,12 @@ class SequenceResult:
         return self.captured_ms > 0
 
     def replayed_quantile_ms(self, share: float) -> float:
-        """Return a quantile (0.5 for the median) over the passes of the sum of the calls' times."""
         return _quantile(self.replayed_ms, share)
 
     def host_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the sum of the calls' host times."""
         return _quantile(self.replayed_host_ms, share)
 
     def wall_quantile_ms(self, share: float) -> float:
-        """Return a quantile over the passes of the time from the first to the last call."""
         return _quantile(self.replayed_wall_ms, share)
 
 

@@ -63,12 +63,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the plug-in in a pytest run.
-
-    save : baseline file to write; None for none
-    compare : baseline file to compare with; None for none
-    conditions : gates (conditions on the comparison) in the syntax of `opgrip compare`
-    """
+    """The options of the plug-in; `conditions` are gates in the syntax of `opgrip compare`."""
 
     save: Path | None
     compare: Path | None
@@ -76,7 +71,6 @@ class Options:
 
 
 def read_options(config: pytest.Config) -> Options:
-    """Return the options of the plug-in; raise `pytest.UsageError` if they contradict each other."""
     save, compare = config.getoption("--opgrip-save"), config.getoption("--opgrip-compare")
     store = config.getoption("--opgrip-store")
     folder = config.rootpath / STORE if store is None else Path(store).absolute()
@@ -146,7 +140,6 @@ def _case(row: Result) -> str:
 
 
 def save_rows(rows: Sequence[TestRow], headers: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write the rows of tests, with the headers of their replays, to a baseline file, replacing it."""
     from opgrip.cli.output_files import cannot_be_written
     from opgrip.replay.outcome import write_results
 
@@ -360,10 +353,8 @@ class Benchmarks:
     """The results of all tests of a pytest run.
 
     rows : (test, row) of all finished tests
-    headers : headers of the replays that measured them
     differs : settings in which the run differs from the baseline, as (baseline's value, current value) by name
     notes : additional lines below the table
-    gate_lines : distinct lines with outcomes of gates, in order
     """
 
     options: Options
@@ -411,11 +402,7 @@ class Benchmarks:
         return Judged(pairs, header, base_rows, comparison, hold_all(self.gates, comparison))
 
     def add(self, test: str, text: str) -> None:
-        """Add the results of a test from its report.
-
-        test : node id of the test
-        text : JSON text that `Judged.of_test` returned
-        """
+        """Add the results of a test from its report, as `Judged.of_test` wrote them."""
         from opgrip.replay.results.results import Result
 
         carried = json.loads(text)
@@ -427,7 +414,6 @@ class Benchmarks:
 
 
 def rows_of_test(test: str, results: Sequence[Results]) -> tuple[list[TestRow], dict[str, Any]]:
-    """Return (test, row) of all rows that a test measured, and one header for them."""
     return [(test, row) for item in results for row in item.rows], join_headers([item.header for item in results])
 
 

@@ -66,7 +66,6 @@ class ZooTrace:
 
     @property
     def name(self) -> str:
-        """Name on the command line and stem of the file name, `MODEL.RUN`."""
         return f"{self.model}.{self.run}"
 
 
@@ -80,7 +79,7 @@ def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
 
 
 def patterns_in(text: str) -> list[str]:
-    """Return the patterns in a text such as `faster*,*.train`, which follows `zoo:` on the command line."""
+    """Return the patterns in a text such as `faster*,*.train`."""
     return [part for part in text.split(",") if part]
 
 
@@ -164,7 +163,6 @@ INSTALL = "install the package opgrip-zoo (pip install ./traces/zoo/models in a 
 
 
 def zoo_file(trace: ZooTrace) -> Path:
-    """Return the file of a trace of the zoo; raise `MissingFileError` if it is not installed."""
     for folder in _folders():
         file = folder / f"{trace.name}{SUFFIX}"
         if file.is_file():

@@ -209,7 +209,6 @@ class Corpus:
 
     @property
     def sources(self) -> list[str]:
-        """Return the sources of the traces, each once, with `trace` first."""
         return list(dict.fromkeys(member.source for member in sorted(self.members, key=lambda item: not item.is_trace)))
 
     def of_source(self, source: str) -> Corpus:
@@ -217,7 +216,6 @@ class Corpus:
         return replace(self, frame=self.frame[self.frame["source"] == source], members=members)
 
     def path_of(self, trace: str) -> Path:
-        """Return the path of the file of a trace, given the trace's name in the column `trace`."""
         return next(member.path for member in self.members if member.name == trace)
 
 
@@ -355,5 +353,4 @@ def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[st
 
 
 def shapes_text(specs: list[TensorSpec]) -> str:
-    """Return the shapes of tensors as a short text such as `[2,3] [3]`."""
     return shortened(" ".join(f"[{','.join(map(str, spec.shape))}]" for spec in specs), MOST_SHAPES)

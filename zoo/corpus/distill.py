@@ -53,12 +53,11 @@ def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[
     """Return the indices of the points that represent the others best, the most representative first.
 
     The method is greedy facility location: each step chooses the point that most increases the weighted sum, over all
-    points, of the similarity to the nearest chosen point.
+    points, of the similarity to the nearest chosen point. At most `count` points are chosen.
 
     points : N points; two points at distance d have the similarity exp(-d)
     groups : (N,) group of each point; points of different groups have the similarity 0
     weights : (N,) weight of each point in the sum
-    count : number of points to choose; fewer are returned if there are fewer points that can be chosen
     """
     most = max(1, min(MOST_CANDIDATES, MOST_PAIRS // max(len(points), 1)))
     order = np.argsort(groups, kind="stable")
@@ -269,7 +268,6 @@ def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, A
 
 
 def describe(distilled: Distilled) -> str:
-    """Return one line that says how many cases represent how many traces, and how similar they are."""
     traces = counted(len(distilled.weights_us), "trace")
     return f"{counted(len(distilled.keys), 'case')} represent {traces}, {distilled.likeness:.1%} alike by time"
 
@@ -334,7 +332,6 @@ def _by_model(checks: Iterable[Check]) -> list[tuple[Check, list[Check]]]:
 
 
 def print_check(checks: Sequence[Check], file: IO[str]) -> None:
-    """Print the measured and predicted time of each model and trace, and how many predictions are within `HELD`."""
     models = _by_model(checks)
     rows = [item for total, own in models for item in (total, *own)]
     columns = [

@@ -72,11 +72,9 @@ class Summary:
         return replace(self, table=self.table[flags if most is None else flags & (counts <= most)])
 
     def common(self, source: str) -> pd.DataFrame:
-        """Return the rows whose calls occur in all models of a source."""
         return self._of(source, self.models[source])
 
     def unique(self, source: str) -> pd.DataFrame:
-        """Return the rows whose calls occur in only one model of a source."""
         return self._of(source, 1)
 
     def _of(self, source: str, models: int) -> pd.DataFrame:
@@ -254,7 +252,6 @@ def summarize_coverage(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def print_coverage(table: pd.DataFrame, file: IO[str]) -> None:
-    """Print for each category of operators how many the corpus contains, and the names of the missing ones."""
     public = table[table["is_public"]]
     covered = int(public["is_covered"].sum())
     others = int((~table["is_public"]).sum())
@@ -379,7 +376,6 @@ TEXTS = {
 
 
 def print_summary(corpus: Corpus, summary: Summary, top: int, file: IO[str]) -> None:
-    """Print the totals of the corpus, and `top` rows of the summary table of each source."""
     for source in corpus.sources:
         own = corpus.of_source(source)
         table = summary.table[summary.table["source"] == source]
@@ -405,7 +401,6 @@ def _print_totals(corpus: Corpus, source: str, file: IO[str]) -> None:
 
 
 def columns_of(table: pd.DataFrame) -> list[TableColumn]:
-    """Return the columns of a table that are printed on a terminal, with their format."""
     is_number = {name: pd.api.types.is_numeric_dtype(table[name]) for name in table}
     columns = [column for name, column in NUMBERS.items() if is_number.get(name)]
     # a call begins with its operator

@@ -70,7 +70,6 @@ class BaselineTrace:
 
     @property
     def total_us(self) -> float:
-        """Predicted time of the recorded program: the sum over all calls."""
         return sum(case.total_us for case in self.cases.values())
 
 
@@ -134,7 +133,6 @@ def baseline_of(results: Results) -> Baseline:
 
 
 def about_of(results: Results) -> dict[str, Any]:
-    """Return machine, device and versions from the header of results."""
     header, environment = results.header, results.header.get("environment") or {}
     about = {name: environment[name] for name in OF_MACHINE if name in environment}
     return about | {name: header[name] for name in ("time", "torch", "device", "accelerator") if name in header}
@@ -197,7 +195,6 @@ def read_baselines(path: Path | None = None) -> Baseline:
 
 
 def write_baseline(baseline: Baseline, path: Path, force: bool = False) -> None:
-    """Write a baseline to a file, which is compressed if the path ends in `.zst` or `.gz`."""
     traces = {
         name: {
             **{key: value for key, value in asdict(trace.origin).items() if key != "trace" and value},
@@ -282,7 +279,6 @@ class Measured:
 
     way : the run configuration: mode, and what differs from the recorded call, such as `compile, 2 threads`
     machine : processor, device, version of torch and number of threads, as a short text
-    trace, trace_hash : name and hash of the replayed trace; for several traces, their common hash
     """
 
     way: str
@@ -294,7 +290,6 @@ class Measured:
 
 
 def measured_of(results: Results, way: str, rows: Iterable[Result]) -> Measured:
-    """Return the description of the measurements in rows of one run configuration, `way`."""
     about = about_of(results)
     if any(row.threads is not None for row in rows):
         # the variant names them
@@ -333,7 +328,6 @@ def times_of(results: Results) -> Times:
 
 
 def machine_of(results: Results) -> str:
-    """Return a short text on the machine of results, with the number of threads and cache state of their rows."""
     about, variant = about_of(results), _variant_of(results)
     if variant:
         about.pop("threads", None)

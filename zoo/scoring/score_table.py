@@ -37,7 +37,6 @@ def print_scores(scores: Sequence[Score], file: IO[str], least: float = 0.0) -> 
 
 
 def score_line(score: Score) -> str:
-    """Return one line with the score, its uncertainty, its machine and its baseline."""
     if score.score is None:
         return f"no score under {printable(score.way)} on {printable(score.measured.machine)}: {_why_none(score)}"
     spread = f", ± {exp(Z * score.deviation) - 1:.1%} between replays"
@@ -172,7 +171,6 @@ OF_RUN = ("score", "speed", "supported", "base_us", "time_us", "ok_base_us", "ok
 
 
 def plain_of(score: Score) -> dict[str, Any]:
-    """Return a score as a dictionary for JSON."""
     return {
         **asdict(score.measured),
         **_plain_shares(score),

@@ -117,13 +117,11 @@ class ModelScore:
 
     @property
     def selected(self) -> float | None:
-        """Mean over the replayed runs of the share of the baseline's time whose cases were replayed."""
         shares = [trace.selected for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else None
 
     @property
     def left_out(self) -> float:
-        """Mean of `TraceScore.left_out` over the model's replayed traces."""
         shares = [trace.left_out for trace in self.traces if trace.selected is not None]
         return fsum(shares) / len(shares) if shares else 0.0
 
@@ -216,7 +214,6 @@ class Score:
 
     @property
     def traces(self) -> int:
-        """Number of traces that have a score."""
         return sum(len(model.scored) for model in self.models)
 
     @property

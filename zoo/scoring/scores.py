@@ -188,7 +188,6 @@ class Compared:
 
     name : name of the measurement, equal in all traces that the case represents
     base_us : time of all calls in the baseline
-    case : time of one call in the baseline
     """
 
     row: Result
@@ -198,7 +197,6 @@ class Compared:
 
     @property
     def time_us(self) -> float:
-        """Time of all calls in the replay."""
         return self.base_us * (self.row.median_us or 0.0) / (self.case.median_us or 1.0)
 
 

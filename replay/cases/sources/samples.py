@@ -57,7 +57,6 @@ def folders_in(target: Path) -> list[Path]:
 
 
 def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
-    """Return the samples in all target folders without loading their code."""
     samples = []
     for target in targets:
         folders = folders_in(target)

@@ -79,7 +79,6 @@ class Control:
         return self.launch.rank == 0
 
     def most(self, *numbers: int) -> list[int]:
-        """Return the largest value of each number over all ranks."""
         tensor = torch.tensor(numbers, dtype=torch.int64)
         self._waiting_for_others(lambda: distributed.all_reduce(tensor, distributed.ReduceOp.MAX))
         return [int(number) for number in tensor]

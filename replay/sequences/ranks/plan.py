@@ -23,10 +23,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return, by rank, the number of the rank's process in a merged trace; None in a trace that was not merged.
-
-    Raises UserError if the trace does not record ranks.
-    """
+    """Return, by rank, the number of the rank's process in a merged trace; None in a trace that was not merged."""
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
     for process, header in enumerate(headers if isinstance(headers, list) else []):
@@ -43,10 +40,7 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Return the path of the trace that one rank recorded; raise `UserError` if this trace is missing.
-
-    unbounded : True to read the traces without limits on memory and nesting
-    """
+    """Return the path of the trace that one rank recorded."""
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
@@ -54,9 +48,7 @@ def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
 
 
 def part_of(trace: Trace, rank: int, world_size: int) -> Trace:
-    """Return a trace that contains only the calls of one rank.
-
-    world_size : number of ranks that were started
+    """Return a trace with only the calls of one of the `world_size` ranks that were started.
 
     Raises UserError if the trace lacks one of these ranks.
     """
@@ -147,7 +139,6 @@ class Offer:
     """Description of one kind of collective call in one rank, which the descriptions of the other ranks have to match.
 
     kind, reduction, peer, member_bytes, dtype, splits : as in `ReplayedCollective`
-    name, ranks : name and ranks of the group
     rank : position of this rank in the group
     reason : why the collective cannot run; empty if it can
     """

@@ -79,7 +79,6 @@ class ReplayedCollective:
 
 
 def is_exchange(signature: Signature) -> bool:
-    """Return True if a call is a collective or message between processes."""
     return signature.kind == OPERATOR and namespace_of(signature) is not None and signature.op not in LOCAL
 
 
@@ -512,7 +511,6 @@ class RankExchange:
         self.held_ns: dict[int, int] = {}
 
     def begin(self) -> None:
-        """Start a new pass: wait for collectives of the last one and forget its times."""
         self.finish()
         self.arrived_ns, self.done_ns, self.held_ns = {}, {}, {}
 

@@ -72,7 +72,6 @@ from opgrip.traces.values import ValueModel
 class RankOutcome:
     """Results of a step replay in one rank.
 
-    totals : totals of the rank's step, in the form of a result file
     left_out : number of collectives that did not run, by reason
     """
 
@@ -87,8 +86,6 @@ class StepOutcome:
     """Results of a step replay in all ranks.
 
     recorded : number of ranks in the trace
-    ranks : results of each rank that was started
-    rows : result rows of all ranks
     collectives : times of the collectives by kind, group and size; the one with the largest total time first
     """
 
@@ -98,7 +95,6 @@ class StepOutcome:
     collectives: list[CollectiveTimes]
 
     def plain(self) -> dict[str, Any]:
-        """Return the results as JSON-compatible values for a result file."""
         return {
             "recorded": self.recorded,
             "ranks": [
@@ -423,7 +419,6 @@ class Stamps:
 class RankStep:
     """Results of the step in one rank.
 
-    plan : plan that says which collectives ran, and with which ranks
     signatures : signature number of each collective, in the order of the rank's calls
     left_out : number of collectives that did not run, by reason
     stamps : times of the collectives, for each pass whose times count
@@ -443,9 +438,7 @@ def replay_step(
     control: Control,
     on_progress: ProgressCallback = ignore_progress,
 ) -> RankStep:
-    """Run the calls of this rank together with the other ranks, and return its results.
-
-    part : trace with the calls of this rank
+    """Run the calls of this rank, `part`, together with the other ranks, and return its results.
 
     Raises UserError if a rank ends, or if a collective for which others wait cannot run.
     """
@@ -604,7 +597,6 @@ class RankDryRun(DryRun):
         return bool(self.control.most(int(more and self.is_first))[0])
 
     def begin(self) -> None:
-        """Wait for the last collectives, and then restore all memory to its state before the first call."""
         self.exchange.begin()
         super().begin()
 
@@ -625,7 +617,6 @@ class RankDryRun(DryRun):
         self.exchange.finish()
 
     def runs_with_others(self, call: FlowingCall) -> bool:
-        """Return True if a call is a collective that the replay does not leave out."""
         return call.signature in self._starters and self.place_of(call) not in self.left_out
 
     def place_of(self, call: FlowingCall) -> int:
