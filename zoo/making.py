@@ -119,11 +119,11 @@ def short_quantiles(quantiles: Sequence[float]) -> list[float]:
     because they show that many values are the same.
     """
     shortened = list(quantiles)
-    for place in range(1, len(quantiles) - 1):
-        before, value, after = quantiles[place - 1 : place + 2]
+    for index in range(1, len(quantiles) - 1):
+        before, value, after = quantiles[index - 1 : index + 2]
         short = float(f"{value:.{QUANTILE_DIGITS}g}")
-        if before < value < after and shortened[place - 1] < short < after:
-            shortened[place] = short
+        if before < value < after and shortened[index - 1] < short < after:
+            shortened[index] = short
     return shortened
 
 

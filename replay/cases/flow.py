@@ -115,7 +115,7 @@ def make_flow(trace: Trace, device: str | None = None) -> ProgramFlow:
     wall = int(ends.max() - own["start_ns"].min()) if len(own) else 0
     outside = [number for number, storage in graph.storages.items() if storage.made_by is None and number in needs]
     outside_bytes = sum(needs[number].bytes for number in outside)
-    place_of = {number: place for place, number in enumerate(graph.steps)}
+    place_of = {number: index for index, number in enumerate(graph.steps)}
     critical = [place_of[number] for number in graph.facts.critical_path]
     return ProgramFlow(
         calls, signatures, interfaces, needs, outside, outside_bytes, graph.facts.peak_bytes, wall, critical
@@ -229,7 +229,7 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
     memory_by_call: dict[int, NewMemory] = {}
     unwritten: dict[int, tuple[int, int]] = {}
     earlier_storages = {NO_STORAGE, *flow.outside}
-    for place, (call, fresh) in enumerate(zip(flow.calls, fresh_bytes, strict=True)):
+    for index, (call, fresh) in enumerate(zip(flow.calls, fresh_bytes, strict=True)):
         numbers = [number for number in dict.fromkeys(call.outputs) if number not in earlier_storages]
         earlier_storages.update(numbers)
         sizes = {number: flow.needs[number].bytes for number in numbers if number in large}
@@ -240,9 +240,9 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
                 maker, size = unwritten.pop(number)
                 memory_by_call[maker] = NewMemory((size,), max(min(fresh - sum(sizes.values()), size), 0))
         if call.op.startswith(UNWRITTEN):
-            unwritten |= {number: (place, size) for number, size in sizes.items()}
+            unwritten |= {number: (index, size) for number, size in sizes.items()}
         elif sizes:
-            memory_by_call[place] = NewMemory(tuple(sizes.values()), fresh)
+            memory_by_call[index] = NewMemory(tuple(sizes.values()), fresh)
     return memory_by_call
 
 

@@ -67,14 +67,14 @@ def described_case(
 
     values : source of the values of each tensor argument, by its position in the list of tensor arguments
     """
-    places = count()
+    indices = count()
     storages: dict[int, int] = {}
 
     def describe(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
         storage = storages.setdefault(leaf.untyped_storage()._cdata, len(storages))
-        return strided_spec(leaf, storage=storage, values=next(places))
+        return strided_spec(leaf, storage=storage, values=next(indices))
 
     described = map_leaves(describe, arguments)
     signature = Signature(number, FUNCTION, name, described[0], described[1], NOT_KNOWN)

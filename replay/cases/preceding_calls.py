@@ -69,13 +69,13 @@ class PrecedingCalls:
         return [place.within(cache_bytes) for place in self.places.get(case.number, ())]
 
     def first(self, case: Case) -> int:
-        places = self.places.get(case.number)
-        return places[0].position if places else 0
+        indices = self.places.get(case.number)
+        return indices[0].position if indices else 0
 
     def around(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases whose calls precede calls of the given cases, without the given cases themselves."""
         own = {case.number for case in cases}
-        before = {number for case in cases for place in self.places.get(case.number, ()) for number in place.before}
+        before = {number for case in cases for index in self.places.get(case.number, ()) for number in index.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
 
 

@@ -210,13 +210,13 @@ def _last_uses(rows: Iterable[_Row], facts: Mapping[int, Facts]) -> tuple[dict[_
             result = giver.get((memory, shape)) or last_in.setdefault(memory, None)
             if result is not None:
                 uses[result] = row.number
-        for place, (memory, shape) in enumerate(zip(row.outputs, result_shapes[row.signature], strict=False)):
+        for index, (memory, shape) in enumerate(zip(row.outputs, result_shapes[row.signature], strict=False)):
             if memory == NO_STORAGE or row.signature in detaching:
                 # a use of a detached tensor counts as a use of the result that was detached
                 continue
-            giver[memory, shape] = (row.number, place)
+            giver[memory, shape] = (row.number, index)
             if last_in.get(memory, giver) is not None:
-                last_in[memory] = (row.number, place)
+                last_in[memory] = (row.number, index)
     return uses, {memory for memory, result in last_in.items() if result is None}
 
 
@@ -311,7 +311,7 @@ def link(
     sources = tuple(linker.add(call, item) for call, item in zip(calls, own, strict=True))
     settings = dict.fromkeys(leaf for item in own for leaf in item.settings)
     reason = next((call.refusal for call in own if call.refusal is not None), linker.reason)
-    outputs = tuple(ResultOf(*place) for place in sorted(escaping_results)) or _last(own)
+    outputs = tuple(ResultOf(*index) for index in sorted(escaping_results)) or _last(own)
     return Links(
         own, linker.outside, linker.are_stored(stored), tuple(settings), sources, outputs, linker.mutates, reason
     )
@@ -350,9 +350,9 @@ class _Linker:
         sources = tuple(map(self._source, call.inputs, facts.inputs))
         for memory, writes in zip(call.inputs, facts.writes, strict=True):
             self.mutates |= writes and memory not in self._base_of_memory
-        for place, memory in enumerate(call.outputs):
-            if place < len(facts.outputs):
-                self._give(memory, facts.outputs[place], ResultOf(self._calls, place), facts)
+        for index, memory in enumerate(call.outputs):
+            if index < len(facts.outputs):
+                self._give(memory, facts.outputs[index], ResultOf(self._calls, index), facts)
             elif memory not in self._came:
                 # outputs of such a call are not recorded
                 self._base_of_memory.setdefault(memory, None)

@@ -315,7 +315,7 @@ def _case(
     make_operator: Callable[[Links], SubgraphOperator],
     call_sites: Sequence[CallSite],
 ) -> Case:
-    place = runs[0].place
+    index = runs[0].place
     escaping_results = sorted(set().union(*(run.escaping_results for run in runs)))
     links = link(runs[0].calls, facts, escaping_results, frozenset.intersection(*(run.stored for run in runs)))
     signature = Signature(number, UNIT, name, (*links.outside, *links.settings), {}, links.results)
@@ -330,7 +330,7 @@ def _case(
         captured_total_us=raw_ns / 1e3,
         share=len(runs) * median_ns / total_ns,
         context={} if context is None else contexts.get(context, {}),
-        phase=place.phase,
+        phase=index.phase,
         operator=make_operator(links),
         captured_spread=_spread(runs),
         perturbed=sum(run.perturbed for run in runs),
@@ -365,7 +365,7 @@ def _spread(runs: Sequence[SubgraphRun]) -> float | None:
 def _nothing_selected(trace: Trace, unit: str, selection: Selection) -> UserError:
     calls = trace.own_calls
     everything = make_places(trace, unit, Selection())
-    names = calls["scope"].map({number: place.name for number, place in everything.items()}).rename(unit)
+    names = calls["scope"].map({number: index.name for number, index in everything.items()}).rename(unit)
     calling_scopes = set(calls["scope"])
     if not calling_scopes & make_places(trace, unit, replace(selection, module=())).keys():
         return no_match(names, selection.op, selection.op_flag)
@@ -396,19 +396,19 @@ def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Seque
     module = deepcopy(loaded) if isinstance(loaded, nn.Module) else _instance_of(loaded)
     module.train(operator.is_training).to(tensors[0].device if tensors else None)
     slots = list(_slots(module, tensors, operator.links.stored))
-    inputs = sorted(set(range(len(tensors))) - {place for _, _, place in slots})
+    inputs = sorted(set(range(len(tensors))) - {index for _, _, index in slots})
     try:
         inspect.signature(module.forward).bind(*inputs)
     except TypeError as error:
         raise Unsupported(
             f"{type(module).__name__}.forward{inspect.signature(module.forward)} does not fit the tensors that are not "
-            f"its parameters: {_listed(tensors[place] for place in inputs)}"
+            f"its parameters: {_listed(tensors[index] for index in inputs)}"
         ) from error
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        for owner, name, place in slots:
-            owner[name] = args[place]
-        return module(*[args[place] for place in inputs])
+        for owner, name, index in slots:
+            owner[name] = args[index]
+        return module(*[args[index] for index in inputs])
 
     return call
 
@@ -425,8 +425,8 @@ def _instance_of(module_class: type[nn.Module]) -> nn.Module:
 def _slots(
     module: nn.Module, tensors: Sequence[Tensor], stored: Sequence[bool]
 ) -> Iterator[tuple[dict[str, Any], str, int]]:
-    free = sorted(range(len(tensors)), key=lambda place: not stored[place])
-    places: dict[int, int] = {}
+    free = sorted(range(len(tensors)), key=lambda index: not stored[index])
+    indices: dict[int, int] = {}
     for path, part in module.named_modules():
         if isinstance(part, nn.RNNBase):
             raise Unsupported(f"{type(part).__name__} keeps its parameters in a list: call the operator in a function")
@@ -434,16 +434,16 @@ def _slots(
             if own is None:
                 continue
             # parameters that are used twice have one tensor
-            place = places.get(id(own), next((place for place in free if _fits(own, tensors[place])), None))
+            index = indices.get(id(own), next((index for index in free if _fits(own, tensors[index])), None))
             owner = part._parameters if name in part._parameters else part._buffers
-            if place is not None:
-                places[id(own)] = place
-                free = [other for other in free if other != place]
-                yield owner, name, place
+            if index is not None:
+                indices[id(own)] = index
+                free = [other for other in free if other != index]
+                yield owner, name, index
             elif owner is part._parameters:
                 raise Unsupported(
                     f"{type(module).__name__}.{f'{path}.' if path else ''}{name} is {_listed([own])}, which fits no "
-                    f"tensor of the recorded module that is left: {_listed(tensors[place] for place in sorted(free))}"
+                    f"tensor of the recorded module that is left: {_listed(tensors[index] for index in sorted(free))}"
                 )
 
 

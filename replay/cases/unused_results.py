@@ -66,7 +66,7 @@ def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
     if first is None:
         return case, ""
     input_sets = tuple(other.signature for other in others if other is not None and other.note == first.note)
-    unused = frozenset(place for place in case.unused if place < first.result_count) | first.unused
+    unused = frozenset(index for index in case.unused if index < first.result_count) | first.unused
     return replace(case, signature=first.signature, input_sets=input_sets, unused=unused), first.note
 
 
@@ -140,10 +140,10 @@ def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
     used = _used_results(trace, candidates) if is_whole else {}
 
     def marked(case: Case) -> Case:
-        places = candidates.get(case.trace_number)
-        if places is None or case.operator is not None:
+        indices = candidates.get(case.trace_number)
+        if indices is None or case.operator is not None:
             return case
-        return replace(case, unused=frozenset(places - used.get(case.trace_number, _used_in_training(case, places))))
+        return replace(case, unused=frozenset(indices - used.get(case.trace_number, _used_in_training(case, indices))))
 
     return [marked(case) for case in cases]
 
@@ -154,11 +154,11 @@ def packet_of(signature: Signature) -> str:
     return parts[1] if signature.kind == OPERATOR and len(parts) == 3 and parts[0] == "aten" else ""
 
 
-def _used_in_training(case: Case, places: set[int]) -> set[int]:
+def _used_in_training(case: Case, indices: set[int]) -> set[int]:
     with_gradients = case.context.get("grad", True) and any(
         spec.requires_grad for spec in tensors([case.signature.args, case.signature.kwargs])
     )
-    return places if with_gradients else set()
+    return indices if with_gradients else set()
 
 
 def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int, set[int]]:
@@ -171,9 +171,9 @@ def _used_results(trace: Trace, candidates: Mapping[int, set[int]]) -> dict[int,
         used_storages = np.union1d(used_storages, arguments[np.isin(arguments, results[:, 0])])
     unknown = {*results[results[:, 0] == NO_STORAGE, 1].tolist()}
     used: dict[int, set[int]] = {number: set() for number in {*results[:, 1].tolist()} - unknown}
-    for _, number, place in results[np.isin(results[:, 0], used_storages)].tolist():
+    for _, number, index in results[np.isin(results[:, 0], used_storages)].tolist():
         if number in used:
-            used[number].add(place)
+            used[number].add(index)
     return used
 
 
@@ -182,21 +182,21 @@ def _results(
 ) -> Iterator[Integers]:
     signatures = (item for item in trace.signatures if item.number in candidates)
     # by signature, the index of each candidate among all leaves by its index among the tensors
-    places: dict[int, dict[int, int]] = {}
+    indices: dict[int, dict[int, int]] = {}
     for item in signatures:
-        tensor_places = [place for place, leaf in enumerate(leaves(item.outputs)) if isinstance(leaf, TensorSpec)]
+        tensor_places = [index for index, leaf in enumerate(leaves(item.outputs)) if isinstance(leaf, TensorSpec)]
         own_candidates = candidates[item.number]
-        places[item.number] = {tensor: place for tensor, place in enumerate(tensor_places) if place in own_candidates}
+        indices[item.number] = {tensor: index for tensor, index in enumerate(tensor_places) if index in own_candidates}
     for calls, memory in trace.call_parts():
         for number in candidates:
             own = calls[calls["signature"] == number]
             first, counts = own["first_storage"].to_numpy(np.int64), own["tensors"].to_numpy(np.int64)
-            for tensor, place in places[number].items():
+            for tensor, index in indices[number].items():
                 position = argument_counts[number] + tensor
                 has_result = counts > position
                 numbers = np.full(len(own), NO_STORAGE, dtype=np.int64)
                 numbers[has_result] = memory[first[has_result] + position]
-                yield np.column_stack([numbers, np.full_like(numbers, number), np.full_like(numbers, place)])
+                yield np.column_stack([numbers, np.full_like(numbers, number), np.full_like(numbers, index)])
 
 
 def _places_of_arguments(calls: pd.DataFrame, argument_counts: Mapping[int, int]) -> Integers:

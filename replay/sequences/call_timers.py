@@ -133,8 +133,8 @@ class DeviceClockTimer:
 
     def times_ns(self) -> list[int]:
         synchronizer(self._device)()
-        for place, (before, after) in zip(self.on_device, self._events, strict=False):
-            self._times[place] = round(before.elapsed_time(after) * 1e6)
+        for index, (before, after) in zip(self.on_device, self._events, strict=False):
+            self._times[index] = round(before.elapsed_time(after) * 1e6)
         self._events.clear()
         return self._times
 

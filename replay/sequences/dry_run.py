@@ -344,9 +344,9 @@ class DryRun:
             begin()
             with switching() as use:
                 changed = False
-                for place, (call, plan) in enumerate(zip(self.flow.calls, self.plans, strict=True)):
+                for index, (call, plan) in enumerate(zip(self.flow.calls, self.plans, strict=True)):
                     if monotonic() - reported > REDRAW_S:
-                        on_progress(f"dry run {number}", place, count)
+                        on_progress(f"dry run {number}", index, count)
                         reported = monotonic()
                     use(call.settings)
                     changed |= self._try(call, plan)

@@ -252,10 +252,10 @@ def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | N
     numbers: dict[tuple[str, int], int] = {}
     of_call: list[int] = []
     for call, stream in zip(flow.calls, recorded.tolist(), strict=True):
-        place = devices.get(call.signature, HOST[0])
-        if place not in HOST:
-            numbers.setdefault((place, 0), len(numbers))
-            of_call.append(numbers.setdefault((place, stream), len(numbers)))
+        index = devices.get(call.signature, HOST[0])
+        if index not in HOST:
+            numbers.setdefault((index, 0), len(numbers))
+            of_call.append(numbers.setdefault((index, stream), len(numbers)))
         else:
             of_call.append(of_call[-1] if of_call else 0)
     before = _actions(trace, flow, of_call, numbers)
@@ -276,7 +276,7 @@ def _actions(
     marks = sum(is_wait for _, (is_wait, _, _) in recorded)
     starts = trace.own_calls["start_ns"].tolist()
     upcoming = 0
-    for place, (call, stream, start) in enumerate(zip(flow.calls, of_call, starts, strict=True)):
+    for index, (call, stream, start) in enumerate(zip(flow.calls, of_call, starts, strict=True)):
         actions: list[Action] = []
         while upcoming < len(recorded) and recorded[upcoming][0] <= start:
             actions.append(recorded[upcoming][1])
@@ -288,9 +288,9 @@ def _actions(
             actions += added
             for action in added:
                 order.act(action)
-        order.run(place, call, stream)
+        order.run(index, call, stream)
         if actions:
-            before[place] = actions
+            before[index] = actions
     return before
 
 
@@ -318,16 +318,16 @@ class _Order:
         if not is_wait:
             self._marks[mark] = dict(over)
             return
-        for other, place in self._marks.get(mark, {}).items():
-            over[other] = max(over.get(other, -1), place)
+        for other, index in self._marks.get(mark, {}).items():
+            over[other] = max(over.get(other, -1), index)
 
     def missing(self, call: FlowingCall, stream: int) -> Iterator[int]:
         over = self._over.setdefault(stream, {})
         changed = _changed(call)
         for number in {*call.inputs, *changed}:
             for users in (self._writers, self._readers) if number in changed else (self._writers,):
-                for other, place in users.get(number, {}).items():
-                    if other != stream and over.get(other, -1) < place:
+                for other, index in users.get(number, {}).items():
+                    if other != stream and over.get(other, -1) < index:
                         yield other
 
     def run(self, place: int, call: FlowingCall, stream: int) -> None:

@@ -121,22 +121,22 @@ def paired_saving(passes: Sequence[Pass], own: Mapping[int, int]) -> PairedSavin
     pairs = [(one.times_ns, one.eager.times_ns) for one in passes if one.eager]
     times_ns = np.array(pairs, dtype=np.float64).transpose(1, 0, 2)
     random = np.random.default_rng(0)
-    count, places = times_ns.shape[1], list(own)
+    count, indices = times_ns.shape[1], list(own)
     # one at a time: together they would take a hundred times the memory
     resampled = (times_ns[:, random.integers(0, count, count)] for _ in range(RESAMPLES))
-    saving, own_saving = map(float, _savings(times_ns, places))
-    error, own_error = map(float, WITHIN_95 * np.std([_savings(sample, places) for sample in resampled], axis=0))
+    saving, own_saving = map(float, _savings(times_ns, indices))
+    error, own_error = map(float, WITHIN_95 * np.std([_savings(sample, indices) for sample in resampled], axis=0))
     eager = np.median(times_ns[1], axis=0)
     shares: dict[int, float] = {}
-    for place, signature in own.items():
-        shares[signature] = shares.get(signature, 0.0) + float(eager[place] / eager.sum())
+    for index, signature in own.items():
+        shares[signature] = shares.get(signature, 0.0) + float(eager[index] / eager.sum())
     return PairedSaving(saving, error, own_saving, own_error, tuple(shares.items()))
 
 
-def _savings(times_ns: np.ndarray[Any, np.dtype[np.float64]], places: Sequence[int]) -> tuple[Any, Any]:
+def _savings(times_ns: np.ndarray[Any, np.dtype[np.float64]], indices: Sequence[int]) -> tuple[Any, Any]:
     ours, eager = np.median(times_ns, axis=1)
     saved = eager - ours
-    return saved.sum() / eager.sum(), saved[places].sum() / eager.sum()
+    return saved.sum() / eager.sum(), saved[indices].sum() / eager.sum()
 
 
 # function that runs and times one pass, such as `run_timed`
@@ -161,10 +161,10 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
         synchronize()
         slowdown.begin()
         start = perf_counter_ns()
-        for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
+        for index, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
             use(call.settings)
             if lanes is not None:
-                lanes.before(place)
+                lanes.before(index)
             if dry_run.meets_others(call, plan):
                 watch.skip()
             else:

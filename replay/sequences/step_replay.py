@@ -180,8 +180,8 @@ class StepGraphs:
 
     def _rows(self, dry_run: DryRun, rows: tuple[SignatureTimes, ...]) -> Iterator[SignatureTimes]:
         between: dict[int, int] = {}
-        for place in self.breaks:
-            number = dry_run.flow.calls[place].signature
+        for index in self.breaks:
+            number = dry_run.flow.calls[index].signature
             between[number] = between.get(number, 0) + 1
         for row in rows:
             count = between.get(row.signature, 0)
@@ -205,9 +205,9 @@ class StepGraphs:
         at_start, graph, watch = module.memory_allocated(device), None, HostTimer({})
         try:
             with switching() as use:
-                for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
+                for index, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
                     use(call.settings)
-                    is_between = place in self.breaks
+                    is_between = index in self.breaks
                     if graph is None and (not is_between or plan.refilled):
                         graph = kind()
                         graph.capture_begin(*pool)
@@ -252,10 +252,10 @@ class StepGraphs:
         self.begin()
         watch = HostTimer({})
         with switching() as use:
-            for place, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
+            for index, (call, plan) in enumerate(zip(dry_run.flow.calls, dry_run.plans, strict=True)):
                 use(call.settings)
                 if plan.status != REPLAYED or plan.prepared is None or _uses_host(dry_run, call, plan, kind):
-                    self.breaks.add(place)
+                    self.breaks.add(index)
                     self.run_call(dry_run, call, plan, watch)
                 else:
                     try:
@@ -263,11 +263,11 @@ class StepGraphs:
                             self.run_call(dry_run, call, plan, watch)
                     except RuntimeError as error:
                         check_use(device, error)
-                        self.breaks.add(place)
+                        self.breaks.add(index)
                         self.run_call(dry_run, call, plan, watch)
                 live = dry_run.memory.live
                 if any(number in live and live[number].device.type != kind for number in call.outputs):
-                    self.breaks.add(place)
+                    self.breaks.add(index)
                 dry_run.memory.drop(call.over)
 
 
@@ -328,7 +328,7 @@ def replay_sequence(
     result = make_result(trace, flow, dry_run.plans, on_host, on_device, settings.device)
     if settings.in_pairs:
         in_mode = {number for number, own in dry_run.programs.items() if own.program is not None}
-        own = {place: call.signature for place, call in enumerate(flow.calls) if call.signature in in_mode}
+        own = {index: call.signature for index, call in enumerate(flow.calls) if call.signature in in_mode}
         saved = None if result.failure else paired_saving(on_device.kept or on_host.kept, own)
         result = replace(result, saved=saved)
     if dry_run.streams is not None:

@@ -183,7 +183,7 @@ def make_result(
     paired = list(zip(flow.calls, plans, strict=True))
     device_ns = trace.own_calls["device_ns"]
     unsupported = [call for call, plan in paired if plan.status == UNSUPPORTED]
-    critical = [place for place in flow.critical_path if plans[place].status != UNSUPPORTED]
+    critical = [index for index in flow.critical_path if plans[index].status != UNSUPPORTED]
     typical = typical_ns([one.times_ns for one in shown.kept]) if passes else [math.nan] * len(plans)
     return SequenceResult(
         device=device,
@@ -206,8 +206,8 @@ def make_result(
         captured_peak_bytes=flow.peak_bytes,
         replayed_peak_bytes=max((one.peak_bytes for one in passes), default=0),
         critical_calls=len(flow.critical_path),
-        captured_critical_ms=sum(flow.calls[place].captured_ns for place in critical) / 1e6,
-        replayed_critical_ms=sum(typical[place] for place in critical) / 1e6,
+        captured_critical_ms=sum(flow.calls[index].captured_ns for index in critical) / 1e6,
+        replayed_critical_ms=sum(typical[index] for index in critical) / 1e6,
         signatures=tuple(_signatures(paired, shown, passes, failure)),
         failure=failure,
         slowed_passes=on_host.slowed + on_device.slowed,
@@ -243,17 +243,17 @@ def _signatures(
 ) -> Iterator[SignatureTimes]:
     passes = [*shown.kept, *shown.contended]
     places_of: dict[int, list[int]] = {}
-    for place, (call, _) in enumerate(paired):
-        places_of.setdefault(call.signature, []).append(place)
+    for index, (call, _) in enumerate(paired):
+        places_of.setdefault(call.signature, []).append(index)
     times_us, host_us = (np.array([one.times_ns for one in of], dtype=np.float64) / 1e3 for of in (passes, host_passes))
     on_device = frozenset[int]().union(*(one.on_device for one in passes))
     is_contended = np.zeros(times_us.shape, dtype=np.bool_)
     for number, one in enumerate(passes):
-        is_contended[number, [place for place in one.contended_calls if place < len(paired)]] = True
+        is_contended[number, [index for index in one.contended_calls if index < len(paired)]] = True
     is_slowed = np.array([one.slowed and not one.is_contended for one in passes])
-    for signature, places in places_of.items():
-        plans = [paired[place][1] for place in places]
-        ran = [place for place in places if paired[place][1].status != UNSUPPORTED]
+    for signature, indices in places_of.items():
+        plans = [paired[index][1] for index in indices]
+        ran = [index for index in indices if paired[index][1].status != UNSUPPORTED]
         count = Counter(plan.status for plan in plans)
         counts = Counter((plan.row_status, plan.reason) for plan in plans if plan.status != REPLAYED)
         status, reason = counts.most_common(1)[0][0] if counts else (OK, "")

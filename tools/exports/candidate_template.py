@@ -139,7 +139,7 @@ def _first_uses(links: Links) -> list[str]:
         for name, source in zip(names, sources, strict=False):
             if isinstance(source, Outside):
                 uses.setdefault(source.place, f"{name} of {signature.op}")
-    return [uses[place] for place in range(len(links.outside))]
+    return [uses[index] for index in range(len(links.outside))]
 
 
 def _setting(leaf: Any) -> str:

@@ -129,7 +129,7 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
     sites_by_signature = count_call_sites(calls, calls["signature"])
     for signature, key in called:
         sites = sites_by_signature[signature.number]
-        places = [
+        indices = [
             (f"{site.line or NO_CODE}, in {site.module or 'no module'}, {site.phase}", site.count) for site in sites
         ]
         yield (
@@ -137,8 +137,8 @@ def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]
             {
                 "family": family_of(signature.op),
                 "arguments": list(_arguments(signature, trace)),
-                "places": places[:MOST_PLACES],
-                "more_places": max(0, len(places) - MOST_PLACES),
+                "places": indices[:MOST_PLACES],
+                "more_places": max(0, len(indices) - MOST_PLACES),
             },
         )
 
@@ -246,10 +246,10 @@ def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
     times = timed["of_launch"].to_numpy()
     low, high = np.log10(times[[0, -1]])
     points = [*10 ** np.arange(np.floor(low), high, 1 / POINTS_A_DECADE), times[-1]]
-    places = np.searchsorted(times, points, side="right")
+    indices = np.searchsorted(times, points, side="right")
     sums = [np.append(0.0, np.cumsum(timed[name].to_numpy())) for name in ("launches", "time_us")]
-    for point, place in zip(points, places, strict=True):
-        count, time = (float(f"{each[place] / each[-1]:.4g}") for each in sums)
+    for point, index in zip(points, indices, strict=True):
+        count, time = (float(f"{each[index] / each[-1]:.4g}") for each in sums)
         yield float(f"{point:.4g}"), count, time
 
 

@@ -119,9 +119,9 @@ class _CaseRecords:
         for number, scope, is_case in zip(calls["signature"].tolist(), calls["scope"].tolist(), are_cases, strict=True):
             settings = self._settings(number, scope, is_case)
             if repr(settings) not in self._scopes:
-                place = self._scopes[repr(settings)] = next(self._new.scopes)
-                yield Context(place, dict(settings))
-                yield Scope(place, self._model, "", "forward", context=place)
+                index = self._scopes[repr(settings)] = next(self._new.scopes)
+                yield Context(index, dict(settings))
+                yield Scope(index, self._model, "", "forward", context=index)
             if (number, is_case) not in self._numbers:
                 own = self._numbers[number, is_case] = self._chosen[number][0] if is_case else next(self._new.others)
                 yield from self._definition(self._signatures[number], own)
@@ -157,7 +157,7 @@ class _CaseRecords:
     def _block(self, calls: pd.DataFrame, are_cases: Sequence[bool]) -> Calls:
         columns = (calls[name].tolist() for name in ("signature", "scope", "time_ns", "perturbed", "page_faults"))
         block = Calls(0, [], [], [], [], calls["tensors"].tolist(), self._memory(calls), self._new.newest)
-        for place, (is_case, number, scope, time_ns, is_perturbed, faults) in enumerate(
+        for index, (is_case, number, scope, time_ns, is_perturbed, faults) in enumerate(
             zip(are_cases, *columns, strict=True)
         ):
             block.signature.append(self._numbers[number, is_case])
@@ -167,9 +167,9 @@ class _CaseRecords:
             self._new.now_ns += block.duration_ns[-1]
             # all calls of a case get its median time, so they are not marked as perturbed
             if is_perturbed and not is_case:
-                block.perturbed.append((place, 1))
+                block.perturbed.append((index, 1))
             if faults * self._page >= PAGE_BYTES:
-                block.page_faults.append((place, faults * self._page // PAGE_BYTES))
+                block.page_faults.append((index, faults * self._page // PAGE_BYTES))
         self._new.calls += len(calls)
         self._new.newest = max(self._new.newest, *block.storages, NO_STORAGE)
         return block
@@ -201,8 +201,8 @@ def _stretches(
     for _, own in calls.groupby(["process", "thread"], sort=False, observed=True, dropna=False):
         is_case = own.index.isin(chosen)
         is_written = is_case.copy()
-        for place in np.flatnonzero(is_case).tolist():
-            is_written[max(0, place - surrounding.before) : place] = True
+        for index in np.flatnonzero(is_case).tolist():
+            is_written[max(0, index - surrounding.before) : index] = True
         edges = np.flatnonzero(np.diff(is_written.astype(np.int8), prepend=0, append=0)).tolist()
         for start, end in zip(edges[::2], edges[1::2], strict=True):
             yield own.iloc[start:end], is_case[start:end].tolist()

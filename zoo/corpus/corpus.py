@@ -258,8 +258,8 @@ def read_corpus(
             continue
         members.append(own_member)
         facts = {"trace": own_member.name, **asdict(own_member)}
-        for place, name in enumerate(OF_MEMBER):
-            rows.insert(place, name, facts[name])
+        for index, name in enumerate(OF_MEMBER):
+            rows.insert(index, name, facts[name])
         tables.append(rows)
     if not tables:
         why = f": {shortened(printable(notes[-1]), MOST_REASON)}" if notes else ""

@@ -45,8 +45,8 @@ class Points:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, places: Any) -> Points:
-        return Points(self.numbers[places], self.kinds[places], self.category_distance)
+    def __getitem__(self, indices: Any) -> Points:
+        return Points(self.numbers[indices], self.kinds[indices], self.category_distance)
 
 
 def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[int]:
@@ -63,22 +63,22 @@ def choose(points: Points, groups: Wholes, weights: Floats, count: int) -> list[
     order = np.argsort(groups, kind="stable")
     members = np.split(order, np.flatnonzero(np.diff(groups[order])) + 1)
     parts = [_Part(own, points, weights, most) for own in members if len(own)]
-    heap = [(-gain, number, place, 0) for number, part in enumerate(parts) for place, gain in enumerate(part.gains)]
+    heap = [(-gain, number, index, 0) for number, part in enumerate(parts) for index, gain in enumerate(part.gains)]
     heapify(heap)
     chosen: list[int] = []
     while heap and len(chosen) < min(count, len(points)):
-        _, number, place, version = heap[0]
+        _, number, index, version = heap[0]
         part = parts[number]
-        if place in part.chosen:
-            heapreplace(heap, (1.0, number, place, version))
+        if index in part.chosen:
+            heapreplace(heap, (1.0, number, index, version))
             if heap[0][0] > 0:
                 break
         elif version == len(part.chosen):
-            part.choose(place)
-            chosen.append(int(part.candidates[place]))
-            heapreplace(heap, (1.0, number, place, version))
+            part.choose(index)
+            chosen.append(int(part.candidates[index]))
+            heapreplace(heap, (1.0, number, index, version))
         else:
-            heapreplace(heap, (-part.gain(place), number, place, len(part.chosen)))
+            heapreplace(heap, (-part.gain(index), number, index, len(part.chosen)))
     return chosen
 
 
@@ -160,12 +160,12 @@ class Distilled:
         base : machine on which these times were measured; empty if they are captured times
         """
         about = {member.name: member for member in corpus.members}
-        place = {key: number for number, key in enumerate(self.keys)}
+        index = {key: number for number, key in enumerate(self.keys)}
         traces = {}
         for name, weights in self.weights_us.items():
             member = about[name]
             words = {word: getattr(member, word) for word in OF_MODEL}
-            pairs = sorted((place[key], weight) for key, weight in weights.items())
+            pairs = sorted((index[key], weight) for key, weight in weights.items())
             cases, us = [number for number, _ in pairs], [float(f"{weight:.5g}") for _, weight in pairs]
             traces[name] = {**{word: value for word, value in words.items() if value}, "cases": cases, "us": us}
         facts = {"method": "facility location", **({"base": base} if base else {})}
@@ -221,15 +221,15 @@ def distill(corpus: Corpus, count: int) -> Distilled:
     weights = (1 - VARIETY) * cases["weight"].to_numpy() + VARIETY / len(cases)
     points = _points(cases)
     ops = pd.factorize(cases["op"])[0].astype(np.int64)
-    places = np.array(choose(points, ops, weights, count))
-    nearest, likeness = _assign(points, ops, places)
+    indices = np.array(choose(points, ops, weights, count))
+    nearest, likeness = _assign(points, ops, indices)
     keys = cases.index.to_numpy()
-    representatives = dict(zip(keys, keys[places[nearest]], strict=True))
+    representatives = dict(zip(keys, keys[indices[nearest]], strict=True))
     sums = frame.assign(by=frame["key"].map(representatives)).groupby(["trace", "by"], sort=False)["time_us"].sum()
     weights_us: dict[str, dict[str, float]] = {}
     for pair, time_us in zip(sums.index.tolist(), sums.tolist(), strict=True):
         weights_us.setdefault(pair[0], {})[pair[1]] = time_us
-    chosen = [str(key) for key in keys[places]]
+    chosen = [str(key) for key in keys[indices]]
     written = written_from(frame, chosen).set_index("key")
     sources = {str(key): str(trace) for key, trace in written["trace"].items()}
     times = {str(key): float(time_us) for key, time_us in written["median_us"].items()}
@@ -256,12 +256,12 @@ def _points(cases: pd.DataFrame) -> Points:
     return Points(np.hstack([times, SIZES * sizes]), dtypes, OTHER_DTYPE)
 
 
-def _assign(points: Points, ops: np.ndarray[Any, Any], places: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
+def _assign(points: Points, ops: np.ndarray[Any, Any], indices: np.ndarray[Any, Any]) -> tuple[Any, Floats]:
     nearest, likeness = np.zeros(len(points), dtype=int), np.zeros(len(points))
     for first in range(0, len(points), 1000):
         part = slice(first, first + 1000)
-        costs = distances(points[part], points[places])
-        costs += OTHER_OP * (ops[part][:, None] != ops[places][None, :])
+        costs = distances(points[part], points[indices])
+        costs += OTHER_OP * (ops[part][:, None] != ops[indices][None, :])
         nearest[part] = costs.argmin(axis=1)
         likeness[part] = np.exp(-costs.min(axis=1))
     return nearest, likeness

@@ -137,8 +137,8 @@ def _distribution(own: pd.DataFrame) -> dict[str, object]:
     order = own.sort_values("elements")
     reached = order["weighted"].cumsum().to_numpy()
     elements = order["elements"].to_numpy()
-    places = np.searchsorted(reached, [share * reached[-1] for share in QUANTILES.values()])
-    quantiles = [int(elements[min(place, len(elements) - 1)]) for place in places]
+    indices = np.searchsorted(reached, [share * reached[-1] for share in QUANTILES.values()])
+    quantiles = [int(elements[min(index, len(elements) - 1)]) for index in indices]
     return {
         **dict(zip(QUANTILES, quantiles, strict=True)),
         "shapes": own["shapes"].nunique(),

@@ -346,10 +346,10 @@ def _trace(
 
 def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, float]:
     weights_us: dict[str, float] = {}
-    for place, us in zip(about["cases"], about["us"], strict=True):
-        if type(place) is not int or not 0 <= place < len(keys) or keys[place] in weights_us:
-            raise ValueError(f"an invalid or repeated number of a case: {str(place)[:40]}")
+    for index, us in zip(about["cases"], about["us"], strict=True):
+        if type(index) is not int or not 0 <= index < len(keys) or keys[index] in weights_us:
+            raise ValueError(f"an invalid or repeated number of a case: {str(index)[:40]}")
         if type(us) not in (int, float) or not 0 <= us < MOST_US:
             raise ValueError(f"the time of a case is not a number, negative or too large: {str(us)[:40]}")
-        weights_us[keys[place]] = us
+        weights_us[keys[index]] = us
     return weights_us

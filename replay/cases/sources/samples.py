@@ -162,10 +162,10 @@ class _Outline:
     def of(self, value: Any) -> Any:
         match value:
             case TensorSpec():
-                place = next(self._places)
-                key = ("alone", place) if value.storage is None else value.storage
+                index = next(self._places)
+                key = ("alone", index) if value.storage is None else value.storage
                 storage = self._storages.setdefault(key, len(self._storages))
-                return replace(value, storage=storage, values=place)
+                return replace(value, storage=storage, values=index)
             case ObjectSpec(name) | ModuleSpec(name) | NamedSpec(name):
                 return Opaque(name.rpartition(":")[2])
             case ArraySpec():
@@ -357,7 +357,7 @@ def _tag(word: str) -> Tag:
 def shipped_case(sample: Sample, configuration: str) -> Case:
     arguments = sample.arguments(configuration)
     drawables = {
-        place: ConfigurationTensor(sample.name, configuration, place) for place in range(len(tensors_in(arguments)))
+        index: ConfigurationTensor(sample.name, configuration, index) for index in range(len(tensors_in(arguments)))
     }
     # the tag makes a trial run to detect writes unnecessary
     may_write = Tag.IN_PLACE in sample.tags

@@ -109,22 +109,22 @@ def wait_points(
         call that does not run moves to the next call that runs
     """
     new_places = {
-        place: number for number, place in enumerate(range(len(flow.calls)) if run_places is None else run_places)
+        index: number for number, index in enumerate(range(len(flow.calls)) if run_places is None else run_places)
     }
     collectives, due = set(places), list[int]()
     pending: dict[int, set[int]] = {}
     before: dict[int, list[int]] = {}
-    for place, call in enumerate(flow.calls):
+    for index, call in enumerate(flow.calls):
         touched = {number for number in (*call.inputs, *call.outputs) if number != NO_STORAGE}
         awaited = set[int]().union(*(pending.get(number, ()) for number in touched))
         if awaited:
             due += sorted(awaited)
             pending = {number: rest for number, others in pending.items() if (rest := others - awaited)}
-        if place in collectives:
+        if index in collectives:
             for number in touched:
-                pending.setdefault(number, set()).add(place)
-        if due and place in new_places:
-            before[new_places[place]] = [new_places[other] for other in due]
+                pending.setdefault(number, set()).add(index)
+        if due and index in new_places:
+            before[new_places[index]] = [new_places[other] for other in due]
             due = []
     return before
 
@@ -249,26 +249,26 @@ def make_plan(tables: Sequence[Table], scale: bool) -> RankPlan:
     lines: dict[_Line, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     left_out: list[dict[int, str]] = [{} for _ in tables]
     for rank, (offers, calls) in enumerate(tables):
-        for place, number in enumerate(calls):
+        for index, number in enumerate(calls):
             offer = offers[number]
             if offer.ranks and offer.ranks[offer.rank] == rank:
-                lines[offer.line][rank].append(place)
+                lines[offer.line][rank].append(index)
             else:
-                left_out[rank][place] = offer.reason or "its group does not have this rank in its place"
+                left_out[rank][index] = offer.reason or "its group does not have this rank in its place"
     meetings: list[Meeting] = []
     groups: dict[GroupKey, tuple[int, ...]] = {}
     for line in sorted(lines):
-        group, places = line[0], lines[line]
+        group, indices = line[0], lines[line]
         members = _members(line, len(tables))
         reason = _why_not(line, members, len(tables), scale)
-        for turn in range(max(map(len, places.values()))):
-            place_by_rank = {rank: own[turn] for rank, own in sorted(places.items()) if turn < len(own)}
-            offers_met = {rank: tables[rank][0][tables[rank][1][place]] for rank, place in place_by_rank.items()}
+        for turn in range(max(map(len, indices.values()))):
+            place_by_rank = {rank: own[turn] for rank, own in sorted(indices.items()) if turn < len(own)}
+            offers_met = {rank: tables[rank][0][tables[rank][1][index]] for rank, index in place_by_rank.items()}
             reason = reason or _disagreement(offers_met, members)
             why = reason or next((offer.reason for offer in offers_met.values() if offer.reason), "")
             if why:
-                for rank, place in place_by_rank.items():
-                    left_out[rank][place] = why
+                for rank, index in place_by_rank.items():
+                    left_out[rank][index] = why
                 continue
             groups[group] = _members((group, -1, -1), len(tables))
             meetings.append(_meeting(group, members, offers_met, place_by_rank))
@@ -325,7 +325,7 @@ def _uneven(offers: Mapping[int, Offer]) -> str:
 
 
 def _meeting(
-    group: GroupKey, members: Sequence[int], offers: Mapping[int, Offer], places: Mapping[int, int]
+    group: GroupKey, members: Sequence[int], offers: Mapping[int, Offer], indices: Mapping[int, int]
 ) -> Meeting:
     first = next(iter(offers.values()))
     kind = SEND_RECV if first.kind in MESSAGES else first.kind
@@ -334,4 +334,4 @@ def _meeting(
         # only the share of the bytes that goes to present members
         largest = largest * len(members) // len(group[0])
     size = size_of(kind, largest, len(members))
-    return Meeting(kind, group, tuple(members), size, first.dtype, first.reduction, dict(places))
+    return Meeting(kind, group, tuple(members), size, first.dtype, first.reduction, dict(indices))

@@ -350,7 +350,7 @@ class _Call:
         return self.root == distributed.get_rank()
 
     def own(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        return [parts[place] for place in self.members.present]
+        return [parts[index] for index in self.members.present]
 
     def flat(self, whole: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
         if self.members.is_whole:
@@ -441,7 +441,7 @@ def _start_all_to_all(call: _Call, first: list[Tensor], second: list[Tensor] | N
     sent, received = source, output
     by_member: dict[str, Any] = {}
     if splits is not None:
-        sent_rows, received_rows = ([item[place] for place in members.present] for item in splits)
+        sent_rows, received_rows = ([item[index] for index in members.present] for item in splits)
         sent, received = source[: sum(sent_rows)], output[: sum(received_rows)]
         by_member = {"output_split_sizes": received_rows, "input_split_sizes": sent_rows}
     elif not members.is_whole:
@@ -547,19 +547,19 @@ class RankExchange:
         return results
 
     def finish(self) -> None:
-        for place in list(self._works):
-            self._wait(place)
+        for index in list(self._works):
+            self._wait(index)
 
-    def _note_ends(self, place: int) -> None:
+    def _note_ends(self, index: int) -> None:
         notes: list[int] = []
         # works of gloo's messages have no future: they are done when waited for
         with suppress(RuntimeError):
-            for work in self._works[place]:
+            for work in self._works[index]:
                 work.get_future().add_done_callback(lambda _: notes.append(perf_counter_ns()))
-        self._notes[place] = notes
+        self._notes[index] = notes
 
-    def _wait(self, place: int) -> None:
-        works = self._works.pop(place, None)
+    def _wait(self, index: int) -> None:
+        works = self._works.pop(index, None)
         if works is None:
             return
         start = perf_counter_ns()
@@ -570,7 +570,7 @@ class RankExchange:
         except RuntimeError as error:
             self._lost(error)
         end = perf_counter_ns()
-        self.held_ns[place] += end - start
-        notes = self._notes.pop(place, [])
+        self.held_ns[index] += end - start
+        notes = self._notes.pop(index, [])
         # a callback that runs after this thread has continued is late
-        self.done_ns[place] = min(end, max(notes)) if len(notes) == len(works) > 0 else end
+        self.done_ns[index] = min(end, max(notes)) if len(notes) == len(works) > 0 else end

@@ -298,11 +298,11 @@ class CollectiveStepTimes:
         waited = [np.zeros(len(own)) for own in stamps]
         held = [np.zeros(len(own)) for own in stamps]
         for meeting in meetings:
-            if any(place not in clocks[rank] for rank, place in meeting.places.items()):
+            if any(index not in clocks[rank] for rank, index in meeting.places.items()):
                 # the backend could not run the collective
                 continue
             arrived, done, held_up = (
-                np.array([clocks[rank][place][which] for rank, place in meeting.places.items()]) for which in range(3)
+                np.array([clocks[rank][index][which] for rank, index in meeting.places.items()]) for which in range(3)
             )
             last = arrived.max(axis=0)
             exchange, waits = (done.max(axis=0) - last) / 1e3, (last - arrived) / 1e3
@@ -312,9 +312,9 @@ class CollectiveStepTimes:
             samples.exchange.append(exchange)
             samples.longest_wait.append(waits.max(axis=0))
             ranks = list(meeting.places)
-            samples.last.update(ranks[place] for place in arrived.argmax(axis=0))
-            for number, (rank, place) in enumerate(meeting.places.items()):
-                own = self._own.setdefault((rank, signatures[rank][place]), _Samples(meeting))
+            samples.last.update(ranks[index] for index in arrived.argmax(axis=0))
+            for number, (rank, index) in enumerate(meeting.places.items()):
+                own = self._own.setdefault((rank, signatures[rank][index]), _Samples(meeting))
                 own.exchange.append(exchange)
                 own.waits.setdefault(rank, []).append(waits[number])
                 own.helds.setdefault(rank, []).append(held_up[number] / 1e3)
@@ -350,18 +350,18 @@ class CollectiveStepTimes:
 
 
 def _clocks(stamps: Sequence[Stamps], offset_ns: int) -> Mapping[int, tuple[Times, Times, Times]]:
-    places = set(stamps[0].places).intersection(*(one.places for one in stamps)) if stamps else set()
+    indices = set(stamps[0].places).intersection(*(one.places for one in stamps)) if stamps else set()
     passes = [
-        {place: values for place, *values in zip(one.places, one.arrived_ns, one.done_ns, one.held_ns, strict=True)}
+        {index: values for index, *values in zip(one.places, one.arrived_ns, one.done_ns, one.held_ns, strict=True)}
         for one in stamps
     ]
     return {
-        place: (
-            np.array([one[place][0] - offset_ns for one in passes], dtype=np.float64),
-            np.array([one[place][1] - offset_ns for one in passes], dtype=np.float64),
-            np.array([one[place][2] for one in passes], dtype=np.float64),
+        index: (
+            np.array([one[index][0] - offset_ns for one in passes], dtype=np.float64),
+            np.array([one[index][1] - offset_ns for one in passes], dtype=np.float64),
+            np.array([one[index][2] for one in passes], dtype=np.float64),
         )
-        for place in places
+        for index in indices
     }
 
 
@@ -449,21 +449,21 @@ def replay_step(
     if options.only == COLLECTIVES:
         part = exchanges_alone(part)
         numbers = {signature.number for signature in part.signatures}
-        run_places = [place for place, call in enumerate(whole.calls) if call.signature in numbers]
+        run_places = [index for index, call in enumerate(whole.calls) if call.signature in numbers]
     part = trace_with_defaults(part)
     flow = make_flow(part)
-    places = _places(flow, exchanges)
+    indices = _places(flow, exchanges)
     collectives = {number: item for number, item in exchanges.items() if isinstance(item, ReplayedCollective)}
     on_gloo = backend_for(settings.device) == GLOO
     reasons = {number: why for number, item in collectives.items() if (why := why_not(item, on_gloo))}
-    plan = _agree(flow, places, exchanges, reasons, options, control)
+    plan = _agree(flow, indices, exchanges, reasons, options, control)
     members = _make_groups(plan, settings.device, control)
     starters = {
         number: make_starter(item, members[item.group.ranks, item.group.name])
         for number, item in collectives.items()
         if number not in reasons and (item.group.ranks, item.group.name) in members
     }
-    left_out = {places[number]: why for number, why in plan.left_out[control.launch.rank].items()}
+    left_out = {indices[number]: why for number, why in plan.left_out[control.launch.rank].items()}
     waits = wait_points(whole, _places(whole, exchanges), run_places)
     with own_randomness(settings.device):
         memory = StepMemory(
@@ -476,13 +476,13 @@ def replay_step(
 
         def run_pass(dry_run: RankDryRun, device: str, watch: HostTimer, slowdown: Slowdown) -> tuple[Pass, str]:
             one, failure = run_timed(dry_run, device, watch, slowdown)
-            for place, done in dry_run.exchange.done_ns.items() if not failure else ():
-                one.times_ns[place] = done - dry_run.exchange.arrived_ns[place]
-            return replace(one, stamps=_stamps(dry_run, places)), failure
+            for index, done in dry_run.exchange.done_ns.items() if not failure else ():
+                one.times_ns[index] = done - dry_run.exchange.arrived_ns[index]
+            return replace(one, stamps=_stamps(dry_run, indices)), failure
 
         passes = measure_passes(dry_run, new, settings, on_progress, run_pass)
     result = make_result(part, flow, dry_run.plans, passes, Passes(), settings.device)
-    signatures = [flow.calls[place].signature for place in places]
+    signatures = [flow.calls[index].signature for index in indices]
     return RankStep(result, plan, signatures, Counter(dry_run.left_out.values()), [one.stamps for one in passes.kept])
 
 
@@ -502,12 +502,12 @@ def _with_tensors_alone(part: Trace, exchanges: Mapping[int, ReplayedCollective 
 
 
 def _places(flow: ProgramFlow, exchanges: Mapping[int, object]) -> list[int]:
-    return [place for place, call in enumerate(flow.calls) if call.signature in exchanges]
+    return [index for index, call in enumerate(flow.calls) if call.signature in exchanges]
 
 
 def _agree(
     flow: ProgramFlow,
-    places: Sequence[int],
+    indices: Sequence[int],
     exchanges: Mapping[int, ReplayedCollective | str],
     reasons: Mapping[int, str],
     options: RankOptions,
@@ -516,7 +516,7 @@ def _agree(
     numbers = list(exchanges)
     number_of = {signature: number for number, signature in enumerate(numbers)}
     offers = [offer_of(exchanges[number], reasons.get(number, "")) for number in numbers]
-    mine = [[astuple(offer) for offer in offers], [number_of[flow.calls[place].signature] for place in places]]
+    mine = [[astuple(offer) for offer in offers], [number_of[flow.calls[index].signature] for index in indices]]
     tables = [([Offer.from_plain(item) for item in theirs], calls) for theirs, calls in control.share(mine)]
     return make_plan(tables, options.scale_ranks)
 
@@ -529,7 +529,7 @@ def _make_groups(plan: RankPlan, device: str, control: Control) -> dict[GroupKey
         for (ranks, name), there in plan.groups.items():
             group = distributed.new_group(list(there), timedelta(seconds=control.timeout_s), backend)
             if control.launch.rank in there:
-                present = tuple(place for place, rank in enumerate(ranks) if rank in there)
+                present = tuple(index for index, rank in enumerate(ranks) if rank in there)
                 groups[ranks, name] = GroupMembers(group, len(ranks), present, there, backend == GLOO)
     except RuntimeError as error:
         control.lost(error)
@@ -542,12 +542,12 @@ def _room(settings: SequenceSettings, control: Control) -> int:
     return room if is_accelerator(settings.device) else room // control.launch.local_world_size
 
 
-def _stamps(dry_run: RankDryRun, places: Sequence[int]) -> Stamps:
+def _stamps(dry_run: RankDryRun, indices: Sequence[int]) -> Stamps:
     exchange = dry_run.exchange
-    ran = [(number, place) for number, place in enumerate(places) if place in exchange.done_ns]
+    ran = [(number, index) for number, index in enumerate(indices) if index in exchange.done_ns]
     return Stamps(
         [number for number, _ in ran],
-        *([times[place] for _, place in ran] for times in (exchange.arrived_ns, exchange.done_ns, exchange.held_ns)),
+        *([times[index] for _, index in ran] for times in (exchange.arrived_ns, exchange.done_ns, exchange.held_ns)),
     )
 
 
@@ -582,7 +582,7 @@ class RankDryRun(DryRun):
         self.control = control
         self._exchanges, self._collectives, self._starters = exchanges, collectives, starters
         self.left_out = dict(left_out)
-        self._place_of_call = {id(call): place for place, call in enumerate(self.flow.calls)}
+        self._place_of_call = {id(call): index for index, call in enumerate(self.flow.calls)}
         self.exchange = RankExchange(waits, synchronizer(self._device), is_accelerator(self._device), control.lost)
 
     def most(self, *numbers: int) -> list[int]:
