@@ -159,7 +159,10 @@ def differentiable_results(operator: Operator, arguments: Arguments) -> list[int
         raise Unsupported("a call that writes into its arguments has no separate backward")
     args, kwargs = arguments
     if not _wanting(arguments):
-        raise Unsupported(_why_none_wants(arguments))
+        has_floats = any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(list(arguments)))
+        if has_floats:
+            raise Unsupported("no argument required a gradient")
+        raise Unsupported("not differentiable: it has no floating-point tensor argument")
     results = {
         place: leaf.grad_fn
         for place, leaf in enumerate(leaves(operator.function(*args, **kwargs)))
@@ -170,12 +173,6 @@ def differentiable_results(operator: Operator, arguments: Arguments) -> list[int
     if any("NotImplemented" in function.name() for function in results.values()):
         raise Unsupported("not differentiable: no derivative of it is implemented")
     return list(results)
-
-
-def _why_none_wants(arguments: Arguments) -> str:
-    if any(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors_in(list(arguments))):
-        return "no argument required a gradient"
-    return "not differentiable: it has no floating-point tensor argument"
 
 
 def with_backward(program: Program, places: Sequence[int]) -> Function:

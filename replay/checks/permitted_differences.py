@@ -279,7 +279,8 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
         return "not a permutation of the reference's output"
     if _constant(ours, theirs):
         return "the same number in all elements, although the reference's elements differ"
-    if _farther(_two_sample, ours, theirs, _two_sample_bound(len(ours), theirs.numel())):
+    bound = sqrt(log(4 / FALSE_ALARM) / 2) * (1 / sqrt(max(len(ours), 1)) + 1 / sqrt(max(theirs.numel(), 1)))
+    if _farther(_two_sample, ours, theirs, bound):
         return "its numbers have a different distribution than the reference's"
     if _farther(_ranks, ours, theirs, sqrt(log(2 / FALSE_ALARM) / (2 * max(len(ours), 1)))):
         return "its numbers are in a different order than the reference's"
@@ -331,10 +332,6 @@ def _two_sample(ours: Tensor, theirs: Tensor) -> float:
     places = torch.cat([one, others])
     below = torch.searchsorted(one, places, right=True).double() / len(one)
     return float((below - torch.searchsorted(others, places, right=True) / len(others)).abs().max())
-
-
-def _two_sample_bound(one: int, others: int) -> float:
-    return sqrt(log(4 / FALSE_ALARM) / 2) * (1 / sqrt(max(one, 1)) + 1 / sqrt(max(others, 1)))
 
 
 def _ranks(ours: Tensor, theirs: Tensor) -> float:

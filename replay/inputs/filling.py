@@ -122,7 +122,8 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
     whole = isinstance(model, Stored) and model.fits(tuple(once.shape), memory_dtype(drawn_as))
     if _has_windows(once) and not whole:
         # overlapping windows, such as unfold returns
-        once = once.as_strided((_extent(once),), (1,))
+        extent = 1 + sum((size - 1) * step for size, step in zip(once.shape, once.stride(), strict=True))
+        once = once.as_strided((extent,), (1,))
     if model is not None or not once.is_contiguous():
         write(once, draw(tuple(once.shape), drawn_as, model, generator))
         return
@@ -191,10 +192,6 @@ def _has_windows(tensor: torch.Tensor) -> bool:
                 return True
             reach += (size - 1) * step
     return False
-
-
-def _extent(tensor: torch.Tensor) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

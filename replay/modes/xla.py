@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch._ops import OpOverloadPacket
 
     from opgrip.replay.operators.memory import Arguments
-    from opgrip.samples import Sample
 
 
 @mode("jax", needs=("jax",), extra="xla", devices=("cpu", "cuda"), in_torch=False, autotunes=True)
@@ -28,9 +27,10 @@ def with_jax(task: Task) -> Program:
 
     from opgrip.replay.modes.conversions.runtimes import reason, start, to_jax, to_torch
     from opgrip.replay.operators.memory import tensors_in
+    from opgrip.samples import samples
     from opgrip.traces.schema.arguments import leaves, map_leaves
 
-    sample = _sample_of(task)
+    sample = next((sample for sample in samples().values() if sample.function is task.function), None)
     if sample is None or not sample.has_jax():
         raise Unsupported("it has no JAX implementation, as only some samples do")
     if task.mutates:
@@ -63,12 +63,6 @@ def with_jax(task: Task) -> Program:
     except Exception as error:
         raise Unsupported(f"jax cannot compile it: {reason(error)}") from error
     return Program(run, enter, leave)
-
-
-def _sample_of(task: Task) -> Sample | None:
-    from opgrip.samples import samples
-
-    return next((sample for sample in samples().values() if sample.function is task.function), None)
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature as signature_of
 from typing import Any
 
@@ -45,7 +45,10 @@ def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
         if len(running) != len(args) or not {*constants} <= {*parameters}:
             raise Unsupported(f"the kernel has other parameters now: {', '.join(parameters)}")
         _check_grid(grid)
-        _check_options(options, parameters)
+        for name, value in options.items():
+            # options that are not numbers name files and targets
+            if type(value) not in (int, bool, float) or name in parameters or name in ("grid", "warmup"):
+                raise Unsupported(f"the launch has the option {name[:60]!r}, which a replay does not support")
         named = dict(zip(running, args, strict=True)) | {
             name: _constant(value, find) for name, value in constants.items()
         }
@@ -89,10 +92,3 @@ def _check_grid(grid: Any) -> None:
         type(size) is not int or not 0 <= size <= LARGEST for size in sizes
     ):
         raise Unsupported(f"the grid of a launch is not a list of 1 to {MOST_DIMENSIONS} sizes: {str(grid)[:60]}")
-
-
-def _check_options(options: Mapping[str, Any], parameters: Collection[str]) -> None:
-    # options that are not numbers name files and targets
-    for name, value in options.items():
-        if type(value) not in (int, bool, float) or name in parameters or name in ("grid", "warmup"):
-            raise Unsupported(f"the launch has the option {name[:60]!r}, which a replay does not support")

@@ -36,7 +36,8 @@ class Work:
 def work_of(
     function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Work:
-    return _work(call_of(function, name, args, kwargs, result))
+    call = call_of(function, name, args, kwargs, result)
+    return Work(flops_of(call), bytes_moved(call), _dtype(call), 1)
 
 
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
@@ -69,10 +70,6 @@ class _Tally(TorchDispatchMode):
         if work.dtype is not None:
             self.by_dtype[work.dtype] += work.flops or 0
         return result
-
-
-def _work(call: OperatorCall) -> Work:
-    return Work(flops_of(call), bytes_moved(call), _dtype(call), 1)
 
 
 def _dtype(call: OperatorCall) -> str | None:
@@ -492,20 +489,15 @@ def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool
     if GATHERS.get(call.name) == name:
         result_elements = sum(out.numel() for out in call.outs) or _elements_of_results(call)
         return min(whole, result_elements * tensor.element_size())
-    if _reads_nothing(call.name, name):
-        return 0
-    return whole
+    operator = call.name.removeprefix("aten.")
+    reads_nothing = name == "self" and (operator.endswith("_like") or operator.startswith("new_"))
+    return 0 if reads_nothing else whole
 
 
 def _elements_of_results(call: OperatorCall) -> int:
     source = GATHERS[call.name]
     others = [tensor.numel() for name, tensor in _arguments(call) if name != source]
     return max(others, default=0)
-
-
-def _reads_nothing(operator: str, argument: str) -> bool:
-    name = operator.removeprefix("aten.")
-    return argument == "self" and (name.endswith("_like") or name.startswith("new_"))
 
 
 def _memory(tensor: torch.Tensor) -> int:

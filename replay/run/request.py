@@ -258,13 +258,10 @@ def _whole(variables: Mapping[str, str], name: str) -> int:
 
 def _checked(number: int, count: int, text: str) -> Shard:
     if not 1 <= number <= count <= MOST_SHARDS:
-        raise argparse.ArgumentTypeError(f"shard {text} does not exist: {_shards_of(count)}")
+        count = min(max(count, 1), MOST_SHARDS)
+        shards = f"of {count} the first is 1/{count}, the last {count}/{count}"
+        raise argparse.ArgumentTypeError(f"shard {text} does not exist: {shards}")
     return Shard(number, count)
-
-
-def _shards_of(count: int) -> str:
-    count = min(max(count, 1), MOST_SHARDS)
-    return f"of {count} the first is 1/{count}, the last {count}/{count}"
 
 
 def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[Case]:

@@ -17,7 +17,7 @@ import ctypes
 import os
 import resource
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -57,8 +57,9 @@ def keep_freed_memory() -> None:
         _LIBRARY.mallopt(M_MMAP_THRESHOLD, LARGEST_KEPT)
         _LIBRARY.mallopt(M_TRIM_THRESHOLD, 1 << 30)
         _LIBRARY.mallopt(M_ARENA_MAX, 1)
-        if _huge_pages_on_request():
-            _prctl(PR_SET_THP_DISABLE, 1)
+        with suppress(OSError):
+            if "[madvise]" in HUGE_PAGES.read_text():
+                _prctl(PR_SET_THP_DISABLE, 1)
 
 
 @contextmanager
@@ -85,13 +86,6 @@ def _prctl(option: int, value: int) -> int:
     if _LIBRARY is None:
         return -1
     return int(_LIBRARY.prctl(option, *map(ctypes.c_ulong, (value, 0, 0, 0))))
-
-
-def _huge_pages_on_request() -> bool:
-    try:
-        return "[madvise]" in HUGE_PAGES.read_text()
-    except OSError:
-        return False
 
 
 def give_back() -> None:
