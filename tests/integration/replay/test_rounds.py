@@ -59,10 +59,12 @@ def timed_function_of(function: Callable[..., Any], mutates: bool = False, **res
     return TimedFunction(0, "tested", "eager", function, [InputSet([inputs])], mutates, **options)
 
 
+def measurer_of(effort: Effort, announce: Any = None, method: str = DISCRETE, flush: Any = None) -> Measurer:
+    return Measurer(Stopwatch(method, lambda: None, 0.0), effort, flush, announce or (lambda number, row: None))
+
+
 def measure(function: TimedFunction, method: str = DISCRETE, effort: Effort = FEW, announce: Any = None) -> None:
-    watch = Stopwatch(method, lambda: None, 0.0)
-    measurer = Measurer(watch, effort, None, announce or (lambda number, row: None))
-    list(measurer.one_by_one([FunctionGroup({}, False, [function])]))
+    list(measurer_of(effort, announce, method).one_by_one([FunctionGroup({}, False, [function])]))
 
 
 @pytest.mark.parametrize("method", [DISCRETE, CONTINUOUS])
@@ -244,7 +246,7 @@ def test_clean_runs_between_contended_ones_are_used(
 
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: not is_clean()))
     function = timed_function_of(run)
-    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    measurer = measurer_of(Effort(warmup=0))
     list(getattr(measurer, reading)([FunctionGroup({}, False, [function])]))
     assert not function.samples.is_contended
     assert function.samples.quantile_us(0.5) == 1.0
@@ -263,7 +265,7 @@ def test_contended_cases_are_repeated_when_the_machine_is_quiet(monkeypatch: pyt
     monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: len(looks) <= 3))
     functions = [timed_function_of(torch.sin) for _ in range(2)]
     functions[1].number = 1
-    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    measurer = measurer_of(Effort(warmup=0))
     assert len(list(measurer.in_rounds([FunctionGroup({}, False, functions)]))) == 2
     assert len(looks) > 3
     for function in functions:
@@ -278,12 +280,7 @@ def test_waiting_for_a_quiet_machine_is_limited(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Contention, "has_room", False)
     announced: list[int] = []
     function = timed_function_of(torch.sin)
-    measurer = Measurer(
-        Stopwatch(DISCRETE, lambda: None, 0.0),
-        Effort(warmup=0, budget_s=0.2),
-        None,
-        lambda number, row: announced.append(row),
-    )
+    measurer = measurer_of(Effort(warmup=0, budget_s=0.2), lambda number, row: announced.append(row))
     list(measurer.in_rounds([FunctionGroup({}, False, [function])]))
     assert function.samples.is_contended
     assert 1 <= announced.count(rounds.NO_ROW) <= 5
@@ -297,7 +294,7 @@ def test_repetition_stops_if_the_first_cases_remain_contended(monkeypatch: pytes
     functions = [timed_function_of(lambda *args: runs.append(0)) for _ in range(30)]
     for number, function in enumerate(functions):
         function.number = number
-    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), Effort(warmup=0), None, lambda number, row: None)
+    measurer = measurer_of(Effort(warmup=0))
     settled = list(getattr(measurer, reading)([FunctionGroup({}, False, functions)]))
     assert sorted(case[0].number for case in settled) == list(range(30))
     assert all(function.samples.is_contended for function in functions)
@@ -351,7 +348,7 @@ def test_budget_of_a_case_includes_its_preceding_calls() -> None:
     )
     function.places, function.number = [CallPosition(0, (1,), ())], 2
     effort = Effort(warmup=0, iterations=None, precision=1e-9, budget_s=0.1)
-    measurer = Measurer(Stopwatch(DISCRETE, lambda: None, 0.0), effort, None, lambda number, row: None)
+    measurer = measurer_of(effort)
     list(measurer.in_rounds([FunctionGroup({}, False, [function], {1: before})]))
     assert 3 <= len(function.samples) + function.samples.dropped <= 6
     assert function.samples.done(effort) == "budget"
@@ -422,10 +419,8 @@ def test_flush_is_larger_than_the_cache_and_not_timed(monkeypatch: pytest.Monkey
     assert last_cache_bytes("cpu") >= 1 << 18
     flushed: list[int] = []
     monkeypatch.setattr(torch.Tensor, "fill_", lambda self, value: flushed.append(self.numel()) or clock.pass_by(1000))
-    flush = flusher("cpu")
     function = timed_function_of(lambda _: clock.pass_by(7))
-    watch = Stopwatch(DISCRETE, lambda: None, 0.0)
-    list(Measurer(watch, FEW, flush, lambda number, row: None).one_by_one([FunctionGroup({}, False, [function])]))
+    list(measurer_of(FEW, flush=flusher("cpu")).one_by_one([FunctionGroup({}, False, [function])]))
     assert len(flushed) == 4
     assert min(flushed) >= min(2 * last_cache_bytes("cpu"), 512 << 20)
     assert [run.time_ns for run in function.runs] == [7] * 4
