@@ -134,7 +134,7 @@ class Effort:
     )
     budget_s: float = option(
         0.25,
-        "stop timing a case after this time, all work between its runs included (default: %(default)s)",
+        "stop timing a case after this time, including the work between its runs (default: %(default)s)",
         word="budget",
         parse=seconds,
         metavar="SECONDS",
