@@ -5,26 +5,27 @@ It never executes, imports or evaluates anything that the file names.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from opgrip.cli.command import printable
 from opgrip.cli.option_types import Cut
 from opgrip.cli.output_files import Damage
-from opgrip.errors import UserError
+from opgrip.errors import FormatError, UserError, shortened
 from opgrip.traces.codec.call_blocks import CallBlock, block_of, exact_sum, parse_block, record_of
 from opgrip.traces.codec.record_forms import from_json, unknown_fields
 from opgrip.traces.io.archives import unpacked
 from opgrip.traces.io.foreign_files import ForeignFile, Losses, format_of, formats, head_of
-from opgrip.traces.io.refused_files import LISTED, kind_of
+from opgrip.traces.io.json_stream import CutText, TooLong, members
 from opgrip.traces.io.shipped_traces import read_trace_chunks, trace_file
-from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.schema.json_values import LIMIT, UNKNOWN_NAMES, SizeMeter, check_nesting
 from opgrip.traces.schema.records import FORMAT, MAJOR, Calls, End, Header, Record, Signature
 
@@ -253,10 +254,11 @@ class TraceReader:
             )
 
     def _not_a_trace(self, reason: str) -> UserError:
-        kind = kind_of(head_of(self.path).start)
+        kind = _kind_of(head_of(self.path).start)
         if kind is not None:
-            return UserError(f"{self.path} is not a trace, but {kind.what}", kind.hint)
-        return UserError(f"{self.path} is not a trace ({reason})", LISTED)
+            what, hint = kind
+            return UserError(f"{self.path} is not a trace, but {what}", hint)
+        return UserError(f"{self.path} is not a trace ({reason})", _LISTED)
 
 
 def readable_formats() -> list[str]:
@@ -292,3 +294,116 @@ def _parse(line: bytes) -> Any:
     form = json.loads(line, parse_constant=refuse_constant)
     text = json.dumps(form, ensure_ascii=False).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return json.loads(text)
+
+
+_RECORD = "record the program with opcapture"
+_LISTED = "make a trace with opcapture; opgrip trace convert --formats lists which files of other tools are read"
+_EXPORT = "record a run of the model with opcapture; opcapture --model FILE.pt2 runs a program of torch.export"
+_UNPACK = "unpack it, and name a file in it"
+_SHAPES = """replay a row by opreplay --operator aten.mm --inputs '{"self": [M, K], "mat2": [K, N]}'"""
+_RESULTS = "show it by opgrip results show"
+_COLUMN = re.compile(r"[^\W\d][\w .()/%#-]*")
+# maximum number of members or columns that are listed, and maximum number of characters of each
+_NAMES, _NAME_LENGTH = 5, 40
+
+
+# description of files that cannot be read as a trace and advice on them, by a pattern of their first bytes
+_KINDS: Sequence[tuple[re.Pattern[bytes], tuple[str, str]]] = [
+    (re.compile(pattern, re.DOTALL | re.IGNORECASE), (what, hint))
+    for pattern, what, hint in (
+        (rb"version https://git-lfs", "a git LFS pointer to a file that is not here", "get the file by git lfs pull"),
+        (
+            rb"\xff\xfe|\xfe\xff|(?:[\t\n\r -~]\0){4}|(?:\0[\t\n\r -~]){4}",
+            "text in UTF-16",
+            "convert it by iconv -f UTF-16 -t UTF-8",
+        ),
+        (rb"\xef\xbb\xbf", "text with a byte order mark", "remove its first three bytes by tail -c +4"),
+        (
+            rb"PK\x03\x04.{26}(?:[^/\0]{1,200}/(?:models/|data/weights/|data/constants/|archive_format)|"
+            rb"serialized_exported_program|serialized_state_dict)",
+            "a program of torch.export, which must run",
+            "record it by opcapture --model FILE.pt2 -o program.jsonl",
+        ),
+        (rb"PK\x03\x04.*(?:data|constants)\.pkl|\x80\x02\x8a", "a pickle of torch.save, which is never read", _EXPORT),
+        (rb"\x80[\x02-\x05]", "a pickle, which is never read", _EXPORT),
+        (rb"PK\x03\x04", "a zip archive", "end its name in .zip"),
+        (rb".{257}ustar", "a tar archive", "end its name in .tar, or .tar.gz if it is compressed"),
+        (rb"\x1f\x8b", "compressed by gzip", "end its name in .gz"),
+        (rb"\x28\xb5\x2f\xfd", "compressed by zstandard", "end its name in .zst"),
+        (rb"7z\xbc\xaf\x27\x1c", "an archive of 7-Zip", _UNPACK),
+        (rb"Rar!", "a RAR archive", _UNPACK),
+        (rb"\xfd7zXZ", "compressed by xz", "decompress it by xz -d"),
+        (rb"BZh[1-9]1AY", "compressed by bzip2", "decompress it by bzip2 -d"),
+        (
+            rb"PAR1",
+            "a Parquet file without the columns op_name and args of BackendBench",
+            f"{_RECORD}; opgrip results show prints results",
+        ),
+        (rb"SQLite format 3", "an SQLite database, as Nsight Systems exports", _RECORD),
+        (rb"NVR\0", "a report of Nsight Compute", _RECORD),
+        (rb"\x93NUMPY", "an array of NumPy", _RECORD),
+        (rb".{6}\0\0\{\"", "a file of safetensors", _RECORD),
+        (rb"\s*<(?:!doctype html|html)", "an HTML page", "download the file itself"),
+        (rb"\s*<\?xml", "XML", _LISTED),
+        (rb'\s*\{.*"nvbench"\s*:', "a result of nvbench", _RECORD),
+        (rb'\s*\{.*"trace_hash"\s*:', "a result of opreplay", _RESULTS),
+        (rb"(?:\s*#[^\n]*\n)*(?:\s*\w+\s*:[^\n{]*\n)*\s*\w+\s*:?\s*\{\s*\w+\s*[:{]", "a prototxt", _RECORD),
+        (
+            rb"(?:\s*#[^\n]*\n)*\s*(?:import|from) \w[\w.]*(?:\s+import\b| as |\s*\n|,)",
+            "a Python program",
+            "record it with opcapture -- FILE",
+        ),
+    )
+]
+
+
+def _kind_of(start: bytes) -> tuple[str, str] | None:
+    """Return a description of a file's kind and advice on it, from its first bytes; None if the kind is unknown."""
+    kind_by_start = next((kind for pattern, kind in _KINDS if pattern.match(start)), None)
+    return kind_by_start or _kind_of_json(start) or _kind_of_table(start)
+
+
+def _kind_of_json(start: bytes) -> tuple[str, str] | None:
+    text = start.lstrip()
+    # a damaged record of a trace is not a file of another kind
+    if not text.startswith((b"{", b"[")) or re.match(rb'\{\s*"type"', text):
+        return None
+    first, _, rest = text.partition(b"\n")
+    names = list(_members(text))
+    if text.startswith(b"["):
+        return (f"a JSON list of objects with {_named('member', names)}", _LISTED) if names else None
+    with suppress(ValueError, RecursionError):
+        if isinstance(json.loads(first), dict) and rest.lstrip().startswith(b"{"):
+            return (f"JSON lines with {_named('member', names)}", _LISTED)
+    return (f"JSON with {_named('member', names)}", _LISTED) if names else None
+
+
+def _members(text: bytes) -> Iterator[str]:
+    with suppress(FormatError, CutText, TooLong):
+        for name, value in members([text], "", strict=False):
+            if not text.startswith(b"["):
+                yield name
+            elif isinstance(value, dict):
+                yield from value
+                return
+
+
+def _kind_of_table(start: bytes) -> tuple[str, str] | None:
+    lines = start.decode(errors="replace").splitlines()[:2]
+    for separator in (",", "\t", ";"):
+        with suppress(csv.Error):
+            heading, row = (*csv.reader(lines, delimiter=separator), [], [])[:2]
+            if len(row) == len(heading) > 1 and all(_COLUMN.fullmatch(name.strip()) for name in heading):
+                hint = _LISTED
+                if {"M", "N", "K"} <= {name.strip().upper() for name in heading}:
+                    hint = _SHAPES
+                elif "median_us" in heading:
+                    return "a result of opreplay", _RESULTS
+                return (f"a CSV table with {_named('column', heading)}", hint)
+    return None
+
+
+def _named(noun: str, names: Sequence[str]) -> str:
+    shown = ", ".join(printable(shortened(name.strip(), _NAME_LENGTH)) for name in names[:_NAMES])
+    more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+    return f"the {noun}{'s' if len(names) > 1 else ''} {shown}{more}"
