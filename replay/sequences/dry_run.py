@@ -52,9 +52,8 @@ from opgrip.traces.schema.python_objects import children
 from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Signature
 from opgrip.traces.values import ValueModel
 from opgrip.traces.values.boxes import MAX_COLUMNS, Boxes
-from opgrip.traces.values.distribution import Probabilities
 from opgrip.traces.values.exact import Constant, Exact, OneHot
-from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.floats import Floats, Probabilities
 from opgrip.traces.values.progression import Progression
 
 FAR = 1e3  # factor by which floats above 1 may exceed the recorded maximum

@@ -20,9 +20,8 @@ from opgrip.errors import UserError
 from opgrip.traces.schema.arguments import DTYPES, LAYOUTS, MEMORY_FORMATS, GeneratorSpec, TensorSpec
 from opgrip.traces.schema.tensor_specs import plain_name
 from opgrip.traces.values import Drawable, value_models
-from opgrip.traces.values.distribution import DIGITS, PROBABILITIES
 from opgrip.traces.values.exact import Booleans, Constant, OneHot, elements
-from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.floats import DIGITS, PROBABILITIES, Floats
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Progression

@@ -1,26 +1,20 @@
-"""Value model of floating-point tensors: distribution, order, and shares of values that are not plain numbers."""
+"""Value models of floating-point tensors and of probabilities, with distributions of floats."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import drawing as checks
-from opgrip.traces.values.distribution import (
-    PROBABILITIES,
-    SHAPES,
-    Distribution,
-    as_floats,
-    distribution_of,
-    draw_denormals,
-    kinds_of,
-)
-from opgrip.traces.values.drawing import between, exactly, in_runs, runs_of, shuffled
-from opgrip.traces.values.model import PIECES, value_models
+from opgrip.traces.values.drawing import at_quantiles, between, exactly, in_runs, runs_of, shuffled
+from opgrip.traces.values.model import PIECES, ROWS, array_of, every_so_many, value_models
 from opgrip.traces.values.order import Ordered, last_length, order_of
 
 ROUNDS = 8  # maximum number of times that more numbers are drawn because too many were equal
@@ -38,7 +32,7 @@ class Floats(Ordered):
     mean, std, low, high : statistics of the plain elements; 0 if there are none
     zeros, nan, inf, minus_inf, denormals : share of all elements, 0 to 1
     shape : distribution of the plain elements: `normal`, `uniform` or `quantiles`
-    quantiles : quantiles of the plain elements at `distribution.PROBABILITIES`; None for other shapes
+    quantiles : quantiles of the plain elements at `PROBABILITIES`; None for other shapes
     whole : True if all plain elements are integers
     distinct : number of different values, if an operator's output determines it
     zero_runs : number of runs of zeros in row-major order, relative to the number of elements; None without zeros. (The
@@ -171,3 +165,286 @@ class Floats(Ordered):
     @property
     def spread(self) -> Distribution:
         return Distribution(self.mean, self.std, self.low, self.high, self.shape, self.quantiles, self.whole)
+
+
+Floats1D = NDArray[np.floating[Any]]  # real numbers (N,) of four or eight bytes
+
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_NUMPY_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Number of elements of a float tensor that are zero, denormal, nan or infinite."""
+
+    zeros: int
+    denormals: int
+    nan: int
+    inf: int
+    minus_inf: int
+
+    @property
+    def special(self) -> int:
+        return self.zeros + self.denormals + self.nan + self.inf + self.minus_inf
+
+
+def as_floats(tensor: torch.Tensor) -> Floats1D:
+    """Return the elements of a float tensor in row-major order; narrow dtypes are widened without rounding."""
+    wide = tensor if tensor.itemsize > 3 else tensor.float()
+    array: Floats1D = array_of(wide).reshape(-1)
+    return array
+
+
+def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of floats without the sign bit, as integers, which have the order of the absolute values."""
+    integer = _INTEGERS[tensor.itemsize]
+    return tensor.view(integer) & torch.iinfo(integer).max
+
+
+@cache
+def smallest(dtype: torch.dtype) -> int:
+    """Return the bits of a float dtype's smallest positive normal number, as an integer."""
+    return int(torch.tensor(torch.finfo(dtype).tiny, dtype=dtype).view(_INTEGERS[dtype.itemsize]))
+
+
+def kinds_of(values: Floats1D, dtype: torch.dtype) -> Kinds:
+    """Return the numbers of zeros, denormals, nan and infinities among floats that were converted from `dtype`."""
+    bits = _magnitudes(values)
+    low, high = _bounds(dtype, values.dtype.itemsize)
+    zeros = len(values) - int(np.count_nonzero(bits))
+    denormal = nan = inf = minus_inf = 0
+    if len(values) and bits.min() < low:
+        denormal = int(np.count_nonzero(bits < low)) - zeros
+    if len(values) and bits.max() >= high:
+        nan = int(np.count_nonzero(bits > high))
+        infinite = values[bits == high]
+        inf = int(np.count_nonzero(infinite > 0))
+        minus_inf = len(infinite) - inf
+    return Kinds(zeros, denormal, nan, inf, minus_inf)
+
+
+def is_plain(values: Floats1D, dtype: torch.dtype) -> NDArray[np.bool_]:
+    """Return a mask of the elements that are finite and neither zero nor denormal in the original `dtype`."""
+    bits = _magnitudes(values)
+    low, high = _bounds(dtype, values.dtype.itemsize)
+    return (bits >= low) & (bits < high)
+
+
+def draw_denormals(count: int, dtype: torch.dtype, signed: bool, generator: torch.Generator) -> torch.Tensor:
+    integer = _INTEGERS[dtype.itemsize]
+    device = generator.device
+    bits = torch.randint(1, smallest(dtype), (count,), dtype=integer, generator=generator, device=device)
+    if signed:
+        negative = torch.rand(count, generator=generator, device=device) < 0.5
+        bits = torch.where(negative, bits | torch.iinfo(integer).min, bits)
+    return bits.view(dtype)
+
+
+def _magnitudes(values: Floats1D) -> NDArray[Any]:
+    integer = _NUMPY_INTEGERS[values.dtype.itemsize]
+    bits: NDArray[Any] = values.view(integer) & np.iinfo(integer).max
+    return bits
+
+
+@cache
+def _bounds(dtype: torch.dtype, itemsize: int) -> tuple[int, int]:
+    integer = _NUMPY_INTEGERS[itemsize]
+    real = np.float32 if itemsize == 4 else np.float64
+    bounds = np.array([torch.finfo(dtype).tiny, math.inf], dtype=real).view(integer)
+    return int(bounds[0]), int(bounds[1])
+
+
+SHAPES = ("normal", "uniform", "quantiles")
+_TAIL = (0.0, 0.001, 0.005, 0.01, 0.02)
+# probabilities of the quantiles that are kept, denser in the tails
+PROBABILITIES = (*_TAIL, *(at / 20 for at in range(1, 20)), *(1 - at for at in reversed(_TAIL)))
+DIGITS = 9  # number of significant digits that distinguish any two 32-bit floats (IEEE 754-2019, 5.12.2)
+FEW = 1024  # number of plain elements in a sample below which the whole tensor is searched for more
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Distribution of floats within a range; the fields have the same meaning as in the value model `Floats`."""
+
+    mean: float
+    std: float
+    low: float
+    high: float
+    shape: str = "normal"
+    quantiles: list[float] | None = None
+    whole: bool = False
+
+    def draw(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """Return `count` random numbers that are neither zero nor denormal; two of them are the ends of the range."""
+        device = generator.device
+        work = torch.float64 if dtype == torch.float64 else torch.float32
+        if self.shape == "quantiles" and self.quantiles is not None:
+            values = at_quantiles(self.quantiles, PROBABILITIES, count, generator)
+        elif self.shape == "uniform":
+            part = torch.rand(count, dtype=work, generator=generator, device=device)
+            values = part * self.high + (1 - part) * self.low
+        else:
+            values = torch.randn(count, dtype=work, generator=generator, device=device)
+            values = values.mul_(self.std).add_(self.mean)
+        if self.whole:
+            values = values.round()
+        if count > 1:
+            ends = torch.randint(count // 2, (2,), generator=generator, device=device)
+            values[ends[0]], values[ends[1] + count // 2] = float(self.low), float(self.high)
+        limits = torch.finfo(dtype)
+        values = values.clamp_(max(self.low, limits.min), min(max(self.high, limits.min), limits.max)).to(dtype)
+        lost = magnitudes(values) < smallest(dtype)
+        if bool(lost.any()):
+            least = 1.0 if self.whole else float(limits.tiny)
+            values = values.masked_fill_(lost, least if self.high >= least else -least)
+        return values
+
+
+def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled: int) -> Distribution:
+    """Return the distribution of the plain elements, which are finite and neither zero nor denormal; all fields are
+    zero if there are none.
+
+    dtype : original dtype of the values
+    sampled : number of elements that are examined; the range covers all elements
+    """
+    count = len(values) - kinds.special
+    if not count:
+        return Distribution(0.0, 0.0, 0.0, 0.0)
+    part = every_so_many(values, sampled)
+    if kinds.special:
+        part = part[is_plain(part, dtype)]
+        if len(part) < min(count, FEW):
+            part = values[is_plain(values, dtype)][:sampled]
+    ranked = np.sort(part)
+    low, high = _range(values, dtype, ranked, kinds)
+    # the sum or the square of finite numbers can overflow
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = float(ranked.mean(dtype=np.float64))
+        centred = ranked - ranked.dtype.type(mean)
+        std = math.sqrt(float(np.dot(centred, centred)) / len(ranked))
+    mean = mean if math.isfinite(mean) else low / 2 + high / 2
+    std = std if math.isfinite(std) else high / 4 - low / 4
+    last = len(ranked) - 1
+    quantiles = ranked[[round(at * last) for at in PROBABILITIES]].tolist()
+    whole = all(value == math.floor(value) for value in quantiles) and bool((ranked == np.rint(ranked)).all())
+    shape = _shape(quantiles, mean, std, len(ranked))
+    quantiles[0], quantiles[-1] = low, high
+    marks = quantiles if shape == "quantiles" else ()
+    mean, std, low, high, *short_marks = _shortened([mean, std, low, high, *marks], dtype)
+    return Distribution(mean, std, low, high, shape, short_marks or None, whole)
+
+
+def _shortened(values: list[float], dtype: torch.dtype) -> list[float]:
+    if dtype == torch.float64:
+        return values
+    # a number next to the end of the dtype's range could be rounded out of it
+    limits = torch.finfo(dtype)
+    least, most = 2 * limits.tiny, limits.max / 2
+    return [float(f"{value:.{DIGITS}g}") if least < abs(value) < most else value for value in values]
+
+
+def _range(values: Floats1D, dtype: torch.dtype, ranked: Floats1D, kinds: Kinds) -> tuple[float, float]:
+    if len(values) == len(ranked) + kinds.special:
+        plain = ranked[[0, -1]]
+    else:
+        # zeros are counted separately, so a bound of zero does not belong to the plain elements
+        plain = np.where(is_plain(values, dtype), values, ranked[0]) if kinds.special else values
+    return float(plain.min()), float(plain.max())
+
+
+def _shape(quantiles: list[float], mean: float, std: float, count: int) -> str:
+    low, high = quantiles[0], quantiles[-1]
+    # by how much the distribution functions of a sample and of its source differ by chance, plus a margin
+    slack = 0.01 + 1 / math.sqrt(count)
+    if low == high:
+        return "uniform"
+    inner = list(zip(PROBABILITIES, quantiles, strict=True))[1:-1]
+    if 0 < high - low < math.inf and all(abs((at - low) / (high - low) - share) < slack for share, at in inner):
+        return "uniform"
+    scale = std * math.sqrt(2)
+    if scale > 0 and all(abs((1 + math.erf((at - mean) / scale)) / 2 - share) < slack for share, at in inner):
+        return "normal"
+    return "quantiles"
+
+
+TRIED = 1 << 15  # number of elements used to find the spread of the logits
+STEPS = 24
+
+
+@value_models.register("probabilities")
+@dataclass(frozen=True, slots=True)
+class Probabilities:
+    """Value model of rows, along the last dimension, of non-negative numbers that add up to one.
+
+    peak : mean over the rows of the largest probability
+    zeros, denormals : share of all elements, 0 to 1
+    """
+
+    peak: float
+    zeros: float
+    denormals: float = 0.0
+
+    priority: ClassVar[int] = 70
+    examined_part: ClassVar[str] = ROWS
+
+    @classmethod
+    def fit(cls, tensor: torch.Tensor) -> Probabilities | None:
+        if not tensor.dtype.is_floating_point or tensor.itemsize < 2 or tensor.dim() < 1 or tensor.shape[-1] < 2:
+            return None
+        # the sum of rounded numbers has the error of several roundings
+        tolerance = max(8 * torch.finfo(tensor.dtype).eps, 1e-5)
+        first = float(tensor[(0,) * (tensor.dim() - 1)].float().sum())
+        if not abs(first - 1) < tolerance:
+            return None
+        sums = tensor.sum(-1, dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+        if not bool(((sums - 1).abs() < tolerance).all()) or float(tensor.min()) < 0:
+            return None
+        kinds = kinds_of(as_floats(tensor), tensor.dtype)
+        peak = tensor.amax(-1).double().mean().item()
+        return cls(min(1.0, peak), kinds.zeros / tensor.numel(), kinds.denormals / tensor.numel())
+
+    def check(self) -> None:
+        for value in (self.peak, self.zeros, self.denormals):
+            checks.share(value, "a probability")
+        if self.zeros + self.denormals > 1 + 1e-9:
+            shares = f"{self.zeros} and {self.denormals}"
+            raise FormatError(f"zeros and denormals: expected shares with a sum of at most 1, got {shares}")
+
+    def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        length = shape[-1] if shape else 1
+        count, device = torch.Size(shape).numel(), generator.device
+        rows = count // length
+        work = torch.float64 if dtype == torch.float64 else torch.float32
+        logits = torch.randn(rows, length, dtype=work, generator=generator, device=device)
+        places = torch.arange(rows, device=device)
+        small = dtype if dtype.is_floating_point and dtype.itemsize > 1 else torch.float32
+        zeros, denormals = round(self.zeros * count), round(self.denormals * count)
+        lost = exactly(zeros + denormals, count - rows, generator)
+        tops = logits.argmax(-1)
+        free = torch.ones(rows, length, dtype=torch.bool, device=device)
+        free[places, tops] = False
+        lost = free.masked_scatter(free, lost)
+        logits = logits.masked_fill(lost, -math.inf)
+        values = (logits * self._spread(logits, length)).softmax(-1).to(small)
+        # a softmax underflows far below its maximum
+        tiny = torch.finfo(small).tiny
+        values = torch.where(lost, values, values.clamp(min=tiny))
+        if denormals:
+            filled = exactly(denormals, int(torch.count_nonzero(lost)), generator)
+            special = torch.zeros(len(filled), dtype=small, device=device)
+            special[filled] = draw_denormals(int(torch.count_nonzero(filled)), small, False, generator)
+            values[lost] = special
+        return values.to(dtype).reshape(shape)
+
+    def _spread(self, logits: torch.Tensor, length: int) -> float:
+        """Return the factor of normally distributed logits that gives the recorded mean of the largest probability."""
+        part = logits[: max(1, TRIED // length)]
+        low, high = 0.0, 1.0
+        while high < 1e4 and float((part * high).softmax(-1).amax(-1).mean()) < self.peak:
+            low, high = high, 2 * high
+        for _ in range(STEPS):
+            middle = (low + high) / 2
+            # -inf times zero is nan
+            reached = float((part * max(middle, 1e-9)).softmax(-1).amax(-1).mean())
+            low, high = (middle, high) if reached < self.peak else (low, middle)
+        return max(high, 1e-9)

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.traces.values import fit_argument
-from opgrip.traces.values.distribution import Probabilities
 from opgrip.traces.values.exact import Booleans, Constant, OneHot
-from opgrip.traces.values.floats import Floats
+from opgrip.traces.values.floats import Floats, Probabilities
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.model import MOST, pieces, rows_of
 from opgrip.traces.values.order import Permutation
