@@ -21,8 +21,7 @@ from opgrip.capture.signatures.fitting import Fitter, varies_by_values
 from opgrip.capture.signatures.layouts import with_groups
 from opgrip.capture.signatures.signatures import call_key, describe_result
 from opgrip.capture.timing.page_faults import LARGE
-from opgrip.capture.torch_compat.registrations import registered_by
-from opgrip.capture.torch_compat.torch_private import without_functions, without_modes
+from opgrip.capture.torch_compat.torch_private import registered_by, without_functions, without_modes
 from opgrip.errors import one_line, raise_if_from_program
 from opgrip.traces.schema.arguments import Opaque, numbers_of, tensors, with_numbers
 from opgrip.traces.schema.records import EXTENSION, NO_STORAGE, OPERATOR, Observed, Signature

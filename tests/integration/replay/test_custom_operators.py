@@ -11,7 +11,7 @@ import pytest
 import torch
 from programs import run_command, succeed
 
-from opgrip.capture.torch_compat.registrations import registered_by
+from opgrip.capture.torch_compat.torch_private import registered_by
 from opgrip.replay.operators.admission import module_of
 from opgrip.traces import load
 

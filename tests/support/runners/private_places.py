@@ -7,7 +7,7 @@ import platform
 import torch
 
 from opgrip.capture.models.operators import torch_tables
-from opgrip.capture.torch_compat import compiler_private, registrations
+from opgrip.capture.torch_compat import compiler_private
 from opgrip.capture.torch_compat import torch_private as of_capture
 from opgrip.platform import activity_records, precisions
 from opgrip.replay.operators import torch_private as of_replay
@@ -19,7 +19,6 @@ def main() -> None:
         for package, places in (
             ("capture", of_capture.private_places()),
             ("capture", compiler_private.private_places()),
-            ("capture", registrations.private_places()),
             ("capture", torch_tables.private_places()),
             ("both", activity_records.private_places()),
             ("both", precisions.private_places()),

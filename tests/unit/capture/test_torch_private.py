@@ -8,13 +8,13 @@ import pytest
 import torch
 from absent_places import is_declared, load_without_places, private_names
 
-from opgrip.capture.torch_compat import compiler_private, registrations, torch_private
+from opgrip.capture.torch_compat import compiler_private, torch_private
 from opgrip.platform import activity_records
 from opgrip.platform.private_apis import FOUND
 
 MODULES = pytest.mark.parametrize(
     "module",
-    [torch_private, compiler_private, registrations, activity_records],
+    [torch_private, compiler_private, activity_records],
     ids=lambda module: module.__name__,
 )
 
