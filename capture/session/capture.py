@@ -478,6 +478,7 @@ class Capture:
         return self._count().bytes_written
 
     def _choose_file(self) -> None:
+        # a job that starts again must not stop here
         requested_file = self._asked_file
         if self._force or not isinstance(requested_file, Path) or not requested_file.is_file():
             return
