@@ -35,10 +35,9 @@ class CountDifference:
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
     """Return the differences between the operators that torch reports for some steps and a trace of the same steps.
 
-    Torch reports an operator and also the operators that it calls. Only the outer operator is counted if the trace
-    contains it; otherwise the operators that it calls are counted instead. Variants such as `add` and `add_` count
-    together, because torch may choose another variant under a dispatch mode. The printing of tensors is ignored,
-    because torch turns dispatch modes off for it.
+    Torch reports an operator and also those that it calls; the inner ones count only if the trace lacks the outer one.
+    Variants such as `add` and `add_` count together, because torch may choose another one under a dispatch mode.
+    Tensors that are printed are ignored, because torch turns dispatch modes off for it.
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}
@@ -181,10 +180,8 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_made_of_others(event: Any) -> bool:
-    """Return True if an operator itself is not counted, but the operators that it calls are.
-
-    This is so if an operator only calls other operators, or if autocast calls the same operator again inside it with
-    cast arguments.
+    """Return True if only the operators that an operator calls are counted: it does nothing else, or autocast calls it
+    again.
     """
     below = {child.name for child in event.cpu_children}
     return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below

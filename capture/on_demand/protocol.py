@@ -99,11 +99,10 @@ class RecordingRequest:
     """A client's request to record; for fields that are None, the process uses its own settings.
 
     output : pattern for the path of the trace
-    steps, warmup : number of steps to record, and of steps before them that are examined but not recorded
+    warmup : number of steps before the recorded ones that are examined but not recorded
     seconds : time in seconds during which steps to record may begin
     step_module : pattern for the classes of modules whose calls are steps
     wait_s : time in seconds after which the request fails if no step begins
-    options : options of `Capture`, which override the process's settings
     """
 
     output: str | None = None

@@ -33,7 +33,6 @@ class AgentSettings:
     step_module : pattern for classes of modules whose calls are steps; None for the default (see `StepDetector`)
     signal : name of the signal that requests a recording, or None
     at_start : True to record the first steps without a request
-    options : options of `Capture`
     """
 
     name: str

@@ -115,8 +115,8 @@ class ChildFiles:
 class ForkWatch:
     """Calls the function `forked` in every child that the process forks, and `ended` when such a child ends.
 
-    `ended` is not called if the child ends without Python's cleanup, for example by `os._exit` or a signal. A worker of
-    a `multiprocessing.Pool` usually ends in this way, so it calls `between` before it sends the result of a task.
+    A child that ends without Python's cleanup, as by `os._exit`, does not call `ended`. A worker of a
+    `multiprocessing.Pool` usually ends so, and calls `between` before it sends the result of a task.
     """
 
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None], between: Callable[[], None]) -> None:

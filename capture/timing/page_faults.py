@@ -1,13 +1,11 @@
 """Page faults during a call, and calls whose page faults took much longer than usual.
 
-A call whose result is in new pages causes a page fault per 4 kB, which makes a simple operator several times as slow.
-Whether pages are new depends on the memory that the program freed before, so the trace contains the number of faults
-and a replay can reproduce them.
+A result in new pages causes a page fault per 4 kB, which makes a simple operator several times as slow. The trace has
+the number of faults, so that a replay can reproduce them.
 
-A virtual machine may have returned free memory to its host. The first use of such a page then takes up to a hundred
-times as long as a usual page fault, and calls whose kernel time per fault is at least twice the usual time are marked.
-Most kernels count this time in ticks, which are longer than many calls, so it is first evaluated for all calls of a
-block together, and then per signature.
+A virtual machine may have returned free memory to its host; the first use of such a page takes up to a hundred times as
+long. Calls whose kernel time per fault is at least twice the usual one are marked. Most kernels count this time in
+ticks, which are longer than many calls, so it is evaluated for all calls of a block together, and then per signature.
 """
 
 from __future__ import annotations

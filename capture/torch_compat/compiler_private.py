@@ -81,9 +81,9 @@ os.register_at_fork(after_in_child=_renew_flags)
 class OrderlyMode(TorchDispatchMode):
     """A dispatch mode that can be left in any order, and by several threads at once.
 
-    torch keeps flags, shared by all threads, that show whether a mode is on, and a mode that is left resets them to the
-    values from when it was entered. If the first of two modes is left first, the flags stay set for ever, and
-    torch.compile stops compiling. This class restores the flags from before the first mode when the last one is left.
+    A mode that is left resets torch's shared flags to the values from when it was entered. If the first of two modes is
+    left first, they stay set for ever, and torch.compile stops compiling. This class restores the flags from before the
+    first mode when the last one is left.
     """
 
     _entered = 0

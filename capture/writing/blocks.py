@@ -33,9 +33,7 @@ class Blocks:
 
     looks : True to request observations of the values of later calls
 
-    calls : number of calls converted so far, including marks
     marks : number of `record_function` labels, by signature
-    perturbed : number of other calls that are marked as perturbed
     newest : largest storage number in the calls
     is_contended : True if other processes used the processors while the next calls ran
     """

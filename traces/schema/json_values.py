@@ -187,9 +187,7 @@ COLLISIONS = 50
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A limit on the content of a compressed file, which grows with the file's size.
-
-    Traces compress to between a fifth and a tenth of their size.
+    """A limit on the content of a compressed file, which grows with its size; traces compress to a fifth to a tenth.
 
     what : noun for the limited content in error messages
     least : limit for an empty file

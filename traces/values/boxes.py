@@ -73,8 +73,8 @@ def draw_separate_boxes(
 ) -> torch.Tensor:
     """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
 
-    The boxes are arranged in layers, each a grid of boxes of one size. Sides halve from layer to layer, so that a box
-    of one layer has at most a quarter of the area of any box of another, whether a side is x2 - x1 or x2 - x1 + 1.
+    Each layer is a grid of boxes of one size. Sides halve from layer to layer, so that a box has at most a quarter of
+    the area of any box of an earlier one, whether a side is x2 - x1 or x2 - x1 + 1.
 
     low, high : range of x1, y1, width and height; shorter sides are used if the boxes do not fit otherwise
     widths : equidistant quantiles of the width
