@@ -33,9 +33,7 @@ class PairedColumns(Columns):
         "standard error of the natural logarithm of `ratio_p50`; 0.01 is an error of 1 %", hidden=True
     )
     ratio_chance: float | None = column(
-        "probability that chance makes this row slower, or faster, in as many of the paired runs",
-        "1",
-        hidden=True,
+        "probability that chance makes this row slower, or faster, in as many of the paired runs", "1", hidden=True
     )
 
 

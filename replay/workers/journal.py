@@ -29,8 +29,7 @@ def open_journal(
         journal_path(output),
         {**identity(request), MACHINE_KIND: machine_kind},
         Codec(
-            lambda rows: [row.to_plain() for row in rows],
-            lambda record: [Result.from_plain(cells) for cells in record],
+            lambda rows: [row.to_plain() for row in rows], lambda record: [Result.from_plain(cells) for cells in record]
         ),
         resume,
         force,

@@ -134,11 +134,7 @@ class Worker:
                     raise UserError("the process that runs the cases cannot continue", received.reason)
 
     def _blame(
-        self,
-        ended: Ended,
-        remaining: Mapping[int, Case],
-        without: list[int],
-        cached: dict[int, dict[int, Result]],
+        self, ended: Ended, remaining: Mapping[int, Case], without: list[int], cached: dict[int, dict[int, Result]]
     ) -> bool:
         """Put the reason of the end into the rows of the case that ran; return False if none ran."""
         workload, case = self._workload, remaining.get(ended.item)

@@ -109,10 +109,7 @@ def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
         (["t.jsonl", "--iterations", "0"], "argument --iterations: '0' is not an integer of at least 1"),
         (["t.jsonl", "--top", "many"], "argument --top"),
         (["t.jsonl", "--top", "-1"], "argument --top: '-1' is not an integer of at least 1"),
-        (
-            ["t.jsonl", "--memory-limit", "8"],
-            "'8' is 8 bytes, but at least 1 MiB is needed: add a unit, as in 8GB",
-        ),
+        (["t.jsonl", "--memory-limit", "8"], "'8' is 8 bytes, but at least 1 MiB is needed: add a unit, as in 8GB"),
         (["t.jsonl", "--start", "9"], "no case is left from --start 9: the file has "),
         (["t.jsonl", "-o", "/proc/results.json"], "error: /proc/results.json cannot be written: "),
         (["t.jsonl", "-o", "results.xls"], "results.xls has no known suffix: end its name in .csv, .json, .md"),

@@ -22,17 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from opgrip.display.figures import write_figure
 from opgrip.errors import UserError
 from opgrip.platform import peaks
-from opgrip.platform.peaks import (
-    TF32,
-    Level,
-    Peaks,
-    caches,
-    from_json,
-    keep,
-    peaks_path,
-    read_cached_peaks,
-    to_json,
-)
+from opgrip.platform.peaks import TF32, Level, Peaks, caches, from_json, keep, peaks_path, read_cached_peaks, to_json
 from opgrip.platform.precisions import is_tf32
 from opgrip.replay import load_results, replay
 from opgrip.replay.analyses.roofline import BOUNDS, LimitColumns, dtype_of, limit_of, measuring, nearness, with_limits

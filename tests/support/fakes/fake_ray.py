@@ -81,7 +81,7 @@ class FakeRay:
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=RayTaskError)
     util = SimpleNamespace(
-        scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda name, soft: name),
+        scheduling_strategies=SimpleNamespace(NodeAffinitySchedulingStrategy=lambda name, soft: name)
     )
 
     def alive(self) -> list[Worker]:
