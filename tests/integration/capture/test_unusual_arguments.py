@@ -133,7 +133,8 @@ def test_tensor_subclasses_replay_as_plain_tensors(tmp_path: Path, mode: str) ->
     trace = captured(tmp_path, use_logged, **MODES[mode])
     specs = [leaf for item in trace.signatures for leaf in item.args if isinstance(leaf, TensorSpec)]
     assert {spec.cls for spec in specs} == {None}
-    assert all(spec.values is not None for spec in specs)
+    # a private trace has no values
+    assert {spec.values is None for spec in specs} == {mode == "private"}
     assert_replays(trace)
 
 
