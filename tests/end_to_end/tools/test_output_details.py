@@ -15,8 +15,6 @@ from made_runs import make_row
 from programs import refusal, run_command, succeed
 
 from opgrip.capture import Capture
-from opgrip.capture.on_demand.client import find_processes
-from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.outcome import read_run, write_results
 from opgrip.replay.reports.results_table import print_results
@@ -99,11 +97,6 @@ def test_trimmed_trace_is_counted_as_in_trace_info(tmp_path: Path) -> None:
     trimmed = run_command("opgrip", "trace", "trim", "t.jsonl", "-o", "p.jsonl", "--op", "aten.*", cwd=tmp_path)
     assert re.search(r"calls +2\b", info)
     assert "2 of 2 calls, 2 of 2 signatures" in trimmed.stderr
-
-
-def test_process_that_cannot_be_asked_is_named() -> None:
-    with pytest.raises(UserError, match=r"^process 999999999 does not accept requests to record"):
-        find_processes("999999999")
 
 
 def test_missing_operators_are_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
