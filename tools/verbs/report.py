@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,7 +135,7 @@ def run_report(args: argparse.Namespace) -> int:
     page = make_page(runs, traces, title, corpus, args.gate or GATES)
     with whole_file(args.output, args.force) as file:
         file.write(page.encode(errors="backslashreplace"))
-    print(f"{args.prog}: wrote {len(page) / 1e6:,.1f} MB to {args.output}", file=sys.stderr)
+    report_output(args, f"{len(page) / 1e6:,.1f} MB")
     return 0
 
 

@@ -16,7 +16,7 @@ from opgrip.cli.output_files import check_output
 from opgrip.cli.progress import Reporter
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
     from opgrip.samples import Sample
@@ -111,8 +111,7 @@ def run_longtail(args: argparse.Namespace) -> int:
     print_longtail(longtail, args.top, sys.stdout)
     if args.output is not None:
         write_rows(longtail, args.output, args.force)
-        written = counted(len(longtail.functions), "function")
-        print(f"opgrip longtail: wrote {written} to {args.output}", file=sys.stderr)
+        report_output(args, counted(len(longtail.functions), "function"))
     return 0
 
 

@@ -16,7 +16,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_output, verb
+from opgrip.tools.verbs import add_output, report_output, verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +53,7 @@ def run_graph(args: argparse.Namespace) -> int:
     if args.output is not None:
         with whole_file(args.output, args.force) as file:
             file.writelines(f"{line}\n".encode() for line in as_json(flow, facts))
-        print(f"opgrip trace graph: wrote {counted(facts.calls, 'call')} to {args.output}", file=sys.stderr)
+        report_output(args, counted(facts.calls, "call"))
     for line in _lines(facts):
         print(line, file=sys.stdout)
     return 0
@@ -210,7 +210,7 @@ def run_ranks(args: argparse.Namespace) -> int:
             write_text(waits.ranks.to_csv(index=False), args.output, args.force)
         else:
             write_json(waits.as_json(), args.output, args.force)
-        print(f"{args.prog}: wrote {counted(len(waits.ranks), 'rank')} to {args.output}", file=sys.stderr)
+        report_output(args, counted(len(waits.ranks), "rank"))
     if args.json:
         print(json.dumps(waits.as_json(), indent=1))
         return 0

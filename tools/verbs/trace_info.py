@@ -19,7 +19,7 @@ from opgrip.cli.progress import Reporter
 from opgrip.cli.terminal import print_line
 from opgrip.display.tables import TableColumn, print_table
 from opgrip.errors import UserError
-from opgrip.tools.verbs import add_capture, add_output, verb
+from opgrip.tools.verbs import add_capture, add_output, report_output, verb
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,8 +88,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(columns, list(table.head(args.top).itertuples()), sys.stdout, title)
     if args.output is not None:
         _write(summaries, args.output, args.force)
-        rows = sum(map(len, summaries.values()))
-        print(f"{args.prog}: wrote {counted(rows, 'row')} to {args.output}", file=sys.stderr)
+        report_output(args, counted(sum(map(len, summaries.values())), "row"))
     return 0
 
 
