@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from forks import can_fork, run_forked
 from torch import nn
@@ -21,6 +24,7 @@ from opgrip.traces import Trace, load
 ROOT = Path(__file__).resolve().parents[3]
 # PYTHONPATH of the folders of shared test modules
 SUPPORT_PATH = os.pathsep.join(str(folder) for folder in sorted(Path(__file__).resolve().parents[1].iterdir()))
+MODULES = {"opreplay": "opgrip.replay.command.opreplay", "opgrip": "opgrip.tools.opgrip"}
 SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl"))
 
 
@@ -49,11 +53,26 @@ def succeed(name: str, *args: object, **options: Any) -> subprocess.CompletedPro
 
 
 def refusal(name: str, *args: object, in_one_line: bool = False, **options: Any) -> str:
-    """Return what a command writes to standard error, which must end with exit status 2."""
-    done = run_command(name, *args, **options)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert not in_one_line or done.stderr.count("\n") == 1, done.stderr
-    return done.stderr
+    """Return what a command writes to standard error, which must end with exit status 2.
+
+    `opreplay` and `opgrip` run in this process if `options` has at most `cwd`: they refuse before they change anything.
+    """
+    if name == "opcapture" or options.keys() - {"cwd"}:
+        done = run_command(name, *args, **options)
+        status, output, errors = done.returncode, done.stdout, done.stderr
+    else:
+        texts = io.StringIO(), io.StringIO()
+        main = import_module(MODULES[name]).main
+        with redirect_stdout(texts[0]), redirect_stderr(texts[1]), pytest.MonkeyPatch.context() as patch:
+            patch.chdir(options.get("cwd") or Path.cwd())
+            try:
+                status = main(list(map(str, args)))
+            except SystemExit as error:
+                status = error.code
+        output, errors = (text.getvalue() for text in texts)
+    assert status == 2, output + errors
+    assert not in_one_line or errors.count("\n") == 1, errors
+    return errors
 
 
 def run_python(
