@@ -275,7 +275,9 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
         if bool(is_special(ours).any()) and not bool(is_special(theirs).any()):
             return f"{name}, but the reference has numbers"
     ours, theirs = ours.nan_to_num(torch.inf, torch.inf), theirs.nan_to_num(torch.inf, torch.inf)
-    if _same_numbers(runs) and not torch.equal(_sorted(actual), _sorted(runs[0])):
+    first = _sorted(runs[0])
+    has_same_numbers = all(torch.equal(_sorted(run), first) for run in runs[1:])
+    if has_same_numbers and not torch.equal(_sorted(actual), first):
         return "not a permutation of the reference's output"
     if _constant(ours, theirs):
         return "the same number in all elements, although the reference's elements differ"
@@ -299,11 +301,6 @@ def _real(result: Plain) -> Tensor:
 
 def _sorted(result: Plain) -> Tensor:
     return (torch.view_as_real(result.values) if result.values.is_complex() else result.values).flatten().sort().values
-
-
-def _same_numbers(runs: Sequence[Plain]) -> bool:
-    first = _sorted(runs[0])
-    return all(torch.equal(_sorted(run), first) for run in runs[1:])
 
 
 def _constant(ours: Tensor, theirs: Tensor) -> bool:

@@ -381,7 +381,8 @@ def truths_of(
     Arguments that share memory must not be written, because their float64 copies share none.
     """
     first = make_arguments()
-    if mutates and _share_memory(tensors_of(first)):
+    strided = [tensor for tensor in tensors_of(first) if tensor.layout is torch.strided]
+    if mutates and len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided):
         # copies in another dtype no longer share memory
         return None
     mode = _InFloat64()
@@ -446,8 +447,3 @@ def _raised(arguments: Arguments, disturbance: int | None = None, tf32: bool = F
 
     args, kwargs = arguments
     return map_leaves(raised, args), map_leaves(raised, kwargs)
-
-
-def _share_memory(tensors: list[Tensor]) -> bool:
-    strided = [tensor for tensor in tensors if tensor.layout is torch.strided]
-    return len({tensor.untyped_storage()._cdata for tensor in strided}) < len(strided)

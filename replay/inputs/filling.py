@@ -113,7 +113,8 @@ def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generato
     """
     if 0 in tensor.shape:
         return
-    once = _without_repeats(tensor)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    once = tensor.as_strided([1 if step == 0 else size for size, step in steps], tensor.stride())
     if prod(tensor.shape) <= FEW:
         # values may be recorded for each element, not for each location in memory
         drawn = draw(tuple(tensor.shape), drawn_as, model, generator)
@@ -178,12 +179,6 @@ def narrowed(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return values.to(dtype)
 
 
-def _without_repeats(tensor: torch.Tensor) -> torch.Tensor:
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    shape = [1 if step == 0 else size for size, step in steps]
-    return tensor.as_strided(shape, tensor.stride())
-
-
 def _has_windows(tensor: torch.Tensor) -> bool:
     reach = 0
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
@@ -222,14 +217,11 @@ class Stored:
 
     def _fitting(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
         once = [1 if dimension in self.repeated else size for dimension, size in enumerate(shape)]
-        values = self._read(dtype)
-        return None if values is None or values.numel() != prod(once) else values.reshape(once)
-
-    def _read(self, dtype: torch.dtype) -> torch.Tensor | None:
         try:
-            return from_stored(self.file.read(self.key), dtype)
+            values = from_stored(self.file.read(self.key), dtype)
         except UserError:
             return None
+        return None if values is None or values.numel() != prod(once) else values.reshape(once)
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:

@@ -50,16 +50,15 @@ def as_graph(task: Task) -> Program:
             graphs[place] = _capture(task, arguments)
         return (graphs[place],), {}
 
-    return Program(_run, enter, _leave, in_place=True, memory=memory)
+    def leave(captured: _Captured) -> RunOutputs:
+        return captured.call.leave(captured.results)
+
+    return Program(_run, enter, leave, in_place=True, memory=memory)
 
 
 def _run(captured: _Captured) -> _Captured:
     captured.graph.replay()
     return captured
-
-
-def _leave(captured: _Captured) -> RunOutputs:
-    return captured.call.leave(captured.results)
 
 
 def _call_of(task: Task, arguments: Arguments) -> TensorCall:

@@ -148,15 +148,11 @@ def _tuned(module: Any, task: Task, target: Any) -> Any:
             folder = Path(stack.enter_context(TemporaryDirectory()))
         else:
             folder = task.store / f"tvm-{target.attrs.get('mcpu', '')}-{task.threads}-{tuner}"
-        if _trials_in(folder) < task.tuning.trials:
+        done = folder / DONE
+        if not done.exists() or int(done.read_text()) < task.tuning.trials:
             _search(module, task, target, tuner, folder)
         database = meta_schedule.database.JSONDatabase(work_dir=str(folder))
         return meta_schedule.relax_integration.compile_relax(database, module, target, None)
-
-
-def _trials_in(folder: Path) -> int:
-    done = folder / DONE
-    return int(done.read_text()) if done.exists() else 0
 
 
 def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> None:

@@ -487,17 +487,12 @@ def _moved_of(call: OperatorCall, name: str, tensor: torch.Tensor, written: bool
             return touched * (2 if call.name in ADDS or call.values.get("accumulate") else 1)
         return 2 * whole
     if GATHERS.get(call.name) == name:
-        result_elements = sum(out.numel() for out in call.outs) or _elements_of_results(call)
+        others = [other.numel() for argument, other in _arguments(call) if argument != name]
+        result_elements = sum(out.numel() for out in call.outs) or max(others, default=0)
         return min(whole, result_elements * tensor.element_size())
     operator = call.name.removeprefix("aten.")
     reads_nothing = name == "self" and (operator.endswith("_like") or operator.startswith("new_"))
     return 0 if reads_nothing else whole
-
-
-def _elements_of_results(call: OperatorCall) -> int:
-    source = GATHERS[call.name]
-    others = [tensor.numel() for name, tensor in _arguments(call) if name != source]
-    return max(others, default=0)
 
 
 def _memory(tensor: torch.Tensor) -> int:

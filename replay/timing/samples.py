@@ -96,7 +96,8 @@ class Samples:
         self.contended.clear()
 
     def lacks_quiet_runs(self, effort: Effort) -> bool:
-        return bool(self.contended) and len(self) < _least(effort)
+        least = LEAST if effort.iterations is None else min(LEAST, effort.iterations)
+        return bool(self.contended) and len(self) < least
 
     def quantile_us(self, share: float) -> float:
         """Return the time in us within which the given share of the program's calls ends (0.5 for the median)."""
@@ -187,10 +188,6 @@ class Samples:
     def _select_strata(self) -> list[Hashable]:
         timed_strata = [stratum for stratum, times in self.times.items() if times]
         return [stratum for stratum in timed_strata if self.shares[stratum]] or timed_strata
-
-
-def _least(effort: Effort) -> int:
-    return LEAST if effort.iterations is None else min(LEAST, effort.iterations)
 
 
 def trim(weights: Sequence[float]) -> list[float]:
