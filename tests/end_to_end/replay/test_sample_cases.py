@@ -30,6 +30,8 @@ def test_sample_runs_in_each_configuration(tmp_path: Path) -> None:
     assert set(rows["op"]) == {"bbox2delta"}
     assert set(rows["status"]) == {"ok"}
     assert set(rows["cache"]) == {"warm"}
+    words = ("sample:bbox2delta", *FAST, "--mode", "jit", "-o", tmp_path / "rows.json", "--resume")
+    assert "is complete" in run_command("opreplay", *words).stderr
 
 
 def test_jax_implementation_of_a_sample_is_a_mode(tmp_path: Path) -> None:
@@ -60,14 +62,6 @@ def test_calls_of_a_trace_have_no_jax_implementation(tiny_trace: Path, tmp_path:
 def test_incompatible_sample_options_are_reported_in_one_line(words: str, message: str) -> None:
     error = refusal("opreplay", *words.split(), in_one_line=True)
     assert error.startswith(f"opreplay: error: {message}")
-
-
-@pytest.mark.slow
-def test_interrupted_replay_of_samples_resumes(tmp_path: Path) -> None:
-    output = tmp_path / "rows.json"
-    rows_of(output, "sample:bbox2delta", *FAST)
-    done = run_command("opreplay", "sample:bbox2delta", *FAST, "-o", output, "--resume")
-    assert "is complete" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +101,7 @@ def test_samples_means_shipped_samples_plus_those_of_the_folder(
     folder_of_samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder_of_samples)
-    with pytest.warns(
-        UserWarning,
-        match="contains 1 sample, which run in addition",
-    ):
+    with pytest.warns(UserWarning, match="contains 1 sample, which run in addition"):
         cases = sample_cases("samples", ["nms"])
     assert len(cases) == len(samples()["nms"].configurations) + 1
 
