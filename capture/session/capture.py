@@ -384,7 +384,10 @@ class Capture:
             flusher.prepare()
             try:
                 if self._max_overhead is not None:
-                    self._recorder.budget = Budget(self._max_overhead, lambda: self._recorder.observations.spent_ns)
+                    recorder = self._recorder
+                    recorder.budget = Budget(
+                        self._max_overhead, lambda: recorder.observations.spent_ns, lambda: recorder.threads.waiting
+                    )
                 if self._flights is not None:
                     self._flights.begin()
             except BaseException:

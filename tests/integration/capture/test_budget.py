@@ -48,7 +48,7 @@ def small_model() -> nn.Module:
 
 def test_budget_recovers_over_time_up_to_the_initial_burst(spend: Callable[[float], None]) -> None:
     now_ns = 0
-    budget = Budget(SHARE, lambda: 0, lambda: now_ns)
+    budget = Budget(SHARE, lambda: 0, lambda: 0, lambda: now_ns)
     assert not budget.leaves_out_step()
     spend(1.1)
     assert [budget.leaves_out_step() for _ in range(5)] == [True] * 5
