@@ -110,9 +110,7 @@ _has_kernel: Callable[[str, str], bool] = _places.take(
 
 
 def is_composite(func: Any) -> bool:
-    """Return True if an operator calls others and has no kernel of its own, or if this version of torch does not
-    tell.
-    """
+    """Return True if an operator only calls others, or if this version of torch does not report it."""
     return _has_kernel(func.name(), "CompositeImplicitAutograd")
 
 

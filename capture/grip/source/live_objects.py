@@ -286,7 +286,7 @@ class Mentioned:
 
 
 class Everything(Mentioned):
-    """Stands for code that reads every attribute."""
+    """Names that code reads if it reads every attribute."""
 
     def __init__(self) -> None:
         super().__init__([Mention(".*", AttributeOwner.ANY)])

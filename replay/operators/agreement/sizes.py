@@ -298,7 +298,7 @@ class _Names(dict[str, Any]):
         return eval(expression, {"__builtins__": {}}, self)
 
     def expected_shape(self, pattern: str, shape: tuple[int, ...]) -> object:
-        """Return the shape that a pattern requires, whose new names stand for sizes of `shape` from now on."""
+        """Return the shape that a pattern requires, whose new names are sizes of `shape` from now on."""
         sizes: list[Any] = []
         for word in pattern.split():
             name = word.removeprefix("*")

@@ -48,7 +48,7 @@ SHAPING_FLOATS = ("scale_factors",)  # arguments whose floats decide the size of
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where in a record a value is, and what decides how it is redacted.
+    """Position of a value in a record, with the facts that decide how it is redacted.
 
     field : field of the record, such as `signature.args`
     argument : name of the operator's argument

@@ -31,7 +31,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentDraw:
-    """What a generator needs to make the arguments of one case.
+    """Inputs of a generator that makes the arguments of one case.
 
     chance : random number generator of the case, whose numbers do not depend on the other cases
     number_of : function that registers a value model and returns its number for `TensorSpec`
