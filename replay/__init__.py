@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from opgrip.cli.plugins import lazy_names
 
 if TYPE_CHECKING:
+    from opgrip.replay.command.benchmark import Judgement as Judgement
     from opgrip.replay.command.benchmark import benchmark as benchmark
-    from opgrip.replay.command.judge import Judgement as Judgement
-    from opgrip.replay.command.judge import judge as judge
+    from opgrip.replay.command.benchmark import judge as judge
     from opgrip.replay.command.replay import replay as replay
     from opgrip.replay.comparison.comparison import Comparison as Comparison
     from opgrip.replay.comparison.comparison import compare as compare
@@ -21,12 +21,12 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Comparison": "opgrip.replay.comparison.comparison",
-        "Judgement": "opgrip.replay.command.judge",
+        "Judgement": "opgrip.replay.command.benchmark",
         "Result": "opgrip.replay.results.results",
         "Results": "opgrip.replay.outcome",
         "benchmark": "opgrip.replay.command.benchmark",
         "compare": "opgrip.replay.comparison.comparison",
-        "judge": "opgrip.replay.command.judge",
+        "judge": "opgrip.replay.command.benchmark",
         "load_results": "opgrip.replay.reports.cells",
         "replay": "opgrip.replay.command.replay",
     },

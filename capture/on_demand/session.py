@@ -2,33 +2,378 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
-from time import monotonic
+from time import monotonic, perf_counter_ns
+from types import FrameType
 from typing import Any
+from weakref import ref
 
+import torch
+from torch import nn
 from torch.profiler import record_function
 
 from opgrip.capture.hooks.compiled import CompiledWatch
 from opgrip.capture.hooks.scopes import ThreadWatch
+from opgrip.capture.on_demand.agent import marks
 from opgrip.capture.on_demand.protocol import RecordingRequest
-from opgrip.capture.on_demand.recorded_steps import Extent, StepDetector, StepRecording
 from opgrip.capture.on_demand.settings import AgentSettings, check_pattern, recording_path
 from opgrip.capture.program.capture_choices import EVENTS
 from opgrip.capture.program.environment import describe_autocast
+from opgrip.capture.program.patches import Patches
 from opgrip.capture.program.processes import unused
 from opgrip.capture.recording.thread_mode import ThreadMode
 from opgrip.capture.session.capture import Capture
 from opgrip.capture.session.graph_keeper import GraphKeeper
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
-from opgrip.capture.torch_compat.torch_private import innermost_mode, load_private
+from opgrip.capture.torch_compat.torch_private import MODULE_CALLS, innermost_mode, load_private
+from opgrip.cli.command import STEP
 from opgrip.cli.output_files import give_name
-from opgrip.errors import ExistingFileError
+from opgrip.errors import ExistingFileError, one_line, raise_if_from_program
 from opgrip.traces.values import value_models
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The steps that a recording on demand includes.
+
+    steps : number of recorded steps; None for all steps that begin within `seconds`
+    seconds : time in seconds after the start of the first step during which more steps may begin
+    warmup : number of steps before the recorded ones in which the capture examines signatures without recording calls
+    """
+
+    steps: int | None = 3
+    seconds: float | None = None
+    warmup: int = 1
+
+
+class ThreadLife:
+    """Object in a thread's local storage that identifies the thread, whose number may be reused, and ends with it."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.life = ThreadLife()
+
+
+this_thread = _Here()
+
+
+class StepRecording:
+    """Decides which steps are recorded, and records each in the thread that runs it. Errors do not reach the program.
+
+    steps : number of recorded steps that have ended
+    cut : number of steps that were unfinished when the recording or their thread ended
+    refused : number of steps that could not be recorded, by reason
+    done : event that is set when nothing more will be recorded
+    first_call_ns : start of the first recorded step, by `perf_counter_ns`
+    """
+
+    def __init__(self, capture: StepCapture, extent: Extent) -> None:
+        self.capture = capture
+        self.extent = extent
+        self.steps = self.cut = 0
+        self.refused: Counter[str] = Counter()
+        self.done = threading.Event()
+        self.first_call_ns: int | None = None
+        self._lock = threading.Lock()
+        self._learned = self._begun = 0
+        self._running: dict[int, tuple[ThreadStep, ref[ThreadLife]]] = {}
+        self._learning = extent.warmup > 0
+        self._until: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._learned or self._begun or self._running)
+
+    def begin_step(self, nested: bool) -> ThreadStep | None:
+        """Record this thread until `end_step` is called, and return the step; return None if it is not recorded.
+
+        nested : True if the step is one call of a module, which always ends before a dispatch mode that was on when it
+            began. If False, the step is refused while a dispatch mode of the program is on
+        """
+        try:
+            with self._lock:
+                if not self._is_wanted():
+                    self.capture.pass_step()
+                    return None
+                if self.capture.leaves_out_step():
+                    return None
+                label = None if self._learning else f"{STEP} {self._begun + 1}"
+                step = self.capture.enter_step(nested, label)
+                self._running[id(step)] = step, ref(this_thread.life)
+                if self._learning:
+                    return step
+                self._begun += 1
+                self.first_call_ns = self.first_call_ns or perf_counter_ns()
+                if self._until is None and self.extent.seconds is not None:
+                    self._until = monotonic() + self.extent.seconds
+                return step
+        except Exception as error:
+            raise_if_from_program(error)
+            self.refused[one_line(error)] += 1
+            return None
+
+    def end_step(self, step: ThreadStep) -> bool:
+        """Stop recording the thread of `step`; return False if that is not possible yet and must be tried again
+        later.
+        """
+        try:
+            is_left = self.capture.leave_step(step)
+        except Exception as error:
+            raise_if_from_program(error)
+            self.refused[one_line(error)] += 1
+            is_left = True
+        finally:
+            with self._lock:
+                if self._running.pop(id(step), None) is not None and not self.done.is_set():
+                    self._learned += self._learning
+                    self.steps += not self._learning
+                    self._check_end()
+        return is_left
+
+    def end(self) -> None:
+        """Let no more steps begin, and count unfinished steps as cut."""
+        with self._lock:
+            if not self.done.is_set() and not self._learning:
+                self.cut += len(self._running)
+            self.done.set()
+
+    def end_when_idle(self) -> None:
+        """Let no more steps begin, and end the recording when all unfinished steps have ended."""
+        with self._lock:
+            self._until = monotonic()
+            self._check_end()
+
+    def look(self) -> None:
+        """Count unfinished steps of threads that have ended as cut, and end the recording if its time is over and no
+        step is unfinished.
+        """
+        with self._lock:
+            for number in [number for number, (_, life) in self._running.items() if life() is None]:
+                del self._running[number]
+                self._learned += self._learning
+                self.cut += not self._learning
+            self._check_end()
+
+    def abandon(self) -> None:
+        """Stop in a forked process, where locks may be held by threads that no longer exist."""
+        self._lock = threading.Lock()
+        self.done = threading.Event()
+        self.done.set()
+
+    def _is_wanted(self) -> bool:
+        if self.done.is_set():
+            return False
+        if self._learning and self._learned + len(self._running) >= self.extent.warmup:
+            if self._running:
+                return False
+            self._learning = False
+            self.capture.set_learning(False)
+        if self._until is not None and monotonic() >= self._until:
+            self._check_end()
+            return False
+        return self._learning or self.extent.steps is None or self._begun < self.extent.steps
+
+    def _check_end(self) -> None:
+        """End the recording if it has enough steps or its time is over. The caller must hold the lock."""
+        enough = self.extent.steps is not None and self.steps + self.cut >= self.extent.steps
+        over = self._until is not None and monotonic() >= self._until
+        if (enough or over) and not self._running:
+            self.done.set()
+
+
+class _MarkingThread(threading.local):
+    step: ThreadStep | None = None
+    # an ended step whose dispatch mode could not be removed yet, because a mode of the program is on top of it
+    left_on: ThreadStep | None = None
+
+
+class ProgramSteps:
+    """Detects steps that last from one call of `opgrip.capture.step()` of a thread to its next.
+
+    After `leave`, it continues until each thread has called it, because only a thread itself can remove its dispatch
+    mode.
+    """
+
+    def __init__(self, recording: StepRecording) -> None:
+        self.recording = recording
+        self._here = _MarkingThread()
+        # no lock: in a fork, lives of other threads end in the child before it could create a new lock
+        self._steps: dict[ref[ThreadLife], ThreadStep | None] = {}
+        self._pid = os.getpid()
+        self._is_left = False
+        # keep one object: each access to a bound method creates a new one
+        self._listener = self.pass_boundary
+
+    def enter(self) -> None:
+        marks.listeners += (self._listener,)
+
+    def leave(self) -> None:
+        self._is_left = True
+        self._close_if_over()
+
+    def pass_boundary(self) -> None:
+        """End this thread's step and begin the next one."""
+        here, recording = self._here, self.recording
+        if here.left_on is not None and recording.capture.leave_step(here.left_on):
+            here.left_on = None
+        if here.step is not None:
+            step, here.step = here.step, None
+            if not recording.end_step(step):
+                here.left_on = step
+        if here.left_on is None:
+            life = ref(this_thread.life, self._end_thread)
+            # before checking for the end, so that the last thread to leave sees it
+            self._steps[life] = None
+            if not self._is_left:
+                here.step = self._steps[life] = recording.begin_step(nested=False)
+            if here.step is None:
+                self._end_thread(life)
+
+    def _end_thread(self, life: ref[ThreadLife]) -> None:
+        step = self._steps.pop(life, None)
+        # a forked process has no lock for it yet, and no other threads to count
+        if step is not None and os.getpid() == self._pid:
+            step.mode.forget()
+        self._close_if_over()
+
+    def _close_if_over(self) -> None:
+        if self._is_left and not self._steps:
+            marks.listeners = tuple(item for item in marks.listeners if item is not self._listener)
+
+
+# reasons why calls of modules are not steps
+INSIDE, OTHER = "inside a call that began before", "of other classes"
+MOST_NAMES = 3  # maximum number of module classes that are named for each reason
+
+
+class _CallingThread(threading.local):
+    # True during a call of a module that could be a step
+    in_call = False
+
+
+class ModuleSteps:
+    """Detects outermost calls of modules as steps, or outermost calls of modules whose class matches a pattern.
+
+    passed : names of classes of modules whose calls were not steps, by reason
+    trains : True if a step was a call of a module in training mode
+    """
+
+    def __init__(self, recording: StepRecording, pattern: str | None) -> None:
+        self.recording = recording
+        self.passed: dict[str, list[str]] = {}
+        self.trains = False
+        self._here = _CallingThread()
+        self._pattern = pattern
+        self._patches = Patches()
+
+    def enter(self) -> None:
+        # torch warns about hooks on all modules when it compiles one
+        self._patches.replace(nn.Module, "__call__", self._watching)
+
+    def leave(self) -> None:
+        self._patches.undo()
+
+    def _watching(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        here, recording, is_traced = self._here, self.recording, torch.compiler.is_dynamo_compiling
+
+        def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_traced() or here.in_call or recording.done.is_set() or not self._matches(module):
+                return original(module, *args, **kwargs)
+            step = recording.begin_step(nested=True) if self._is_outermost(module) else None
+            self.trains |= step is not None and module.training and torch.is_grad_enabled()
+            here.in_call = True
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                here.in_call = False
+                if step is not None:
+                    recording.end_step(step)
+
+        return functools.wraps(original)(watched)
+
+    def _matches(self, module: nn.Module) -> bool:
+        if self._pattern is None:
+            return True
+        kind = type(module)
+        names = kind.__name__, f"{kind.__module__}.{kind.__qualname__}"
+        return any(fnmatchcase(name, self._pattern) for name in names) or self._pass(OTHER, module)
+
+    def _is_outermost(self, module: nn.Module) -> bool:
+        try:
+            return not self._is_inside_module() or self._pass(INSIDE, module)
+        except Exception as error:
+            raise_if_from_program(error)
+            return False
+
+    def _pass(self, reason: str, module: nn.Module) -> bool:
+        names, name = self.passed.setdefault(reason, []), type(module).__name__
+        if len(names) < MOST_NAMES and name not in names:
+            names.append(name)
+        return False
+
+    def _is_inside_module(self) -> bool:
+        frame: FrameType | None = sys._getframe(3)
+        while frame is not None:
+            if frame.f_code in MODULE_CALLS:
+                if self._pattern is None:
+                    return True
+                outer = frame.f_locals.get("self")
+                if isinstance(outer, nn.Module) and self._matches(outer):
+                    return True
+            frame = frame.f_back
+        return False
+
+
+class StepDetector:
+    """The steps of a recording: calls of modules that match `step_module`, if it is given; else what the program marks
+    with `opgrip.capture.step`, if it does; else outermost calls of modules.
+    """
+
+    def __init__(self, recording: StepRecording, step_module: str | None) -> None:
+        self._recording, self._step_module = recording, step_module
+        self._modules: ModuleSteps | None = None
+        self.source: ProgramSteps | ModuleSteps
+        if step_module is None and marks.steps:
+            self.source = ProgramSteps(recording)
+        else:
+            self.source = self._modules = ModuleSteps(recording, step_module)
+
+    def notes(self) -> Iterator[str]:
+        if self._modules is not None and self._modules.trains:
+            yield (
+                "the steps are calls of modules, without backward passes and optimizers: to record these too, call "
+                "opgrip.capture.step() after each step"
+            )
+
+    def explain(self) -> str:
+        """Return the reason why no step has begun, as a text for the user."""
+        if self._recording.refused:
+            return f"none could be recorded: {'; '.join(self._recording.refused)}"
+        if self._modules is None:
+            return "the program has not called opgrip.capture.step() again"
+        passed = self._modules.passed
+        if self._step_module is not None:
+            called = "; ".join(f"{', '.join(names)} {reason}" for reason, names in passed.items())
+            return f"no module of a class {self._step_module} was called" + (f", but {called}" if called else "")
+        if INSIDE in passed:
+            return (
+                f"modules ({', '.join(passed[INSIDE])}) are called {INSIDE}: name the class of the modules whose calls "
+                "are steps with --step-module"
+            )
+        return "no module was called: call opgrip.capture.step() after each step"
 
 
 @dataclass(slots=True)

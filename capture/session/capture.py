@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import pickle
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from inspect import Parameter, signature
+from multiprocessing import process, spawn, util
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
@@ -39,26 +42,133 @@ from opgrip.capture.program.capture_choices import (
     policy_of,
 )
 from opgrip.capture.program.environment import describe_environment
+from opgrip.capture.program.patches import LateModules, Patches
 from opgrip.capture.program.processes import ChildFiles, ForkWatch, child_path, own_path, unused
 from opgrip.capture.recording.recorder import Recorder
 from opgrip.capture.session.graph_keeper import GraphKeeper
 from opgrip.capture.session.schedule import ALWAYS, Schedule, Watching
-from opgrip.capture.session.spawned import SpawnWatch
 from opgrip.capture.signatures import full_values
 from opgrip.capture.signatures.full_values import FullValues
 from opgrip.capture.timing.budget import Budget
 from opgrip.capture.timing.kernel_times import KernelTimes, check_kernels
 from opgrip.capture.torch_compat.torch_private import load_private
 from opgrip.capture.writing.definitions import RecordingLimits
-from opgrip.capture.writing.flight_triggers import Flights
+from opgrip.capture.writing.flight_recorder import Flights
 from opgrip.capture.writing.flusher import Flusher
 from opgrip.cli.command import did_you_mean
-from opgrip.errors import UserError, in_words_of_python
+from opgrip.errors import UserError, in_words_of_python, one_line
 from opgrip.traces.io.tensor_file import HEADER_FIELD
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.records import Header
 from opgrip.traces.table.accelerators import time_doubts
 from opgrip.traces.values import value_models
+
+_BEGIN = """
+try:
+    from {module} import begin
+except Exception:
+    # another Python, without opgrip
+    pass
+else:
+    begin({settings!r})
+"""
+
+
+class SpawnWatch:
+    """Sends the capture's settings to the processes that this process spawns between `start` and `stop`.
+
+    describe : returns the settings for `begin` in a process that is being spawned, or None to leave it unrecorded
+    failed : called with an error because of which a spawned process is not recorded
+    """
+
+    def __init__(self, describe: Callable[[], Mapping[str, Any] | None], failed: Callable[[Exception], None]) -> None:
+        self._describe, self._failed = describe, failed
+        self._patches = Patches()
+
+    def start(self) -> None:
+        self._patches.replace(spawn, "get_preparation_data", self._adding)
+
+    def stop(self) -> None:
+        self._patches.undo()
+
+    def _adding(self, original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        def prepared(name: str) -> dict[str, Any]:
+            data = original(name)
+            try:
+                settings = self._describe()
+                if settings is not None:
+                    # `prepare` ignores keys that it does not know
+                    data["opgrip"] = _Beginning(pickle.dumps(dict(settings)))
+            except Exception as error:
+                self._failed(error)
+            return data
+
+        return prepared
+
+
+class _Beginning:
+    """Object in the data sent to a spawned process; when that process unpickles it, `begin` is called there."""
+
+    def __init__(self, settings: bytes) -> None:
+        self._settings = settings
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[str]]:
+        return exec, (_BEGIN.format(module=__name__, settings=self._settings),)
+
+
+def begin(settings: bytes) -> None:
+    """Arrange that this spawned process is recorded from the start of its work.
+
+    settings : pickled dictionary with `root` (trace of the main process), `policy` (how records are redacted) and
+        `options` (of `Capture`)
+    """
+    original = process.BaseProcess._bootstrap  # type: ignore[attr-defined]
+
+    def bootstrap(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # processes that this one forks run it too
+        process.BaseProcess._bootstrap = original  # type: ignore[attr-defined]
+        # as the original does first, so that a worker of a pool is known as one
+        process._current_process = self  # type: ignore[attr-defined]
+        if "torch" in sys.modules:
+            _record(settings)
+        else:
+            late = LateModules("torch".__eq__, lambda torch: _record(settings, late))
+            late.__enter__()
+        return original(self, *args, **kwargs)
+
+    process.BaseProcess._bootstrap = bootstrap  # type: ignore[attr-defined]
+
+
+def _record(settings: bytes, late: LateModules | None = None) -> None:
+    try:
+        if late is not None and late in sys.meta_path:
+            late.__exit__()
+        capture = _capture_of(**pickle.loads(settings))
+        capture.__enter__()
+        capture.discard(if_empty=True)
+        # at the start of the work, `multiprocessing` forgets this, and calls what `ForkWatch` has registered
+        util.Finalize(None, capture.close, exitpriority=100)
+    except Exception as error:
+        print(f"opgrip: process {os.getpid()} is not recorded: {one_line(error)}", file=sys.stderr)
+
+
+def _capture_of(root: Path, policy: Any, options: Mapping[str, Any]) -> Capture:
+
+    class ChildCapture(Capture):
+        def __init__(self) -> None:
+            path = child_path(root)
+            super().__init__(path, **options)
+            # neither number nor rank are added to this name
+            self.path = self._file = self._asked_file = path
+            self._root = root
+            self._recorder.privacy = policy
+
+        def _warn(self) -> None:
+            # the process that runs the program reports only its own problems, as for forked processes
+            pass
+
+    return ChildCapture()
+
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -8,6 +8,7 @@ import html
 import json
 import math
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -20,11 +21,17 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from opgrip.cli.command import counted
 from opgrip.cli.plugins import install_command, needed
+from opgrip.cli.terminal import shorten
 from opgrip.errors import UserError
 from opgrip.platform.peaks import from_json
 from opgrip.replay.analyses.speed_ups import summarize_modes
+from opgrip.replay.batch_scale import named_tensors
+from opgrip.replay.cases.call_sites import count_call_sites
+from opgrip.replay.cases.cases import contexts_of
 from opgrip.replay.comparison.comparison import compare
 from opgrip.replay.comparison.comparison_report import advice, rows_of, summary, total_line
 from opgrip.replay.comparison.gate import hold_all, margin_for, parse_gate
@@ -34,10 +41,310 @@ from opgrip.replay.reports.cells import all_columns
 from opgrip.replay.results.columns import Column
 from opgrip.replay.results.judgement import JUDGEMENT, judged_steps, saving_lines, summary_lines
 from opgrip.replay.results.ratios import reference_of, with_ratios_by_case
-from opgrip.replay.results.results import OK, Result
-from opgrip.tools.report.trace_views import SHORT_US, describe_corpus, describe_trace, plain, rounded
+from opgrip.replay.results.results import OK, Result, describe_shapes
+from opgrip.traces.analysis.dataflow import make_graph
+from opgrip.traces.analysis.longtail import find_longtail
+from opgrip.traces.analysis.timeline import frames_of, origins
+from opgrip.traces.codec.record_forms import key_of_case
+from opgrip.traces.schema.arguments import TensorSpec
+from opgrip.traces.schema.records import Signature, ValueModel
 from opgrip.traces.table.trace import Trace
-from opgrip.zoo.corpus import Corpus
+from opgrip.traces.values.model import value_model_to_json
+from opgrip.zoo.corpus import Corpus, summarize
+from opgrip.zoo.corpus.summaries import cover, records, summarize_coverage
+
+MOST_CALLS = 20_000  # maximum number of calls in a timeline; the longest are kept, in order
+NO_CODE = "outside the program's code"
+MOST_PLACES = 20  # maximum number of call sites listed for a case
+BANDWIDTH = 20e9  # memory bandwidth in bytes per second that is assumed to compare savings
+
+Called = tuple[Signature, str]
+
+
+def describe_trace(name: str, trace: Trace) -> Plain:
+    called = list(_called(trace))
+    return {
+        "name": name,
+        "stacks": _stacks(trace),
+        "lines": _lines(trace),
+        "timeline": _timeline(trace),
+        "longtail": _longtail(trace),
+        "launches": describe_launches(trace, {signature.number: key for signature, key in called}),
+        "cases": dict(_cases(trace, called)),
+    }
+
+
+def _stacks(trace: Trace) -> list[tuple[list[str], float]]:
+    by_number = origins(trace)
+    stacks: dict[tuple[str, ...], float] = defaultdict(float)
+    calls = trace.own_calls
+    sums = calls.groupby(["scope", "op"], observed=True)["time_ns"].sum().reset_index()
+    for scope, op, time_ns in sums.itertuples(index=False, name=None):
+        record = by_number.get(int(scope))
+        frames = () if record is None else reversed(frames_of(record))
+        outer = [f"{function} ({file.rsplit('/', 1)[-1]})" for file, function in frames if function]
+        stacks[(*outer, str(op))] += time_ns / 1e3
+    return [(list(stack), time_us) for stack, time_us in stacks.items()]
+
+
+def _lines(trace: Trace) -> list[tuple[str, int, str, float, int]]:
+    calls = trace.own_calls
+    grouped = calls.dropna(subset=["file"]).groupby(["file", "line", "function"], observed=True)["time_ns"]
+    sums = grouped.agg(["sum", "size"])
+    return [
+        (str(file), int(line), str(function), float(total) / 1e3, int(count))
+        for (file, line, function), total, count in zip(sums.index, sums["sum"], sums["size"], strict=True)
+    ]
+
+
+def _timeline(trace: Trace) -> Plain:
+    graph = make_graph(trace)
+    critical = set(graph.facts.critical_path)
+    steps = sorted(graph.steps.values(), key=lambda step: -step.duration_ns)[:MOST_CALLS]
+    steps.sort(key=lambda step: step.start_ns)
+    threads = list(dict.fromkeys(step.thread for step in steps))
+    first_ns = min((step.start_ns for step in graph.steps.values()), default=0)
+    return {
+        "threads": threads,
+        "left_out": len(graph.steps) - len(steps),
+        "calls": [
+            (
+                round((step.start_ns - first_ns) / 1e3, 1),
+                round(step.duration_ns / 1e3, 1),
+                threads.index(step.thread),
+                step.op,
+                step.module,
+                step.phase,
+                int(step.number in critical),
+            )
+            for step in steps
+        ],
+        "critical_us": graph.facts.critical_ns / 1e3,
+    }
+
+
+def _longtail(trace: Trace) -> list[Plain]:
+    if not trace.calls["function"].notna().any():
+        return []
+    from opgrip.capture.command.opcapture import own_cost
+
+    longtail = find_longtail([trace], lambda _: BANDWIDTH, own_cost())
+    return [
+        {
+            "function": f"{item.name} ({item.file})",
+            "calls": item.calls,
+            "operators": item.launches + item.backward_launches,
+            "time_us": item.wall_ns / 1e3,
+            "saving_us": item.saving_ns / 1e3,
+        }
+        for item in longtail.functions
+    ]
+
+
+def _called(trace: Trace) -> Iterator[Called]:
+    contexts, numbers = contexts_of(trace, trace.own_calls), set(trace.own_calls["signature"])
+    for signature in trace.signatures:
+        if signature.number in numbers:
+            yield signature, key_of_case(signature, contexts.get(signature.number, {}))
+
+
+def _cases(trace: Trace, called: Sequence[Called]) -> Iterator[tuple[str, Plain]]:
+    calls = trace.own_distinct_calls
+    sites_by_signature = count_call_sites(calls, calls["signature"])
+    for signature, key in called:
+        sites = sites_by_signature[signature.number]
+        indices = [
+            (f"{site.line or NO_CODE}, in {site.module or 'no module'}, {site.phase}", site.count) for site in sites
+        ]
+        yield (
+            key,
+            {
+                "family": family_of(signature.op),
+                "arguments": list(_arguments(signature, trace)),
+                "places": indices[:MOST_PLACES],
+                "more_places": max(0, len(indices) - MOST_PLACES),
+            },
+        )
+
+
+def _arguments(signature: Signature, trace: Trace) -> Iterator[tuple[str, str]]:
+    yield "all", describe_shapes(signature)
+    for place, (spec, name) in enumerate(named_tensors(signature)):
+        model = None if spec.values is None else trace.values.get(spec.values)
+        values_text = "" if model is None else f": {shorten(_model_in_words(model), 200)}"
+        layout = "" if _is_contiguous(spec) else f", strides {list(spec.stride or ())}"
+        yield name or f"tensor {place}", f"{spec.dtype} {list(spec.shape)} on {spec.device}{layout}{values_text}"
+
+
+def _model_in_words(model: ValueModel) -> str:
+    facts = value_model_to_json(model)
+    kind = facts.pop("model")
+    return f"{kind}, {', '.join(f'{name} {_in_brief(fact)}' for name, fact in facts.items() if fact)}"
+
+
+def _in_brief(fact: object) -> str:
+    if isinstance(fact, list | dict):
+        return f"of {counted(len(fact), 'part')}"
+    return f"{fact:.4g}" if isinstance(fact, float) else "yes" if fact is True else str(fact)
+
+
+def _is_contiguous(spec: TensorSpec) -> bool:
+    expected = 1
+    for size, stride in reversed(list(zip(spec.shape, spec.stride or (), strict=False))):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+SHORT_US = 10.0  # a shorter launch is mostly overhead: passing work to an operator or a kernel takes 2 to 10 us
+SUMMED = ["calls", "launches", "time_us", "short", "short_us"]
+POINTS_A_DECADE = 10  # number of points per decade of the curve over the launch time
+
+
+def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
+    """Return the launches in all calls (`all`), by `module`, `op` and `case`, and the distribution of their times
+    (`curve`).
+
+    Each group is a tuple: its name, number of calls, number of launches, their time in us, number of launches shorter
+    than `SHORT_US`, and the time in us of these. A launch is a kernel if the trace contains the kernels of calls on an
+    accelerator, otherwise an operator.
+
+    key_by_signature : key of the case of each signature, by signature number
+    """
+    launches = _launches(trace)
+    shapes = {signature.number: describe_shapes(signature) for signature in trace.signatures}
+    return {
+        "are_kernels": bool(trace.kernels),
+        "all": next(_sums(launches.assign(all="all"), ["all"]), ("all", 0, 0, 0, 0, 0)),
+        "module": [(module or "(outside)", *figures) for module, *figures in _sums(launches, ["module"])],
+        "op": list(_sums(launches, ["op"])),
+        "case": [
+            (op, *figures, shapes.get(number, ""), key_by_signature.get(number, ""))
+            for op, number, *figures in _sums(launches, ["op", "signature"])
+        ],
+        "curve": list(_curve(launches)),
+    }
+
+
+def _launches(trace: Trace) -> pd.DataFrame:
+    own = trace.own_calls
+    launches = _per_call(trace, own["signature"])
+    time_us = own["time_ns"] / 1e3
+    of_launch = time_us / launches.where(launches > 0)
+    # without times, no launch counts as short
+    is_short = (of_launch < SHORT_US) & bool(time_us.any())
+    return own[["op", "signature"]].assign(
+        module=own["module"].astype(object).fillna(""),
+        calls=1,
+        launches=launches,
+        time_us=time_us,
+        short=launches.where(is_short, 0.0),
+        short_us=time_us.where(is_short, 0.0),
+        of_launch=of_launch,
+    )
+
+
+def _per_call(trace: Trace, signatures: pd.Series[int]) -> pd.Series[float]:
+    if not trace.kernels:
+        return pd.Series(1.0, signatures.index)
+    kernels: dict[int, float] = {}
+    for record in trace.kernels:
+        kernels[record.signature] = kernels.get(record.signature, 0.0) + sum(record.launches)
+    counts = signatures.value_counts()
+    per_call = {number: count / counts[number] for number, count in kernels.items() if number in counts}
+    return signatures.map(per_call).astype(float).fillna(0.0)
+
+
+def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]:
+    sums = launches.groupby(names, observed=True)[SUMMED].sum().reset_index()
+    for row in sums.sort_values("launches", ascending=False, kind="stable").itertuples(index=False, name=None):
+        yield (*row[: len(names)], *map(rounded, row[len(names) :]))
+
+
+def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
+    """Yield (time of a launch in us, share of launches that are shorter, share of the time in shorter launches)."""
+    timed = launches[launches["of_launch"] > 0].sort_values("of_launch")
+    if timed.empty:
+        return
+    times = timed["of_launch"].to_numpy()
+    low, high = np.log10(times[[0, -1]])
+    points = [*10 ** np.arange(np.floor(low), high, 1 / POINTS_A_DECADE), times[-1]]
+    indices = np.searchsorted(times, points, side="right")
+    sums = [np.append(0.0, np.cumsum(timed[name].to_numpy())) for name in ("launches", "time_us")]
+    for point, index in zip(points, indices, strict=True):
+        count, time = (float(f"{each[index] / each[-1]:.4g}") for each in sums)
+        yield float(f"{point:.4g}"), count, time
+
+
+TABLES = ("op", "shape", "dtype", "signature", "model", "family")
+COVERAGE = "coverage"  # additional table of the coverage of torch's public operators
+MOST_TABLE_ROWS = 5_000  # maximum number of rows of a table; those with the largest share of time are kept
+MEANINGS = {
+    "source": "opgrip, or the tool that wrote the files",
+    "op": "operator",
+    "call": "operator and arguments",
+    "models": "number of models with such calls",
+    "traces": "number of traces with such calls",
+    "calls": "number of calls in all traces",
+    "signatures": "distinct combinations of operator, shapes, strides, dtypes, scalars and settings",
+    "operators": "number of distinct operators",
+    "share": "share of time in percent, all models of a source weighted equally",
+    "time_us": "time of all calls, by the median of their signature",
+    "own_operators": "operators called by no other model",
+    "alike": "share of its signatures that another model also has",
+    "elements_p10": "elements of a call's largest tensor, 10th percentile",
+    "elements_p50": "elements of a call's largest tensor, median",
+    "elements_p90": "elements of a call's largest tensor, 90th percentile",
+    "usual_shapes": "most frequent shapes",
+    "usual_dtypes": "most frequent dtypes",
+    "named": "names of the models",
+    "category": "kind of work of the operators",
+    "of_torch": "public operators of torch of this kind",
+    "covered": "public operators that the corpus contains",
+    "part_covered": "covered share of these operators in percent",
+    "missing": "public operators that the corpus lacks",
+}
+
+
+def describe_corpus(corpus: Corpus) -> Plain:
+    members = [[member.name, member.source, member.model, member.run, member.library] for member in corpus.members]
+    tables = {by: _table(_in_percent(summarize(corpus, by).table, "share")) for by in TABLES}
+    coverage = summarize_coverage(cover(corpus)).rename(columns={"operators": "of_torch", "share": "part_covered"})
+    return {"members": members, "tables": {**tables, COVERAGE: _table(_in_percent(coverage, "part_covered"))}}
+
+
+def _in_percent(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    return table.assign(**{column: table[column] * 100})
+
+
+def _table(table: pd.DataFrame) -> Plain:
+    shown = table.drop(columns="key", errors="ignore").head(MOST_TABLE_ROWS)
+    rows = [[plain(cell) for cell in row.values()] for row in records(shown)]
+    columns = [
+        {
+            "name": name,
+            "meaning": MEANINGS.get(str(name), str(name)),
+            "is_number": bool(pd.api.types.is_numeric_dtype(shown[name])),
+        }
+        for name in shown.columns
+    ]
+    return {"columns": columns, "rows": rows, "left_out": len(table) - len(shown)}
+
+
+def plain(cell: Any, infinite: Any = None) -> Any:
+    """Return a cell as JSON and browsers accept it: six significant digits, no lone surrogates, `infinite` for
+    infinity.
+    """
+    if isinstance(cell, float):
+        return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)
+    return cell.encode("utf-8", "backslashreplace").decode() if isinstance(cell, str) else cell
+
+
+def rounded(value: float) -> float:
+    """Return a number with six significant digits, which are more than any measured time has."""
+    return float(f"{value:.6g}")
+
 
 # the page's scripts in execution order
 SCRIPTS = (

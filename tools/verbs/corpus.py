@@ -165,8 +165,16 @@ def prepare_distill(parser: argparse.ArgumentParser) -> None:
 def run_distill(args: argparse.Namespace) -> int:
     from opgrip.traces.zoo.manifest import FIELD
     from opgrip.zoo.corpus import read_corpus
-    from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
-    from opgrip.zoo.corpus.distill import check_of, describe, distill, named_by_files, print_check, with_times
+    from opgrip.zoo.corpus.distill import (
+        IN_PROGRAM,
+        check_of,
+        describe,
+        distill,
+        named_by_files,
+        print_check,
+        with_times,
+        write_cases,
+    )
 
     check_writable(args.output, args.force)
     reporter = Reporter(args.prog)

@@ -89,7 +89,7 @@ import gc, sys, threading, torch, opgrip.capture
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
 from opgrip.capture.on_demand.agent import agent_here
 from opgrip.capture.on_demand.agent import marks
-from opgrip.capture.on_demand.recorded_steps import StepRecording
+from opgrip.capture.on_demand.session import StepRecording
 
 def step():
     opgrip.capture.step()

@@ -29,8 +29,7 @@ from opgrip.replay.workers.executors import LocalExecutor
 from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
-from opgrip.zoo.corpus.cases import write_cases
-from opgrip.zoo.corpus.distill import distill
+from opgrip.zoo.corpus.distill import distill, write_cases
 
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]
 

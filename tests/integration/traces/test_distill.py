@@ -26,8 +26,18 @@ from opgrip.traces.io.reader import read_header
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import Corpus, read_corpus
-from opgrip.zoo.corpus.cases import IN_PROGRAM, write_cases
-from opgrip.zoo.corpus.distill import Check, Points, check_of, choose, distill, named_by_files, print_check, with_times
+from opgrip.zoo.corpus.distill import (
+    IN_PROGRAM,
+    Check,
+    Points,
+    check_of,
+    choose,
+    distill,
+    named_by_files,
+    print_check,
+    with_times,
+    write_cases,
+)
 from opgrip.zoo.scoring.baselines import is_replay_of, read_baselines
 from opgrip.zoo.scoring.scores import distilled_scores, represented_times
 

@@ -37,7 +37,7 @@ from opgrip.traces.schema.records import (
 from opgrip.traces.values.exact import Booleans
 from opgrip.traces.zoo.manifest import FIELD
 from opgrip.zoo.corpus import read_corpus
-from opgrip.zoo.corpus.cases import write_cases
+from opgrip.zoo.corpus.distill import write_cases
 
 
 def test_merged_trace_is_not_a_distilled_set(tmp_path: Path) -> None:

@@ -24,10 +24,9 @@ from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.lookup import find_operator
 from opgrip.traces import load
 from opgrip.traces.analysis.redaction import Policy, Redaction, salt_of
-from opgrip.traces.analysis.redaction.arguments import Position, default_float, default_integer
 from opgrip.traces.analysis.redaction.names import NAME_RULES, NameHasher
 from opgrip.traces.analysis.redaction.policy import RedactionReport
-from opgrip.traces.analysis.redaction.redaction import redact
+from opgrip.traces.analysis.redaction.redaction import Position, default_float, default_integer, redact
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema import arguments, python_objects, records, tensor_specs

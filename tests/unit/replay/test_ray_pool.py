@@ -12,7 +12,7 @@ from fake_ray import FakeRay, Future, Node, Worker, fake_ray
 
 from opgrip.errors import UserError
 from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
-from opgrip.replay.workers.ray_pool import LOSSES, START_S, Pool, RayExecutor, RayTask
+from opgrip.replay.workers.executors.ray import LOSSES, START_S, Pool, RayExecutor, RayTask
 
 A100, T4 = "NVIDIA A100, a processor, 8 of them", "NVIDIA T4, a processor, 8 of them"
 

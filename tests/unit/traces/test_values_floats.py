@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from redrawn import drawn, fitted, seeded
 
 from opgrip.traces.values import fit
+from opgrip.traces.values.defaults import Factorable, Triangular
 from opgrip.traces.values.drawing import at_quantiles
 from opgrip.traces.values.floats import PROBABILITIES, Floats, Probabilities
-from opgrip.traces.values.matrices import Factorable, Triangular
 
 WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 

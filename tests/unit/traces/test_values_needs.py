@@ -14,10 +14,10 @@ from versions import is_removed
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.values import depends_on_values, fit, fit_argument, refine_model, value_models
 from opgrip.traces.values.boxes import Boxes
+from opgrip.traces.values.defaults import Factorable, Triangular
 from opgrip.traces.values.exact import Booleans
 from opgrip.traces.values.floats import Floats, Probabilities
 from opgrip.traces.values.integers import Integers
-from opgrip.traces.values.matrices import Factorable, Triangular
 from opgrip.traces.values.needs import NEEDS
 from opgrip.traces.values.progression import Offsets
 

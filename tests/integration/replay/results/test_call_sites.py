@@ -33,8 +33,7 @@ from opgrip.replay.outcome import read_run
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.run.workload import expected_rows
 from opgrip.tools.report import make_page
-from opgrip.tools.report.page import describe_runs
-from opgrip.tools.report.trace_views import describe_trace
+from opgrip.tools.report.page import describe_runs, describe_trace
 from opgrip.traces import Trace
 
 

@@ -21,8 +21,7 @@ from opgrip.replay.comparison.results_store import Store
 from opgrip.replay.outcome import Results
 from opgrip.replay.results.judgement import CandidateColumns
 from opgrip.tools.report import make_page
-from opgrip.tools.report.page import describe_comparisons, describe_runs
-from opgrip.tools.report.trace_views import describe_launches
+from opgrip.tools.report.page import describe_comparisons, describe_launches, describe_runs
 from opgrip.traces import load
 from opgrip.traces.schema.records import Kernels
 

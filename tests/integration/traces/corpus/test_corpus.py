@@ -20,8 +20,8 @@ from opgrip.traces import load
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.zoo.corpus import Corpus, members_of, read_corpus, summarize
-from opgrip.zoo.corpus.cases import write_cases
 from opgrip.zoo.corpus.corpus import MOST_ELEMENTS, rows_of, signature_facts, weighted
+from opgrip.zoo.corpus.distill import write_cases
 from opgrip.zoo.corpus.summaries import ALL, write_summary, write_table
 
 DLOP = {"input": [[2, 3], [4, 3]], "min": [[0], [0]], "max": [[6], [6]]}
