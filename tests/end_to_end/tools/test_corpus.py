@@ -13,10 +13,8 @@ from pages import in_browser, opened
 from programs import refusal, run_command, succeed, train_tiny_net
 
 from opgrip.capture import Capture
-from opgrip.tools.opgrip import make_parser
-from opgrip.tools.verbs import verbs
 from opgrip.zoo.corpus import read_corpus
-from opgrip.zoo.corpus.summaries import cover, plain_operator, public_operators, summarize_coverage
+from opgrip.zoo.corpus.summaries import cover, public_operators, summarize_coverage
 
 CONV = {
     "input": [[1, 3, 8, 8], [2, 3, 8, 8]],
@@ -53,15 +51,6 @@ def test_corpus_has_a_table_per_source(folder: Path, tmp_path: Path) -> None:
     assert {row["op"] for row in form["rows"] if row["source"] == "dlop"} == {"aten.conv2d.default", "aten.erf.default"}
 
 
-@pytest.mark.slow
-def test_models_option_selects_rows_by_number_of_models(folder: Path) -> None:
-    alone = run_command("opgrip", "corpus", folder / "tiny.jsonl", folder / "small.jsonl", "--models", "1")
-    both = run_command("opgrip", "corpus", folder / "tiny.jsonl", folder / "small.jsonl", "--models", "all")
-    assert "aten.sin.default" in alone.stdout
-    assert "aten.sin.default" not in both.stdout
-    assert "aten.convolution.default" not in both.stdout
-
-
 def test_coverage_counts_operators_without_their_variants(folder: Path) -> None:
     public = public_operators()
     assert {"aten.add", "aten.convolution", "aten.relu", "aten.sin"} <= public
@@ -73,16 +62,6 @@ def test_coverage_counts_operators_without_their_variants(folder: Path) -> None:
     assert summary["operators"].sum() == len(public)
     assert "relu" not in summary.loc["activation", "missing"].split(", ")
     assert "hardswish" in summary.loc["activation", "missing"].split(", ")
-
-
-def test_variants_of_an_operator_have_one_name() -> None:
-    names = ("aten.add.Tensor", "aten.add_.Tensor", "aten.add", "mmcv._ext:nms")
-    assert list(map(plain_operator, names)) == ["aten.add", "aten.add", "aten.add", "mmcv._ext:nms"]
-
-
-def test_coverage_is_printed_by_category(folder: Path) -> None:
-    done = run_command("opgrip", "corpus", folder / "small.jsonl", "--coverage")
-    assert done.stdout.startswith(f"3 of {len(public_operators()):,} public operators of torch are in the corpus")
 
 
 @pytest.fixture(scope="module")
@@ -135,11 +114,3 @@ def test_corpus_page_works_in_a_browser(page: Path) -> None:
 )
 def test_invalid_arguments_are_refused_in_one_line(folder: Path, words: list[str], message: str) -> None:
     assert message in refusal("opgrip", "corpus", *words, cwd=folder, in_one_line=True)
-
-
-def test_subverb_can_follow_a_verb_that_takes_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    verb = verbs.get("corpus")
-    assert verb is not None
-    monkeypatch.setitem(verbs._entries, "corpus beside", verb)
-    assert make_parser().parse_args(["corpus", "beside", "zoo"]).prog == "opgrip corpus beside"
-    assert make_parser().parse_args(["corpus", "other", "zoo"]).inputs == ["other", "zoo"]

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
 import json
-import re
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from example_trace import RECORDS, write
+from example_trace import write
 from programs import refusal, run_command, succeed, train_tiny_net
 
-from opgrip import Capture
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
 from opgrip.tools.verbs.trace_trim import span, steps
@@ -63,30 +58,6 @@ def test_trim_writes_a_part_and_reports_missing_producers(tiny_trace: Path, tmp_
     whole = run_command(*words, "--with-producers", "-f")
     assert "produce inputs for the others" in whole.stderr
     assert "removed" not in whole.stderr
-
-
-def test_all_verbs_count_operator_calls_without_marks(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        with Capture(tmp_path / f"{name}.jsonl"), torch.profiler.record_function("step"):
-            torch.ones(3).add(1)
-    both, line = tmp_path / "both.jsonl", tmp_path / "line.json"
-    merged = succeed("opgrip", "trace", "merge", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "-o", both).stderr
-    info = succeed("opgrip", "trace", "info", both).stdout
-    assert re.search(r"calls +4\n", info)
-    assert re.search(r"signatures +2 of", info)
-    assert "4 calls of 2 signatures from 2 traces" in merged
-    assert "wrote 4 calls to" in succeed("opgrip", "trace", "timeline", both, "-o", line).stderr
-    assert (
-        "4 of 4 calls, 2 of 2 signatures" in succeed("opgrip", "trace", "trim", both, "-o", tmp_path / "t.jsonl").stderr
-    )
-
-
-def test_names_of_a_trace_are_not_formulas_in_a_csv(tmp_path: Path) -> None:
-    records = [replace(item, module="=cmd|calc") if isinstance(item, Scope) else item for item in RECORDS]
-    write(tmp_path / "t.jsonl", records)
-    succeed("opgrip", "trace", "info", "t.jsonl", "--by", "module", "-o", "t.csv", cwd=tmp_path)
-    with (tmp_path / "t.csv").open(newline="", encoding="utf-8") as file:
-        assert {row["module"] for row in csv.DictReader(file)} == {"'=cmd|calc"}
 
 
 @pytest.mark.parametrize(
@@ -174,15 +145,6 @@ def test_redact_leaves_out_full_values_of_a_trace(tmp_path: Path) -> None:
     assert "tensor" not in {name for form in forms if form["type"] == "values" for name in form}
 
 
-def test_info_reports_that_a_trace_is_redacted(tiny_trace: Path, tmp_path: Path) -> None:
-    for name, options in (("a", ()), ("b", ("--keep", "modules,labels", "--hide-operators"))):
-        run_command("opgrip", "trace", "redact", tiny_trace, "-o", f"{name}.jsonl", *options, cwd=tmp_path)
-    infos = [run_command("opgrip", "trace", "info", f"{name}.jsonl", cwd=tmp_path).stdout for name in "ab"]
-    assert "redacted    names, paths, texts and values were replaced\n" in infos[0]
-    assert "were replaced, except labels, modules; custom operators are renamed" in " ".join(infos[1].split())
-    assert "redacted" not in run_command("opgrip", "trace", "info", tiny_trace).stdout
-
-
 def test_redacted_trace_of_another_tool_remains_without_times(tmp_path: Path) -> None:
     observer = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "nodes.json"))
     observer.start()
@@ -228,21 +190,6 @@ def test_track_slices_nest_and_modules_contain_their_calls(events: list[dict[str
     modules = {event["name"] for event in events if event.get("cat") == "module"}
     assert {"backbone", "backbone.conv1", "rpn", "roi_head"} <= modules
     assert {event["name"] for event in events if event.get("cat") == "phase"} == {"forward"}
-
-
-def test_timeline_is_written_to_a_gzip_file(detector_trace: Path, tmp_path: Path, events: list[dict[str, Any]]) -> None:
-    output = tmp_path / "timeline.json.gz"
-    succeed("opgrip", "trace", "timeline", detector_trace, "-o", output)
-    assert len(events_of(gzip.decompress(output.read_bytes()).decode())) == len(events)
-    assert "--force" in refusal("opgrip", "trace", "timeline", detector_trace, "-o", output)
-
-
-def test_malformed_model_field_of_the_header_is_ignored(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.jsonl")
-    header, *records = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text(json.dumps(json.loads(header) | {"model": ["net"]}) + "\n" + "".join(records), encoding="utf-8")
-    done = succeed("opgrip", "trace", "timeline", path)
-    assert '"name": "capture"' in done.stdout
 
 
 def test_deep_modules_with_long_names_keep_the_timeline_small(tmp_path: Path) -> None:

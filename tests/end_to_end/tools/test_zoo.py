@@ -69,14 +69,6 @@ def test_zoo_verbs_do_not_load_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["zoo", "show", "bert-base.predict"]) == 0
 
 
-def test_distinct_operators_are_counted_over_traces() -> None:
-    done = run_command("opgrip", "zoo", "list", "built-in_faster-rcnn.predict", "--distinct")
-    (trace,) = (trace for trace in read_manifest() if trace.name == "built-in_faster-rcnn.predict")
-    assert trace.recording is not None
-    assert done.stdout.startswith(f"{trace.recording.operators} operators, ")
-    assert f"{trace.recording.longtail} long-tail functions in 1 trace" in done.stdout
-
-
 def test_zoo_show_prints_the_commands_that_make_and_replay_a_trace() -> None:
     shown = run_command("opgrip", "zoo", "show", "built-in_faster-rcnn.predict").stdout
     assert "made by     opcapture --model builtin:faster_rcnn" in shown
@@ -96,27 +88,6 @@ def test_made_trace_has_its_figures_in_the_manifest(made: tuple[ZooTrace, Path])
     assert {"torch", "opgrip"} <= held.versions.keys()
     # shipped traces do not contain the machine's paths
     assert content.header["command"] == ["opcapture", *SMALL]
-
-
-@pytest.mark.slow
-def test_trace_is_current_until_its_file_or_recipe_changes(made: tuple[ZooTrace, Path], tmp_path: Path) -> None:
-    trace, folder = made
-    assert zoo.is_current(trace, folder)
-    assert not zoo.is_current(DETECTOR, folder)
-    other = ZooTrace("small", "predict", "opgrip", "two-stage", [*SMALL, "--seed", "1"], "", "", trace.recording)
-    assert not zoo.is_current(other, folder)
-    data = (folder / f"small.predict{SUFFIX}").read_bytes()
-    (tmp_path / f"small.predict{SUFFIX}").write_bytes(data[:-1])
-    assert not zoo.is_current(trace, tmp_path)
-
-
-@pytest.mark.slow
-def test_remade_trace_is_equal_unless_its_recipe_differs(made: tuple[ZooTrace, Path]) -> None:
-    trace, folder = made
-    file = folder / f"small.predict{SUFFIX}"
-    assert zoo.differences_of_new_recording(trace, file) == []
-    larger = [word.replace("96", "128") for word in SMALL]
-    assert zoo.differences_of_new_recording(ZooTrace("small", "predict", "opgrip", "two-stage", larger), file)
 
 
 @pytest.mark.slow

@@ -4,15 +4,13 @@ shown.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from programs import SHIPPED_TRACES, run_command, succeed
 
-from opgrip.replay.cases.selection import no_calls, unconverted
+from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
-from opgrip.traces.schema.records import Dropped
 
 # A file of DLOP-Bench, the table of `abs`, with a valid and an invalid row.
 GOOD_ROW_AND_BAD = '{"input": [[4], ["x"]]}'
@@ -34,23 +32,6 @@ def test_file_without_convertible_calls_reports_the_reason(words: tuple[str, ...
     assert "1 mhaf: TypeError: multi_head" in line
 
 
-def test_captured_trace_has_no_conversion_note() -> None:
-    trace = load(SHIPPED_TRACES[0])
-    assert unconverted(trace) is None
-    assert "capture a program" in str(no_calls(trace))
-
-
-def test_most_frequent_unconverted_operators_are_named_and_others_counted() -> None:
-    trace = load(SHIPPED_TRACES[0])
-    assert trace.end is not None
-    dropped = [Dropped(f"op{number}", "of another version", number) for number in range(1, 6)]
-    converted = replace(trace, header=trace.header | {"converted_from": "x"}, end=replace(trace.end, dropped=dropped))
-    assert unconverted(converted) == (
-        "15 calls of the file not converted: 5 op5: of another version; 4 op4: of another version; "
-        "3 op3: of another version; and 2 others: see opgrip trace info"
-    )
-
-
 def test_shares_of_a_file_without_times_are_shares_of_calls(tmp_path: Path) -> None:
     (tmp_path / "abs.json").write_text(GOOD_ROW_AND_BAD)
     shown = run_command("opgrip", "trace", "info", "abs.json", cwd=tmp_path).stdout
@@ -58,3 +39,12 @@ def test_shares_of_a_file_without_times_are_shares_of_calls(tmp_path: Path) -> N
     assert "median x calls us" not in shown
     assert "measured us" not in shown
     assert "median x calls us" in run_command("opgrip", "trace", "info", SHIPPED_TRACES[0]).stdout
+
+
+def test_cases_of_a_file_without_times_are_sorted_by_work(tmp_path: Path) -> None:
+    calls = {"view": "T([9, 9], f32), [81]", "relu": "T([9, 9], f32)", "mm": "T([256, 256], f32), T([256, 256], f32)"}
+    text = "".join(f"Operator: aten.{op}.default\ncnt: 3, (({args},), {{}})\n" for op, args in calls.items())
+    (tmp_path / "calls.txt").write_text(text)
+    cases = make_cases(load(tmp_path / "calls.txt"))
+    assert [case.op.split(".")[1] for case in cases] == ["mm", "relu", "view"]
+    assert sum(case.share for case in cases) == pytest.approx(1)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from programs import SHIPPED_TRACES
 
 from opgrip.tools.opgrip import main
 from opgrip.traces import UserError, load
@@ -93,38 +92,6 @@ def test_input_that_is_not_a_file_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UserError, match="is a pipe: name a file"):
         load(tmp_path / "pipe")
-
-
-def test_unknown_format_error_names_the_list_of_formats(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("hello\n")
-    with pytest.raises(UserError, match="opgrip trace convert --formats"):
-        load(tmp_path / "notes.txt")
-
-
-def test_folder_of_tables_names_one_and_how_to_merge_them(tmp_path: Path) -> None:
-    from opgrip.replay.cases.sources.samples import sample_cases
-
-    (tmp_path / "abs.json").write_text('{"input": [[4]]}')
-    with pytest.raises(UserError, match=r"such as .*abs\.json.*opgrip trace merge"):
-        sample_cases(str(tmp_path))
-
-
-def test_shipped_traces_have_no_foreign_format() -> None:
-    assert [format_of(path) for path in SHIPPED_TRACES] == [None] * len(SHIPPED_TRACES)
-
-
-@pytest.mark.parametrize(
-    ("verb", "expected"),
-    [
-        ("convert", "did you mean opgrip trace convert?"),
-        ("info", "did you mean opgrip trace info?"),
-        ("show", "did you mean opgrip results show, opgrip samples show or opgrip zoo show?"),
-    ],
-)
-def test_verb_without_its_group_gets_a_suggestion(verb: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main([verb, "inputs.txt"])
-    assert expected in capsys.readouterr().err
 
 
 def test_unconverted_calls_are_printed_without_control_characters(

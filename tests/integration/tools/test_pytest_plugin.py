@@ -154,18 +154,6 @@ def test_tests_fail_if_cases_are_slower_than_the_baseline(run_here: Any, project
 
 
 @pytest.mark.slow
-def test_rows_that_a_test_no_longer_has_are_missing(run_here: Any, project: Path) -> None:
-    run_here("--opgrip-save", "main").assert_outcomes(passed=2)
-    results = make_run(1, cases=5, longer_than_us=0.0)
-    write_results(results.rows, results.header, project / "a.json", force=True)
-    words = ("--opgrip-compare", "main", "--opgrip-compare-fail", "missing<=0")
-    done = run_here(*words)
-    done.assert_outcomes(passed=1, failed=1)
-    done.stdout.fnmatch_lines(["gate missing<=0: failed: 1 row, first aten.op5.default*"])
-    run_here(*words, "-k", "net[b]").assert_outcomes(passed=1, deselected=1)
-
-
-@pytest.mark.slow
 def test_xdist_workers_send_their_measurements(run: Any, project: Path) -> None:
     run("-n", "2", "--opgrip-save", "main").stdout.fnmatch_lines(["12 rows kept in *"])
     change_times(project / ".opgrip" / "main.json", 0.25)
@@ -248,15 +236,6 @@ def test_trace_is_collected_as_tests(run: Any, pytester: pytest.Pytester, tiny_t
     done.stdout.fnmatch_lines([f"gate slower<=5%: failed: 1 of 3 rows, worst {op} *: 2.000 times (*)"])
     by_operator = run(f"net.jsonl::{op}", "--opgrip-by", "operator", "-n", "1", *words)
     by_operator.assert_outcomes(failed=1)
-
-
-@pytest.mark.slow
-def test_case_that_is_not_ok_fails_its_test(run: Any, pytester: pytest.Pytester, tiny_trace: Path) -> None:
-    pytester.makeconftest(STEADY_TIMES.replace('status="ok"', "status='wrong', error='other results'"))
-    (pytester.path / "net.jsonl").write_bytes(tiny_trace.read_bytes())
-    done = run("--opgrip-traces", FAST.replace("--top 3", "--top 1"))
-    done.assert_outcomes(failed=1)
-    done.stdout.fnmatch_lines(["aten.* (eager): wrong: other results"])
 
 
 @pytest.mark.slow

@@ -72,12 +72,6 @@ def test_archive_without_a_readable_file_is_refused_with_its_files(tmp_path: Pat
         load(pack(tmp_path / "empty.zip", {}))
 
 
-def test_file_that_is_not_compressed_is_named(tmp_path: Path) -> None:
-    (tmp_path / "a.json.gz").write_bytes(b'{"traceEvents": []}')
-    with pytest.raises(UserError, match=r"a.json.gz .*it is not compressed by gzip, although its name says so"):
-        load(tmp_path / "a.json.gz")
-
-
 def test_nested_archives_are_read_down_to_a_depth(tmp_path: Path) -> None:
     name, content = "inputs.txt", INPUTS
     for depth in range(4):

@@ -12,7 +12,6 @@ from example_trace import SPEC, write
 from programs import ROOT
 
 from opgrip.errors import FormatError
-from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.sequences.call_timers import SequenceSettings
 from opgrip.replay.sequences.step_replay import replay_sequence
@@ -98,20 +97,11 @@ def test_info_shows_kernels_in_a_separate_table(tmp_path: Path, capsys: pytest.C
     assert ["93.3%", "14", "4", "void"] in [line.split()[:4] for line in text.splitlines()]
 
 
-def test_trace_without_kernels_explains_how_to_capture_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "t.jsonl", RECORDS)
-    assert opgrip(["trace", "info", str(tmp_path / "t.jsonl"), "--by", "kernel"]) == 2
-    assert "contains no kernels: capture it on a GPU with --device-time kernels" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "form",
     [
         {"type": "device_times", "thread": 0, "first": -1, "device_ns": [1]},
         {"type": "device_times", "thread": 0, "first": 0, "device_ns": "1"},
-        {"type": "kernels", "signature": 0, "names": ["a"], "launches": [1, 2], "device_ns": [1]},
-        {"type": "kernels", "signature": 0, "names": "a", "launches": [1], "device_ns": [1]},
-        {"type": "kernels", "signature": 0, "names": [1], "launches": [1], "device_ns": [1]},
         {"type": "kernels", "signature": 0, "names": ["a"], "launches": [1], "device_ns": [-1]},
     ],
 )
@@ -131,24 +121,6 @@ def test_event_times_that_include_host_time_are_doubted(tmp_path: Path, capsys: 
     assert "device times were measured by events, and 22% of them belongs to calls that took longer to launch" in words
     assert opgrip(["trace", "info", str(h100_trace(tmp_path, "kernels"))]) == 0
     assert "by events" not in capsys.readouterr().out
-
-
-def test_replay_doubts_captured_event_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = {}
-    for way in ("events", "kernels"):
-        assert opreplay([str(h100_trace(tmp_path, way)), "--device", "cpu", "--list"]) == 0
-        words[way] = " ".join(capsys.readouterr().err.split())
-    assert "they include host time" in words["events"]
-    assert "by events" not in words["kernels"]
-
-
-def test_times_of_long_kernels_are_not_doubted(tmp_path: Path) -> None:
-    doubts = []
-    for number, longest_ns in enumerate((900, 9)):
-        block = Calls(0, [MULTIPLY, MULTIPLY], [0, 0], [0, 50], [10, 10], device_ns=[longest_ns, 9])
-        trace = load(write(tmp_path / f"{number}.jsonl", [*RECORDS[:8], block, End(2, 3, 9)]))
-        doubts.append(trace.device_time_doubt is not None)
-    assert doubts == [False, True]
 
 
 SQUARE = TensorSpec((8, 8), (8, 1), torch.float32, "cpu")
@@ -193,13 +165,6 @@ def test_critical_path_uses_unperturbed_times(tmp_path: Path) -> None:
     assert graph.facts.critical_ns == graph.facts.critical_host_ns == 4 * SIN_NS
 
 
-def test_perturbed_launches_do_not_count_for_the_critical_host_time(tmp_path: Path) -> None:
-    graph = make_graph(trace_of(tmp_path, [4], [-1] * 4 + [9 * SIN_NS] * 3))
-    (number,) = graph.facts.critical_path
-    assert number >= 4
-    assert (graph.facts.critical_ns, graph.facts.critical_host_ns) == (9 * SIN_NS, EXP_NS)
-
-
 @pytest.mark.parametrize("device_ns", [[], [-1] * 4 + [2 * EXP_NS] * 3])
 def test_captured_times_of_a_sequence_are_unperturbed(tmp_path: Path, device_ns: list[int]) -> None:
     settings = SequenceSettings(device_map("cpu", None), "cpu", repeats=1)
@@ -214,11 +179,6 @@ def test_longtail_times_are_unperturbed(tmp_path: Path) -> None:
     (function,) = find_longtail([trace_of(tmp_path, range(5, 24), exps=20)], lambda trace: 1e10).functions
     assert function.operator_ns == 4 * SIN_NS + 20 * EXP_NS
     assert function.between_ns == 23 * GAP_NS
-
-
-def test_longtail_uses_perturbed_times_without_others(tmp_path: Path) -> None:
-    (function,) = find_longtail([trace_of(tmp_path, [4, 5, 6])], lambda trace: 1e10).functions
-    assert function.operator_ns == 4 * SIN_NS + 3 * PERTURBED_NS
 
 
 def test_interrupted_unperturbed_call_does_not_determine_the_time(tmp_path: Path) -> None:

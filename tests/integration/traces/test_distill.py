@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,28 +16,25 @@ from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.preceding_calls import RECENT_BYTES, CallPosition, make_preceding_calls
-from opgrip.replay.outcome import Results, read_run
+from opgrip.replay.outcome import Results
 from opgrip.replay.results.origins import Origin
-from opgrip.replay.results.results import OK
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.reader import read_header
 from opgrip.traces.io.shipped_traces import trace_file
 from opgrip.traces.zoo.manifest import FIELD
-from opgrip.zoo.corpus import Corpus, read_corpus
+from opgrip.zoo.corpus import read_corpus
 from opgrip.zoo.corpus.distill import (
     IN_PROGRAM,
-    Check,
     Points,
     check_of,
     choose,
     distill,
     named_by_files,
-    print_check,
     with_times,
     write_cases,
 )
-from opgrip.zoo.scoring.baselines import is_replay_of, read_baselines
+from opgrip.zoo.scoring.baselines import read_baselines
 from opgrip.zoo.scoring.scores import distilled_scores, represented_times
 
 SHIPPED = SHIPPED_TRACES[0]
@@ -84,13 +80,6 @@ def test_all_cases_are_chosen_if_fewer_than_requested_exist() -> None:
     assert sorted(choose(points, np.array([0, 0, 1, 1]), np.ones(4), 10)) == [0, 1, 2, 3]
 
 
-def test_fewer_cases_may_be_chosen_to_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("opgrip.zoo.corpus.distill.MOST_PAIRS", 90)
-    points = Points(np.arange(30.0)[:, None], np.zeros(30, np.int64))
-    weights = np.arange(30.0)
-    assert sorted(choose(points, np.zeros(30, np.int64), weights, 10)) == [27, 28, 29]
-
-
 def test_each_trace_is_represented_completely(folder: Path) -> None:
     corpus = read_corpus([str(folder)])
     distilled = distill(corpus, 3)
@@ -111,56 +100,6 @@ def test_uniform_slowdown_is_predicted_exactly(folder: Path) -> None:
     checks = check_of(corpus, distilled, times)
     assert len(checks) == 3
     assert [item.error for item in checks] == pytest.approx([0.0] * 3)
-
-
-def test_check_uses_the_trace_that_a_case_was_written_from(folder: Path) -> None:
-    corpus = read_corpus([str(folder)])
-    distilled = distill(corpus, 2)
-    frame = corpus.frame
-    pairs = zip(frame["trace"], frame["key"], frame["median_us"], strict=True)
-    # other traces have different times for the case, which a replay of the distilled trace does not see
-    times = {(trace, key): us if distilled.sources.get(key, trace) == trace else 3 * us for trace, key, us in pairs}
-    for item in check_of(corpus, distilled, times):
-        assert item.predicted_us == pytest.approx(distilled.predicted_us(item.trace, distilled.times_us))
-
-
-def test_check_leaves_out_traces_without_times(folder: Path) -> None:
-    corpus = named_by_files(read_corpus([str(folder)]))
-    frame = corpus.frame
-    untimed = frame["trace"] == "other.predict"
-    partly = Corpus(frame.assign(median_us=frame["median_us"].mask(untimed, 0.0)), corpus.members)
-    times = dict.fromkeys(zip(frame["trace"], frame["key"], strict=True), 5.0)
-    assert len(check_of(partly, distill(partly, 2), times)) == 2
-
-
-def test_error_is_relative_to_the_measured_time() -> None:
-    assert Check("a", "a", 100.0, 90.0).error == pytest.approx(-0.1)
-
-
-def test_check_counts_models_by_totals_and_traces_separately() -> None:
-    """One run of `a` has a large error and a small share of its total; the run of `b` has an error too."""
-    checks = [Check("a.x", "a", 1000.0, 1020.0), Check("a.y", "a", 10.0, 20.0), Check("b.x", "b", 100.0, 120.0)]
-    text = io.StringIO()
-    print_check(checks, text)
-    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
-    assert lines[3:8] == [
-        "a 1.01 1.04 +3.0%",
-        "a.x 1.00 1.02 +2.0%",
-        "a.y 0.01 0.02 +100.0%",
-        "b 0.10 0.12 +20.0%",
-        "b.x 0.10 0.12 +20.0%",
-    ]
-    assert lines[-2:] == ["1 of 2 models are predicted within 10%", "1 of 3 traces are predicted within 10%"]
-
-
-def test_times_belong_to_a_replay_if_most_agree_to_five_digits() -> None:
-    times = {("a", str(number)): 1.2345678 * (number + 1) for number in range(10)}
-    rounded = {pair: float(f"{us:.5g}") for pair, us in times.items()}
-    assert is_replay_of(rounded, {**times, ("b", "0"): 1.0})
-    assert not is_replay_of({pair: us * 1.01 for pair, us in times.items()}, times)
-    # two replays share some times by chance
-    assert not is_replay_of({pair: us if pair[1] < "3" else 2 * us for pair, us in times.items()}, times)
-    assert not is_replay_of({}, times)
 
 
 def run_of(folder: Path, path: Path, factors: dict[str, float]) -> Path:
@@ -210,14 +149,6 @@ def test_replayed_times_replace_captured_ones(folder: Path) -> None:
         with_times(corpus, {})
 
 
-def test_trace_without_replayed_times_does_not_reduce_its_models_weight(folder: Path) -> None:
-    corpus = named_by_files(read_corpus([str(folder)]))
-    own = corpus.frame[corpus.frame["trace"] != "net.train"]
-    times = dict.fromkeys(zip(own["trace"], own["key"], strict=True), 1.0)
-    frame = with_times(corpus, times).frame
-    assert set(frame["weight"]) == {0.5}
-
-
 def test_shipped_baseline_times_are_the_represented_times(tmp_path: Path) -> None:
     bench = tmp_path / "bench.jsonl"
     options = ("--cases", "5", "--times", "baseline", "-o", bench)
@@ -228,41 +159,12 @@ def test_shipped_baseline_times_are_the_represented_times(tmp_path: Path) -> Non
     assert "--check baseline has the same times as --times" in checked
 
 
-def test_times_of_two_machines_are_not_mixed(run: Results, tmp_path: Path) -> None:
-    own = tmp_path / "own.json"
-    # the machine that runs this may be of the baseline's kind
-    environment = run.header["environment"] | {"processor": "another"}
-    Results(run.rows, run.header | {"environment": environment}).save(own)
-    options = ("--times", "baseline", "--times", own, "-o", tmp_path / "bench.jsonl")
-    error = refusal("opgrip", "corpus", "distill", "zoo:dcgan.predict", *options, cwd=tmp_path)
-    assert "use results of one machine" in error
-
-
 def test_shipped_distilled_set_represents_all_baseline_traces() -> None:
     field = read_header(trace_file("trace:zoo_500")).fields[FIELD]
     assert len(field["keys"]) == 500
     baseline = read_baselines()
     for name, trace in baseline.traces.items():
         assert sum(field["traces"][name]["us"]) == pytest.approx(trace.total_us, rel=0.02), name
-
-
-@pytest.mark.slow
-def test_shipped_distilled_set_has_the_cases_of_its_header() -> None:
-    trace = load("trace:zoo_500")
-    assert sorted(case.key for case in make_cases(trace)) == sorted(trace.header[FIELD]["keys"])
-
-
-@pytest.mark.slow
-def test_partial_replay_of_the_distilled_set_explains_the_missing_score(tmp_path: Path) -> None:
-    """The run is limited to operators that move no data, whose cases are the shortest."""
-    views = [word for name in ("t", "view", "slice", "permute") for word in ("--op", f"aten.{name}.*")]
-    results = tmp_path / "results.json"
-    done = succeed("opreplay", "trace:zoo_500", *views, "--iterations", "1", "-o", results, cwd=tmp_path)
-    assert "no score: these cases take 0.5% of the baseline's time, less than 50%" in done.stdout
-    rows = read_run(results)
-    assert len(rows) > 3
-    assert {row.status for row in rows} == {OK}
-    assert {row.key for row in rows} <= {*rows.header[FIELD]["keys"]}
 
 
 @pytest.mark.slow

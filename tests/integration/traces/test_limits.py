@@ -16,11 +16,9 @@ from programs import run_python
 from opgrip.errors import FormatError
 from opgrip.traces import TraceReader, UserError, load
 from opgrip.traces.analysis.merge import merge
-from opgrip.traces.codec.call_blocks import block_of
 from opgrip.traces.schema.arguments import decode
 from opgrip.traces.schema.json_values import ITEMS, LINE_BYTES, NESTING, RECORDS, UNKNOWN_NAMES, UNKNOWN_RECORDS
-from opgrip.traces.schema.records import Calls, Entered, Record, Thread
-from opgrip.traces.table.step_starts import unfinished_calls
+from opgrip.traces.schema.records import Calls, Record, Thread
 
 HEADER = b'{"type":"header","format":"opgrip-trace","version":"1.3"}\n'
 MEGABYTE = b" " * (1 << 20)
@@ -142,25 +140,6 @@ def test_unknown_field_names_are_counted_up_to_a_limit(tmp_path: Path) -> None:
     unknown = load(packed(tmp_path / "t.jsonl", [HEADER, line])).unknown
     assert len(unknown) == UNKNOWN_NAMES + 1
     assert unknown["others"] == UNKNOWN_NAMES
-
-
-def test_unfinished_calls_are_looked_up_only_in_their_threads_blocks(tmp_path: Path) -> None:
-    """Looking up each of 3,000 threads in all of 3,000 blocks would take nine million steps."""
-    looks = 0
-
-    class Counted(int):
-        def __eq__(self, other: object) -> bool:
-            nonlocal looks
-            looks += 1
-            return int(self) == other
-
-        __hash__ = int.__hash__
-
-    count = 300
-    blocks = [block_of(Calls(Counted(number), [0], [0], [number], [1])) for number in range(count)]
-    entered = {number: [Entered(number, number, 0, 0)] for number in range(count)}
-    assert unfinished_calls(entered, blocks) == []
-    assert 0 < looks < 4 * count
 
 
 def test_cut_zst_of_one_block_is_reported_as_cut(tmp_path: Path) -> None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from example_trace import write
-from hypothesis import given
-from hypothesis import strategies as st
 from made_ranks import make_rank
 from programs import run_python
 from repeated_calls import repeat_calls
@@ -28,7 +25,7 @@ from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.longtail import thread_calls as made_calls
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.timeline import timeline_lines
-from opgrip.traces.schema.records import Calls, DeviceTimes
+from opgrip.traces.schema.records import DeviceTimes
 from opgrip.traces.table import call_source as sources
 from opgrip.traces.table import distinct_calls as summing
 from opgrip.traces.table.profiler_labels import own_calls
@@ -70,14 +67,6 @@ def told_of(trace: Trace) -> dict[str, Any]:
     }
 
 
-def test_repeated_trace_is_complete_and_repeats_its_calls(tiny_trace: Path, long_trace: Path) -> None:
-    once, often = load(tiny_trace), load(long_trace)
-    rounds = len(often.calls) // len(once.calls)
-    assert often.missing is None
-    assert often.calls["start_ns"].is_monotonic_increasing
-    assert (often.calls["op"].value_counts() == rounds * once.calls["op"].value_counts()).all()
-
-
 @pytest.mark.parametrize("path", ["long", SHIPPED], ids=["long", "shipped"])
 @pytest.mark.slow
 def test_reread_trace_equals_a_trace_in_memory(path: Any, long_trace: Path, request: pytest.FixtureRequest) -> None:
@@ -96,43 +85,6 @@ def test_reread_trace_equals_a_trace_in_memory(path: Any, long_trace: Path, requ
     assert path == SHIPPED or not is_made(trace, "calls")
     pd.testing.assert_frame_equal(trace.calls, table)
     assert (trace.storages == kept.storages).all()
-
-
-@pytest.mark.usefixtures("_nothing_kept")
-def test_call_parts_are_consecutive(long_trace: Path) -> None:
-    trace = load(long_trace)
-    parts = list(trace.call_parts())
-    assert len(parts) > 3
-    joined = pd.concat([part for part, _ in parts])
-    pd.testing.assert_frame_equal(
-        joined.drop(columns="first_storage"), trace.calls.drop(columns="first_storage"), check_index_type=False
-    )
-    memory = [
-        storages[first : first + count].tolist()
-        for part, storages in parts
-        for first, count in zip(part["first_storage"], part["tensors"], strict=True)
-    ]
-    rows = zip(trace.calls["first_storage"], trace.calls["tensors"], strict=True)
-    assert memory == [trace.storages[first : first + count].tolist() for first, count in rows]
-
-
-@pytest.mark.usefixtures("_nothing_kept")
-def test_enclosing_call_comes_first(long_trace: Path, tmp_path: Path) -> None:
-    records = list(read(long_trace))
-    start = min(min(record.start_ns) for record in records if isinstance(record, Calls))
-    around = Calls(0, [0], [0], [start - 1], [10**9], [0], [])
-    path = write(tmp_path / "t.jsonl", [*records[1:-1], around])
-    trace = load(path, partial=True)
-    numbers = [number for part, _ in trace.call_parts() for number in part["start_ns"].tolist()]
-    assert numbers[0] == start - 1
-    assert numbers == sorted(numbers) == trace.calls["start_ns"].tolist()
-
-
-@pytest.mark.usefixtures("_nothing_kept")
-def test_later_device_times_apply_to_reread_calls(tmp_path: Path) -> None:
-    trace = load(write(tmp_path / "t.jsonl"))
-    assert not trace.source.is_kept
-    assert trace.distinct_calls["device_ns"].dropna().tolist() == [700.0] == trace.calls["device_ns"].dropna().tolist()
 
 
 def test_later_device_times_apply_to_selected_calls(tmp_path: Path) -> None:
@@ -232,12 +184,6 @@ def test_steps_of_a_merged_trace_are_those_of_each_rank(
         load(tmp_path / "all.jsonl", steps=5)
 
 
-def test_tables_are_built_only_on_demand(long_trace: Path) -> None:
-    trace = load(long_trace)
-    assert "calls of" in repr(trace)
-    assert not any(is_made(trace, name) for name in ("calls", "storages", "unfinished"))
-
-
 @pytest.mark.usefixtures("_nothing_kept")
 def test_trace_that_changes_while_it_is_read_is_refused(long_trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
@@ -259,15 +205,6 @@ def test_cut_trace_has_the_same_contents_when_read_again(long_trace: Path, tmp_p
         assert trace.distinct_calls["count"].sum() == trace.call_count == len(trace.calls)
 
 
-@pytest.mark.usefixtures("_nothing_kept")
-def test_first_of_two_joined_traces_is_read_again(long_trace: Path, tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    path.write_bytes(long_trace.read_bytes() * 2)
-    trace = load(path, partial=True)
-    assert trace.missing is not None
-    assert trace.distinct_calls["count"].sum() == trace.call_count == load(long_trace).call_count
-
-
 @pytest.mark.parametrize("fault", [b'"duration_ns":[-1,', b'"duration_ns":[x,'])
 def test_records_before_a_bad_block_are_read_once(fault: bytes, long_trace: Path, tmp_path: Path) -> None:
     lines = long_trace.read_bytes().splitlines(keepends=True)
@@ -280,45 +217,6 @@ def test_records_before_a_bad_block_are_read_once(fault: bytes, long_trace: Path
     expected = list(read(long_trace))[:bad]
     assert list(reader) == expected
     assert f"damaged after record {bad}" in str(reader.missing)
-
-
-@pytest.mark.usefixtures("_nothing_kept")
-def test_rare_repeated_times_are_rounded_to_a_thousandth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = jittered(SHIPPED, tmp_path / "t.jsonl")
-    exact = load(path)
-    assert len(exact.distinct_calls) > 1000
-    expected = exact.summary("op", "phase")
-    monkeypatch.setattr(summing, "BATCH", 256)
-    monkeypatch.setattr(summing, "MOST_ROWS", 1000)
-    # with few calls of many kinds, fewer bits would not reduce the number of rows
-    monkeypatch.setattr(summing, "COARSEST", summing.FINEST)
-    trace = load(path)
-    assert len(trace.distinct_calls) < len(exact.distinct_calls)
-    assert trace.distinct_calls["count"].sum() == exact.distinct_calls["count"].sum()
-    summary = trace.summary("op", "phase").set_index(["op", "phase"]).loc[expected.set_index(["op", "phase"]).index]
-    assert summary["calls"].tolist() == expected["calls"].tolist()
-    assert summary["time_us"].tolist() == pytest.approx(expected["time_us"].tolist(), rel=2e-3)
-    assert summary["total_us"].tolist() == pytest.approx(expected["total_us"].tolist(), rel=1e-4)
-
-
-@given(st.lists(st.integers(-1, 1 << 61), min_size=1, max_size=30), st.integers(3, 10))
-def test_times_rounded_together_differ_only_in_their_last_bits(times: list[int], bits: int) -> None:
-    rounded = summing._rounded(np.array(times, dtype=np.int64), bits).tolist()
-    for time, first in zip(times, rounded, strict=True):
-        assert 0 <= time - first <= max(time, 0) >> (bits - 2)
-        assert first == time or time >= 1 << bits
-
-
-def jittered(source: Path, target: Path) -> Path:
-    """Write the same trace with a different time for each call."""
-    noise = np.random.default_rng(0)
-    records = [
-        replace(record, duration_ns=[int(time * noise.lognormal(0, 0.3)) for time in record.duration_ns])
-        if isinstance(record, Calls)
-        else record
-        for record in read(source)
-    ]
-    return write(target, records[1:])
 
 
 @pytest.mark.slow

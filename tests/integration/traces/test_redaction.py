@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from opgrip.traces import load
 from opgrip.traces.analysis.redaction import Policy, Redaction, salt_of
 from opgrip.traces.analysis.redaction.names import NAME_RULES, NameHasher
 from opgrip.traces.analysis.redaction.policy import RedactionReport
-from opgrip.traces.analysis.redaction.redaction import Position, default_float, default_integer, redact
+from opgrip.traces.analysis.redaction.redaction import default_float, default_integer, redact
 from opgrip.traces.analysis.validation import validate
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema import arguments, python_objects, records, tensor_specs
@@ -34,7 +33,6 @@ from opgrip.traces.schema.arguments import GeneratorSpec, GroupSpec, Opaque, Red
 from opgrip.traces.schema.privacy import DROPPED, HEADER_FIELDS, Privacy, privacy_of
 from opgrip.traces.schema.python_objects import ModuleSpec, NamedSpec, ObjectSpec
 from opgrip.traces.schema.records import (
-    Calls,
     Context,
     Dropped,
     Effects,
@@ -149,15 +147,6 @@ def test_step_labels_are_kept_and_foreign_devices_renamed() -> None:
     assert names.device("acmechip") == "privateuseone"
 
 
-def test_recording_with_step_labels_is_redacted(tmp_path: Path) -> None:
-    label = Signature(0, "operator", "profiler._record_function_enter_new.default", ("opgrip step 3",), {})
-    source = write(
-        tmp_path / "a.jsonl", [Scope(0, "", "", "forward"), label, Calls(0, [0], [0], [0], [1]), End(1, 1, 1)]
-    )
-    redact(source, tmp_path / "b.jsonl", Policy())
-    assert list(load(tmp_path / "b.jsonl").labels.index) == ["opgrip step 3"]
-
-
 @pytest.mark.parametrize("cls", [*declared_types()], ids=lambda cls: cls.__name__)
 def test_every_field_declares_its_privacy(cls: type) -> None:
     special = {"operator", "line", "kernel", "number", "seed"}
@@ -178,15 +167,6 @@ def test_every_header_field_of_the_schema_declares_its_privacy() -> None:
         return [*(forms.keys() - table.keys()), *inner]
 
     assert undeclared(SCHEMA["$defs"]["header"], HEADER_FIELDS) == []
-
-
-def test_undeclared_field_is_left_out() -> None:
-    @dataclass(frozen=True)
-    class Later(GroupSpec):
-        note: str = ""
-
-    redactor = Redaction(Policy())._redactor
-    assert redactor.fields(Later("group", "gloo", (0,), 0, SECRET), Position("signature.args")).note == ""
 
 
 def test_no_secret_remains(tmp_path: Path) -> None:
@@ -240,14 +220,10 @@ def test_thread_names_are_redacted_except_standard_ones(name: str) -> None:
     [
         ("aten.arange.default", (1000,)),
         ("aten.arange.start", (4111, 4114)),
-        ("aten.arange.start", (-4111, -4100)),
-        ("aten.arange.start_step", (0.0, 1.0, 0.1)),
         ("aten.arange.start_step", (411.1, 0.0, -3.7)),
         ("aten.arange.start", (7.5, 7.5)),
         ("aten.range.step", (4111.5, 4140, 0.7)),
         ("aten.randint.low", (4111, 4112, [3])),
-        ("aten.randint.low", (-4112, -4111, [3])),
-        ("aten.randint.default", (4111, [3])),
     ],
 )
 def test_redacted_ranges_keep_their_number_of_elements(overload: str, args: tuple[Any, ...]) -> None:
@@ -270,17 +246,6 @@ def test_custom_operator_names_are_kept_and_reported_unless_hidden() -> None:
     assert told.value == "acme.kernels:fused"
     assert "custom" in told.why
     assert b"acme" not in lines([record], Policy(hide_operators=True))
-
-
-@given(st.text(min_size=1), st.sampled_from(["module", "class_name", "function", "file", "caller", "label", "thread"]))
-@settings(max_examples=40, deadline=None)
-def test_names_of_any_characters_are_hashed(text: str, kind: str) -> None:
-    names = NameHasher(Policy(b"s" * 32))
-    secret = f"q{text}Z"
-    hashed = getattr(names, kind)(secret)
-    assert "q" not in hashed.replace("forward", "")
-    assert hashed == getattr(names, kind)(secret)
-    assert hashed != getattr(NameHasher(Policy(b"t" * 32)), kind)(secret)
 
 
 def test_redacted_numbers_are_defaults_of_the_same_sign() -> None:
@@ -354,20 +319,6 @@ def test_every_byte_of_the_salt_counts() -> None:
     assert NameHasher(Policy(public + b"one")).word("Net") != NameHasher(Policy(public + b"other")).word("Net")
 
 
-def test_ranks_that_create_a_salt_concurrently_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, fdopen = tmp_path / "salt", os.fdopen
-    others: list[bytes] = []
-
-    def meanwhile(number: int, mode: str) -> Any:
-        monkeypatch.undo()
-        others.append(salt_of(path))
-        return fdopen(number, mode)
-
-    monkeypatch.setattr(os, "fdopen", meanwhile)
-    assert [salt_of(path)] == others
-    assert [path.name for path in tmp_path.iterdir()] == ["salt"]
-
-
 def test_unknown_keyword_of_an_operator_is_hashed() -> None:
     (record,) = Redaction(Policy()).records(
         Signature(0, "operator", "aten.add.Tensor", (), {SECRET: 1, "alpha": 1, "other": 2})
@@ -375,11 +326,6 @@ def test_unknown_keyword_of_an_operator_is_hashed() -> None:
     assert isinstance(record, Signature)
     assert list(record.kwargs)[1:] == ["alpha", "other"]
     assert SECRET not in record.kwargs
-
-
-def test_operators_of_any_name_are_redacted() -> None:
-    for op in ("a\ud800.b.c", "a\0b.c.default", "..", "aten.add", "é" * 5000):
-        assert Redaction(Policy(hide_operators=True)).records(Signature(0, "operator", op, (CARD,), {}))
 
 
 def test_kept_kinds_of_names_are_kept(tmp_path: Path) -> None:
@@ -409,10 +355,3 @@ def test_redacting_a_cut_trace_needs_partial(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
     redact(source, tmp_path / "b.jsonl", Policy(), partial=True)
     assert (tmp_path / "b.jsonl").exists()
-
-
-def test_redacted_header_has_only_declared_fields() -> None:
-    (header,) = Redaction(Policy()).records(Header({"torch": "2.6.0+cu124", "note": "x", "steps": 3}))
-    assert isinstance(header, Header)
-    assert header.fields == {"torch": "2.6.0+cu124", "steps": 3, "redacted": {"kept": [], "operators_hidden": False}}
-    assert [item.name for item in fields(Header)] == ["fields"]

@@ -82,8 +82,6 @@ def _signature_of(fields: dict[str, Any]) -> dict[str, Any]:
         {"type": "signature", "id": 0, "kind": "operator", "op": "aten.x.y", "args": [{"float": 1.5}]},
         {"type": "values", "id": 0, "model": "exact", "data": []},
         _signature_of({"made_of": {"per_tensor": {"scale": 0.5}}}),
-        _signature_of({"made_of": {"nested": {"sizes": [[2], [3]]}}}),
-        _signature_of({"pinned": 1}),
         {"type": "header", "format": "other", "version": "1.0"},
     ],
 )

@@ -17,7 +17,7 @@ from opgrip.traces import Trace, load, read
 from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.analysis.trim import TracePart, trim
 from opgrip.traces.analysis.validation import validate
-from opgrip.traces.schema.records import Calls, Observed, Signature
+from opgrip.traces.schema.records import Calls, Signature
 
 SHIPPED = SHIPPED_TRACES[0]
 
@@ -123,32 +123,12 @@ def test_inner_calls_of_a_function_are_included(tmp_path: Path) -> None:
     assert inside.any()
 
 
-def test_observed_values_are_kept_with_their_call(tmp_path: Path) -> None:
-    trim(SHIPPED, tmp_path / "part.jsonl", TracePart(steps=(1, 2)))
-    observed = [record for record in read(tmp_path / "part.jsonl") if isinstance(record, Observed)]
-    calls = load(tmp_path / "part.jsonl").calls
-    placed = [record for record in observed if record.since_ns is not None]
-    assert all((calls["signature"] == record.signature).any() for record in observed)
-    for record in placed:
-        own = calls[(calls["signature"] == record.signature) & (calls["start_ns"] >= (record.since_ns or 0))]
-        assert len(own)
-    assert len(observed) < sum(map(len, load(SHIPPED).observed.values()))
-
-
 def test_part_has_the_cases_of_the_whole(tmp_path: Path) -> None:
     whole = {case.key: case for case in make_cases(load(SHIPPED))}
     part = make_cases(trimmed(SHIPPED, tmp_path, TracePart(phases=("forward",), steps=(0, 1))))
     assert len(part) > 100
     # values may come from another call of the case
     assert all(case.trace_number == whole[case.key].trace_number for case in part)
-
-
-def test_part_can_be_trimmed_again(tmp_path: Path) -> None:
-    trim(SHIPPED, tmp_path / "one.jsonl", TracePart(steps=(0, 2)))
-    trim(tmp_path / "one.jsonl", tmp_path / "two.jsonl.gz", TracePart(steps=(1, 2)))
-    again = load(tmp_path / "two.jsonl.gz")
-    assert sorted(times(again)) == sorted(times(trimmed(SHIPPED, tmp_path, TracePart(steps=(1, 2)))))
-    assert again.header["trimmed"]["before"]["steps"] == [0, 2]
 
 
 def test_empty_selection_names_what_exists(tiny_trace: Path, tmp_path: Path) -> None:

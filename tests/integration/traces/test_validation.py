@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from example_trace import write
 from programs import SHIPPED_TRACES
 
-from opgrip.errors import UserError
 from opgrip.traces.analysis.validation import NOT_INSTALLED, SchemaCheck, validate
 
 Line = dict[str, Any]
@@ -55,10 +53,6 @@ def _repeat_scope(lines: list[Line]) -> None:
     lines.insert(lines.index(of_type(lines, "scope")), dict(of_type(lines, "scope")))
 
 
-def _repeat_end(lines: list[Line]) -> None:
-    lines.append(lines[-1])
-
-
 def _lengthen_call(lines: list[Line]) -> None:
     block = of_type(lines, "calls")
     # the second call now ends halfway through the third
@@ -70,10 +64,6 @@ def _hide_calls(lines: list[Line]) -> None:
     for name in ("signature", "scope", "after_ns", "duration_ns"):
         block[name] = block[name][:-1]
     block["storages"] = block["storages"][: -block["tensors"].pop()]
-
-
-def _forget_kind(lines: list[Line]) -> None:
-    del of_type(lines, "signature")["kind"]
 
 
 def _break_schema(lines: list[Line]) -> None:
@@ -100,15 +90,11 @@ def _enter_as_another_operator(lines: list[Line]) -> None:
     [
         (_lose("signature"), "reference", "no record before has the signature 0"),
         (_lose("scope"), "reference", "no record before has the scope 0"),
-        (_lose("thread"), "reference", "no record before has the thread 0"),
-        (_lose("context"), "reference", "no record before has the context 0"),
         (_lose("values"), "reference", "no record has the values 0"),
         (_lose("end"), "total", "the closing record is missing"),
         (_repeat_scope, "number", "a second scope 0"),
-        (_repeat_end, "total", "a record after the closing record"),
         (_lengthen_call, "time", "the end of another that began before it"),
         (_hide_calls, "total", "and the records before have"),
-        (_forget_kind, "form", "missing field 'kind'"),
         (_break_schema, "schema", "dropped[0].count"),
         (_enter_another_signature, "reference", "it entered signature 0, and describes signature 59"),
         (_enter_as_another_operator, "reference", "describes signature 0 as aten.gelu.default, but its record says"),
@@ -132,13 +118,6 @@ def test_findings_have_the_number_of_their_record(tiny_trace: Path, tmp_path: Pa
     assert [record for record, _ in form] == [5, 7]
     assert "is not JSON" in form[0][1]
     assert "occurs twice" in form[1][1]
-
-
-def test_cut_line_is_found_with_the_missing_total(tiny_trace: Path, tmp_path: Path) -> None:
-    content = tiny_trace.read_bytes()
-    (tmp_path / "t.jsonl").write_bytes(content[: len(content) - 30])
-    kinds = [kind for _, kind, _ in findings(tmp_path / "t.jsonl")]
-    assert kinds == ["total", "form"] or kinds == ["form", "total"]
 
 
 @pytest.mark.parametrize(
@@ -171,23 +150,11 @@ def test_overlapping_calls_must_nest(tmp_path: Path, starts: list[int], duration
     assert [kind for _, kind, _ in findings(path)] == (["time"] if crosses else [])
 
 
-def test_records_of_every_type_are_checked(tmp_path: Path) -> None:
-    # in a captured trace, threads come before records that refer to them
-    kinds = {kind for _, kind, _ in findings(write(tmp_path / "t.jsonl"))}
-    assert kinds <= {"reference", "time"}
-
-
 def test_file_of_another_tool_is_validated_as_converted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([2, 3], f32),), {})\n")
     validation = validate(tmp_path / "a.txt")
     assert not validation.findings
     assert "a file of tritonbench" in validation.notes[0]
-
-
-def test_file_that_is_not_a_trace_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="is not a trace"):
-        validate(tmp_path / "a.jsonl")
 
 
 def test_validation_without_jsonschema_notes_the_skipped_check(

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from foreign_data import operator_of
-from programs import run_python, succeed
 from versions import is_removed
 
 from opgrip.replay.inputs.input_options import RECORDED, with_values
@@ -77,11 +76,6 @@ def test_default_row_indices_cover_the_table() -> None:
     assert int(picked.max()) < 900
 
 
-def test_rows_that_are_written_are_written_once() -> None:
-    written = values_of("aten.index_copy.default", tensor(64, 4), 0, tensor(64, dtype=torch.int64), tensor(64, 4))[1]
-    assert sorted(written.tolist()) == list(range(64))
-
-
 def test_default_mask_has_half_or_the_recorded_number_of_true() -> None:
     _, mask = values_of("aten.masked_fill.Scalar", tensor(10, 10), tensor(10, 10, dtype=torch.bool), 0)
     assert int(mask.sum()) == 50
@@ -112,9 +106,3 @@ def test_every_default_refers_to_existing_arguments() -> None:
         if op.startswith("aten.") and not is_removed(op):
             arguments = {argument for name, argument in named if fnmatchcase(name, op)}
             assert any(fnmatchcase(item, pattern) for item in arguments for pattern in patterns), op
-
-
-def test_exported_script_draws_default_values(tmp_path: Path) -> None:
-    (tmp_path / "calls.txt").write_text(REFUSED_OTHERWISE)
-    succeed("opgrip", "trace", "export-case", "calls.txt", "0", "-o", "case.py", cwd=tmp_path)
-    run_python("case.py", "--repeats", "1", cwd=tmp_path, status=0)

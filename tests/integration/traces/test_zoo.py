@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, replace
 from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from programs import ROOT, SHIPPED_TRACES, refusal, succeed
+from programs import ROOT, SHIPPED_TRACES, succeed
 from project_files import pyproject
 
 from opgrip.capture.command.capture_options import make_parser
@@ -20,7 +17,7 @@ from opgrip.traces import load
 from opgrip.traces.analysis.differences import compare_traces
 from opgrip.traces.zoo import ZooTrace, read_manifest, select, zoo_file
 from opgrip.traces.zoo.manifest import MODELS, SUFFIX
-from opgrip.zoo.making import command_of, count_distinct, pack, record_of, short_quantiles, write_manifest
+from opgrip.zoo.making import command_of, count_distinct, pack, record_of, write_manifest
 
 TRACES = read_manifest()
 
@@ -136,29 +133,9 @@ def test_trace_loads_by_its_name() -> None:
     assert len(load(f"zoo:{trace.name}").own_calls) == trace.recording.calls
 
 
-def test_unknown_trace_is_reported_in_one_line() -> None:
-    with pytest.raises(MissingFileError, match=f"the zoo has no trace 'x{TRACES[0].name}': did you mean"):
-        load(f"zoo:x{TRACES[0].name}")
-    refusal("opgrip", "trace", "info", "zoo:none", in_one_line=True)
-
-
 def test_trace_that_is_not_installed_names_its_package() -> None:
     with pytest.raises(MissingFileError, match=r"absent\.predict of the zoo is not installed: .* opgrip-zoo"):
         zoo_file(replace(TRACES[0], model="absent", run="predict"))
-
-
-NUMBERS = st.floats(-1e30, 1e30, allow_nan=False)
-
-
-@given(st.lists(NUMBERS, min_size=2, max_size=30).map(sorted))
-def test_shortened_quantiles_keep_order_ends_and_equality(quantiles: list[float]) -> None:
-    shortened = short_quantiles(quantiles)
-    assert shortened == sorted(shortened)
-    assert (shortened[0], shortened[-1]) == (quantiles[0], quantiles[-1])
-    same = [one == other for one, other in pairwise(quantiles)]
-    assert same == [one == other for one, other in pairwise(shortened)]
-    assert all(abs(one - other) <= 1e-3 * abs(other) for one, other in zip(shortened, quantiles, strict=True))
-    assert short_quantiles([1.23456789, 2.3456789, 3.456789]) == [1.23456789, 2.346, 3.456789]
 
 
 @pytest.mark.slow
@@ -171,11 +148,3 @@ def test_packed_trace_has_equal_calls_and_values_and_its_recipe(tmp_path: Path) 
     assert difference.changed == []
     assert [name for name, *_ in difference.facts] == ["command"]
     assert packed.stat().st_size < path.stat().st_size / 6
-
-
-def test_file_that_is_not_a_trace_has_no_command(tmp_path: Path) -> None:
-    for content in (b"", b"{}\n", b"[]\n", b"\x28\xb5\x2f\xfd"):
-        (tmp_path / "t.jsonl").write_bytes(content)
-        (tmp_path / "t.jsonl.zst").write_bytes(content)
-        assert command_of(tmp_path / "t.jsonl") is None
-        assert command_of(tmp_path / "t.jsonl.zst") is None

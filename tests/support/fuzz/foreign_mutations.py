@@ -1,12 +1,10 @@
-"""Mutations of other tools' files: of their bytes, their JSON, and the members of archives."""
+"""Mutations of other tools' files: of their bytes and their JSON."""
 
 from __future__ import annotations
 
 import copy
 import gzip
-import io
 import json
-import zipfile
 from random import Random
 from typing import Any
 
@@ -29,8 +27,6 @@ def foreign_mutant(seed: ForeignSeed, random: Random) -> ForeignSeed:
 
 
 def _changed(content: bytes, random: Random) -> bytes:
-    if content[:4] == b"PK\x03\x04" and random.random() < 0.8:
-        return _changed_archive(content, random)
     if content[:2] == b"\x1f\x8b" and random.random() < 0.8:
         return gzip.compress(_changed(gzip.decompress(content), random))
     if random.random() < 0.7:
@@ -90,29 +86,3 @@ def _changed_text(content: bytes, random: Random) -> bytes:
 def _put_token(content: bytes, random: Random) -> bytes:
     place = random.randrange(len(content) + 1)
     return content[:place] + random.choice(TOKENS) + content[place + random.choice((0, 1, 4)) :]
-
-
-def _changed_archive(content: bytes, random: Random) -> bytes:
-    """Return a zip archive with a member changed, removed or duplicated."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            members = [(info.filename, archive.read(info)) for info in archive.infolist()]
-    except (zipfile.BadZipFile, ValueError, OSError, RuntimeError, NotImplementedError):
-        return content
-    place = random.randrange(len(members)) if members else 0
-    match random.randrange(6) if members else -1:
-        case 0:
-            del members[place]
-        case 1:
-            members.append(("../" * 8 + "x", b"x"))
-        case 2:
-            members[place] = (members[place][0], b"\x00" * (64 << 20))
-        case -1:
-            pass
-        case _:
-            members[place] = (members[place][0], _changed(members[place][1], random))
-    sink = io.BytesIO()
-    with zipfile.ZipFile(sink, "w", random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
-        for name, data in members:
-            archive.writestr(name, data)
-    return sink.getvalue()

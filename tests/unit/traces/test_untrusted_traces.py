@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fuzz.consumers import CONSUMERS, consume
-from shortened import slow_except
 
 ESCAPE, TURN, SURROGATE = "\x1b[31m", "\u202e", "\ud800"
 STRANGE = f"a{ESCAPE}{TURN}{SURROGATE}\x07"
@@ -25,10 +24,6 @@ SIGNATURE: dict[str, Any] = {
     "args": [TENSOR],
 }
 ON_DEVICE = SIGNATURE | {"args": [{"tensor": TENSOR["tensor"] | {"device": "cuda:99"}}]}
-ON_PACKAGE = SIGNATURE | {"args": [{"tensor": TENSOR["tensor"] | {"device": "hpu:0"}}]}
-NOWHERE = {"tensor": {"shape": [2**20], "stride": [1], "dtype": "float32", "device": "foo"}}
-ON_NOTHING = SIGNATURE | {"args": [NOWHERE], "outputs": NOWHERE}
-PAIRS = {"tensors": [2] * 3, "storages": [1, 1, 0, 1, 0, 1]}
 KERNELS = {"type": "kernels", "signature": 0, "names": [STRANGE], "launches": [1], "device_ns": [9]}
 SCOPE = {"type": "scope", "id": 0, "module": "m", "module_type": "M", "phase": "forward", "function": "f", "file": "a"}
 CALLS: dict[str, Any] = {
@@ -53,10 +48,10 @@ TRACES: dict[str, list[dict[str, Any]]] = {
         HEADER | {"model": {"name": [1]}, "processes": [1], "devices": [1], "command": {"a": 1}, "page_size": "x"},
         *(SIGNATURE, SCOPE, CALLS, END),
     ],
-    "large memory of a device that is none": [HEADER | {"page_size": 4096}, ON_NOTHING, SCOPE, CALLS | PAIRS, END],
-    "pages without end": [HEADER | {"page_size": 10**400}, SIGNATURE | {"outputs": TENSOR}, SCOPE, CALLS, END],
-    "gripped functions alone": [HEADER, SIGNATURE | {"kind": "function", "op": "m:f"}, SCOPE, CALLS, END],
-    "model that is a word": [HEADER | {"model": "x", "started_unix_ns": True}, SIGNATURE, SCOPE, CALLS, END],
+
+
+
+
     "texts of a header": [
         HEADER | {"devices": {"cpu": [STRANGE]}, "command": [STRANGE], "model": {"name": STRANGE}},
         *(SIGNATURE, SCOPE, CALLS, END),
@@ -87,15 +82,12 @@ TRACES: dict[str, list[dict[str, Any]]] = {
         HEADER | {"accelerator": {"devices": [1], "libraries": 5, "settings": {"": [STRANGE, [None]], "_bytes": True}}},
         *(SIGNATURE, SCOPE, CALLS, END | {"accelerator": {"devices": {STRANGE: {STRANGE: [STRANGE]}}}}),
     ],
-    "a device of a package": [HEADER, ON_PACKAGE, SCOPE, CALLS, END],
+
     "places whose calls have no tensors": [
         *(HEADER, SIGNATURE, SCOPE, PLACED, PLACED | {"since_ns": 9}),
         *(CALLS | {"tensors": [1, 0, 0], "storages": [0], "duration_ns": [5, 900, 5]}, END),
     ],
-    "places and no word of tensors": [
-        *(HEADER, SIGNATURE, SCOPE, PLACED, PLACED | {"since_ns": -(2**63), "storage": 2**63 - 1}),
-        *({name: column for name, column in CALLS.items() if name not in ("tensors", "storages")}, END),
-    ],
+
     "places of what the trace lacks": [
         *(HEADER, SIGNATURE, SCOPE, PLACED | {"signature": 7}, PLACED | {"values": [7]}),
         *(PLACED | {"values": [None, 1]}, PLACED | {"since_ns": 2**63 - 1}, CALLS, END),
@@ -111,14 +103,7 @@ TRACES: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-QUICK = [
-    *("header of other types", "large memory of a device that is none", "texts of a header", "texts of a signature"),
-    *("texts of what was lost", "huge numbers", "an accelerator of other types", "places of what the trace lacks"),
-    "kernels",
-]
-
-
-@pytest.mark.parametrize("name", slow_except(QUICK, TRACES))
+@pytest.mark.parametrize("name", TRACES)
 @pytest.mark.slow
 def test_hostile_trace_is_read_or_refused_by_all_consumers(tmp_path: Path, name: str) -> None:
     path = tmp_path / "t.jsonl"

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from optional import optional
 from redrawn import drawn, fitted, seeded
 
 from opgrip.traces.values.boxes import Boxes, overlapping
@@ -38,16 +37,6 @@ def kept(boxes: torch.Tensor, scores: torch.Tensor, threshold: float, offset: in
     return count
 
 
-@pytest.mark.parametrize("offset", [0, 1])
-@pytest.mark.parametrize("threshold", [0.3, 0.5, 0.7, 0.95])
-@pytest.mark.parametrize(("count", "groups"), [(300, 1), (300, 40), (300, 299), (300, 300), (1500, 500)])
-def test_suppression_keeps_the_recorded_number_of_boxes(count: int, groups: int, threshold: float, offset: int) -> None:
-    boxes = proposals(count)
-    again = drawn(told(boxes, groups), boxes)
-    for seed in (0, 1):
-        assert kept(again, torch.rand(count, generator=seeded(seed)), threshold, offset) == groups
-
-
 @given(st.integers(17, 400), st.floats(0, 1), st.floats(1, 2000), st.booleans(), st.floats(0, 90_000))
 @settings(deadline=None, max_examples=50)
 def test_suppression_keeps_the_recorded_number_at_any_sizes(
@@ -62,38 +51,6 @@ def test_suppression_keeps_the_recorded_number_at_any_sizes(
         assert kept(again, torch.rand(count, generator=seeded(0)), threshold, 0) == groups
     low, high = (again[:, :2].amin(0), again[:, :2].amax(0))
     assert bool((low >= boxes[:, :2].amin(0) - 1).all() and (high <= boxes[:, :2].amax(0) + 1 + 0.01 * sides).all())
-
-
-@pytest.mark.parametrize(("count", "groups"), [(5000, 1000), (20_000, 1000), (20_000, 15_000)])
-def test_mmcv_keeps_the_recorded_number_of_many_boxes(count: int, groups: int) -> None:
-    ops = optional("mmcv.ops")
-    boxes = proposals(count)
-    again = drawn(told(boxes, groups), boxes)
-    for threshold in (0.3, 0.5, 0.7):
-        _, places = ops.nms(again, torch.rand(count, generator=seeded(3)), threshold)
-        assert len(places) == groups
-
-
-def test_boxes_of_one_size_keep_it_if_they_fit() -> None:
-    corners = torch.rand(400, 2, generator=seeded(0)) * 1000
-    boxes = torch.cat([corners, corners + 32], dim=1).round()
-    again = drawn(told(boxes, 100), boxes)
-    sides = again[:, 2:] - again[:, :2]
-    assert float((sides - 32).abs().max()) <= 1
-
-
-def test_groups_have_about_equal_size() -> None:
-    boxes = proposals(300)
-    again = drawn(told(boxes, 50), boxes)
-    assert overlapping(again) == pytest.approx(5, abs=0.1)
-
-
-def test_boxes_that_cannot_be_separated_are_drawn() -> None:
-    boxes = torch.tensor([[5.0, 5.0, 9.0, 9.0]]).repeat(100, 1)
-    boxes[:, 4:] = 0
-    boxes[0, 2] += 1
-    again = drawn(told(boxes, 60), boxes)
-    assert bool((again[:, 2:] > again[:, :2]).all())
 
 
 def test_crowded_boxes_stay_crowded() -> None:
@@ -119,14 +76,6 @@ def test_boxes_with_scores_are_boxes() -> None:
     model = fitted(detections, Boxes)
     assert model.first == 0
     assert bool((drawn(model, detections)[:, 4] <= 1).all())
-
-
-def test_sizes_of_boxes_keep_their_distribution() -> None:
-    boxes = proposals(4000)
-    boxes[:, 2:] = boxes[:, :2] + torch.rand(4000, 2, generator=seeded(3)).pow(6) * 800 + 1
-    again = drawn(fitted(boxes, Boxes), boxes)
-    one, other = ((rows[:, 2] - rows[:, 0]).median() for rows in (boxes, again))
-    assert float(one) == pytest.approx(float(other), rel=0.3)
 
 
 def test_fit_of_drawn_boxes_equals_the_model() -> None:

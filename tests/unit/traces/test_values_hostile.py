@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from opgrip.traces.schema.arguments import FormatError
 from opgrip.traces.values import fit, value_model_from_json, value_model_to_json, value_models
-from opgrip.traces.values.boxes import draw_separate_boxes
 
 HUGE = [2**31, 2**62, 2**63 - 1, 2**63, 2**70, 10**400, -1, -(2**63), -(2**64)]
 ODD: list[Any] = [
@@ -22,19 +21,15 @@ ODD: list[Any] = [
     "text",
     [],
     [[]],
-    [[1, 2, 3]],
     0,
     0.0,
     -1.5,
     1e300,
-    5e-324,
     {"float": "nan"},
     {"float": "inf"},
-    {"complex": [1.0, 2.0]},
     {"dtype": "float32"},
     {"opaque": "x"},
     {"dict": [["a", 1]]},
-    {"tuple": [1]},
     *HUGE,
 ]
 
@@ -134,22 +129,15 @@ def test_every_model_is_drawn_for_any_shape_and_dtype(name: str) -> None:
         {"model": "nothing"},
         {},
         {"model": "exact", "data": []},
-        {"model": "exact", "data": ["text"]},
         {"model": "exact", "data": [2**64]},
-        {"model": "exact", "data": [1] * 65},
-        {"model": "constant", "value": [1]},
         {"model": "booleans", "true": 5, "total": 3},
         {"model": "booleans", "true": 3, "total": 5, "runs": 4},
-        {"model": "booleans", "true": 3, "total": 5, "runs": 0},
         {"model": "integers", "frequent": [], "low": None, "high": None, "others": 0, "ascending": False},
-        {"model": "integers", "frequent": [], "low": 5, "high": 1, "others": 3, "ascending": False},
         {"model": "integers", "frequent": [[1, 2**62], [2, 2**62]], "low": 5, "high": 9, "others": 0, "ascending": 0},
         {"model": "boxes", "first": 0, "low": [0], "high": [1], "whole": [True]},
         {"model": "permutation", "low": 3, "high": 2},
         {"model": "progression", "start": 2**62, "step": 2**62, "repeats": 1, "period": 9},
-        {"model": "progression", "start": 0, "step": 1, "repeats": 0, "period": 9},
         {"model": "offsets", "first": 5, "last": 4, "count": 3, "empty": 0, "lengths": [[1, 3]]},
-        {"model": "offsets", "first": 0, "last": 4, "count": 3, "empty": 0, "lengths": [[-1, 3]]},
         {"model": "offsets", "first": 0, "last": 4, "count": 3, "empty": 0},
         {"model": "factorable", "diagonal": 0.0, "spread": 1.0},
         {"model": "probabilities", "peak": 1.5, "zeros": 0.0},
@@ -178,8 +166,3 @@ def test_model_that_cannot_be_drawn_is_refused(form: dict[str, Any]) -> None:
 def test_huge_counts_allocate_nothing(form: dict[str, Any]) -> None:
     model = value_model_from_json(form)
     assert model.draw((300,), torch.float64, torch.Generator()).numel() == 300
-
-
-def test_cells_of_boxes_are_bounded() -> None:
-    places = draw_separate_boxes(50, [-1e15, -1e15, 0, 0], [1e15, 1e15, 1.0, 1.0], [0, 1.0], False, torch.Generator())
-    assert bool(places.isfinite().all())

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from redrawn import drawn, fitted, seeded
 
 from opgrip.traces.values import fit
-from opgrip.traces.values.drawing import distinct, exactly, parts
 from opgrip.traces.values.integers import Integers
 from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Offsets, Progression
@@ -56,32 +55,12 @@ def test_integers_of_every_width_are_fitted_and_drawn(dtype: torch.dtype) -> Non
     assert len(again.long().unique()) == 100
 
 
-def test_wide_integers_keep_their_number_of_distinct_values() -> None:
-    tensor = torch.randint(0, 1 << 60, (9000,), generator=seeded(0))
-    tensor[:2000] = tensor[2000:4000]
-    again = drawn(fitted(tensor, Integers), tensor)
-    assert len(again.unique()) == len(tensor.unique())
-    assert (int(again.min()), int(again.max())) == (int(tensor.min()), int(tensor.max()))
-
-
 def test_integers_over_the_full_range_are_drawn() -> None:
     tensor = torch.randint(-TOP, TOP, (500,), generator=seeded(0))
     tensor[3], tensor[5] = -TOP - 1, TOP
     again = drawn(fitted(tensor, Integers), tensor)
     assert (int(again.min()), int(again.max())) == (-TOP - 1, TOP)
     assert len(again.unique()) == 500
-
-
-@pytest.mark.slow
-def test_distinct_values_of_many_wide_integers_are_estimated() -> None:
-    tensor = torch.randint(0, 1 << 40, (1 << 21,), generator=seeded(0))
-    tensor[: 1 << 20] = tensor[7]
-    tensor[-3:] = 0
-    model = fitted(tensor, Integers)
-    assert model.distinct == pytest.approx(1 << 20, rel=0.05)
-    assert dict(model.frequent)[int(tensor[7])] == pytest.approx(1 << 20, rel=0.05)
-    assert dict(model.frequent)[0] == 3
-    assert int(torch.count_nonzero(drawn(model, tensor))) == int(torch.count_nonzero(tensor))
 
 
 def test_rare_zeros_are_counted() -> None:
@@ -114,17 +93,6 @@ def test_single_ignore_index_is_the_only_negative_value(is_old: bool) -> None:
         assert len(again.unique()) == 129
 
 
-def test_few_distinct_integers_keep_their_counts() -> None:
-    tensor = torch.tensor([7] * 10 + [0] * 70 + [3] * 20)
-    assert torch.equal(drawn(fitted(tensor, Integers), tensor).bincount(), tensor.bincount())
-
-
-def test_range_of_large_tensors_covers_all_elements() -> None:
-    tensor = torch.zeros(1 << 19, dtype=torch.int64)
-    tensor[12345] = 1 << 40
-    assert int(drawn(fitted(tensor, Integers), tensor).max()) == 1 << 40
-
-
 def test_integers_have_the_given_total() -> None:
     tensor = torch.randint(0, 1000, (3000,), generator=seeded(0))
     model = Integers([[0, 100]], 1, 999, 2900, False, 800, total=int(tensor.sum()))
@@ -149,12 +117,6 @@ def test_progression_is_kept_exactly(start: int, step: int, repeats: int, period
         assert torch.equal(drawn(fitted(values, Progression), values), values)
 
 
-def test_columns_of_a_grid_are_progressions() -> None:
-    for column in torch.meshgrid(torch.arange(30), torch.arange(0, 400, 8), indexing="ij"):
-        for tensor in (column, column.reshape(-1), column.T.to(torch.int32)):
-            assert torch.equal(drawn(fitted(tensor, Progression), tensor), tensor)
-
-
 def test_long_progressions_are_found_by_some_of_their_elements() -> None:
     y, x = torch.meshgrid(torch.arange(700), torch.arange(1100), indexing="ij")
     for tensor in (y, x, y.T, x.T, torch.arange(900_000) * 3 - 7, y.reshape(-1).to(torch.uint16), y.repeat(2, 1) / 8):
@@ -168,13 +130,6 @@ def test_tensor_that_only_starts_like_a_progression_gets_another_model() -> None
     ramp[1 << 18 :] += 1
     for tensor in (zeros, zeros.flip(0), ramp, torch.arange(1 << 19) // 100_000 % 3 * 2 % 3):
         assert Progression.fit(tensor) is None
-
-
-@pytest.mark.parametrize("at", [0, 1, 66, 198, 199])
-def test_progression_with_one_other_element_gets_another_model(at: int) -> None:
-    tensor = torch.arange(200)
-    tensor[at] += 1
-    assert type(fit(tensor)) is not Progression
 
 
 def test_largest_integers_can_be_drawn() -> None:
@@ -210,31 +165,6 @@ def test_offsets_keep_their_ends_and_lengths(lengths: list[int], first: int) -> 
     assert torch.equal(again.diff().sort().values, tensor.diff().sort().values)
 
 
-@given(st.integers(1000, 9000), st.integers(100, 10_000), st.floats(0, 0.9), st.integers(0, 9))
-@settings(deadline=None)
-def test_offsets_of_many_lengths_keep_their_ends_and_empty_pieces(
-    count: int, longest: int, empty: float, seed: int
-) -> None:
-    lengths = torch.randint(0, longest, (count,), generator=seeded(seed))
-    lengths[torch.rand(count, generator=seeded(seed + 1)) < empty] = 0
-    tensor = lengths.cumsum(0)
-    model = fitted(tensor, Offsets)
-    again = drawn(model, tensor)
-    assert (int(again[0]), int(again[-1])) == (int(tensor[0]), int(tensor[-1]))
-    assert int(again.diff().min()) >= 0
-    assert int((again.diff() == 0).sum()) == model.empty
-    assert float(again.diff().double().std()) == pytest.approx(float(tensor.diff().double().std()), rel=0.2)
-
-
-@pytest.mark.parametrize("count", [1, 2, 10, 101, 5000])
-def test_offsets_of_another_size_keep_their_ends(count: int) -> None:
-    model = fitted(torch.randint(1, 9, (200,), generator=seeded(0)).cumsum(0), Offsets)
-    values = model.draw((count,), torch.int64, seeded(0))
-    assert int(values.diff().min() if count > 1 else 0) >= 0
-    assert int(values[0]) == model.first
-    assert count == 1 or int(values[-1]) == model.last
-
-
 def order_kinds(count: int) -> dict[str, torch.Tensor]:
     values = torch.randint(0, 5000, (count,), generator=seeded(0))
     walk = torch.randint(-3, 4, (count,), generator=seeded(1)).cumsum(0)
@@ -262,36 +192,3 @@ def test_order_of_integers_is_kept(kind: str) -> None:
     # a drawn walk may have larger steps than the recorded one of the same values
     assert again.step == pytest.approx(model.step, rel=1 if kind == "near" else 0.1)
     assert again.by_row == model.by_row
-
-
-def test_sorted_integer_rows_stay_sorted() -> None:
-    tensor = torch.randint(0, 500, (2, 1000), generator=seeded(0)).sort(dim=-1).values
-    tensor[1] += 400
-    again = drawn(fitted(tensor, Integers), tensor)
-    assert int(again.diff(dim=-1).min()) >= 0
-
-
-@given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 9))
-@settings(deadline=None)
-def test_exact_number_of_places_is_chosen(chosen: int, total: int, seed: int) -> None:
-    assert int(exactly(chosen, total, seeded(seed)).sum()) == min(chosen, total)
-
-
-@given(st.integers(0, 300), st.integers(-(1 << 63), TOP), st.integers(0, 1 << 62))
-@settings(deadline=None)
-def test_distinct_numbers_have_the_given_count_and_range(count: int, low: int, width: int) -> None:
-    high = min(TOP, low + width)
-    numbers = distinct(count, low, high, seeded(0))
-    assert len(numbers.unique()) == len(numbers) == min(count, high - low + 1)
-    assert not len(numbers) or low <= int(numbers.min()) <= int(numbers.max()) <= high
-
-
-@given(st.integers(1, 200), st.integers(0, 9000), st.floats(0, 8), st.integers(1, 100))
-@settings(deadline=None)
-def test_parts_have_the_given_total(count: int, more: int, exponent: float, most: int) -> None:
-    weights = torch.arange(1, count + 1, dtype=torch.float64).pow(-exponent)
-    for limit in (None, most):
-        sizes = parts(count + more, weights, limit)
-        assert int(sizes.sum()) == count + more
-        assert int(sizes.min()) >= 1
-        assert limit is None or int(sizes.max()) <= max(limit, -(-(count + more) // count))

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opgrip.traces.values import fit_argument
 from opgrip.traces.values.exact import Booleans, Constant, OneHot
 from opgrip.traces.values.floats import Floats, Probabilities
 from opgrip.traces.values.integers import Integers
-from opgrip.traces.values.model import MOST, pieces, rows_of
+from opgrip.traces.values.model import MOST
 from opgrip.traces.values.order import Permutation
 from opgrip.traces.values.progression import Progression
 
@@ -44,32 +42,6 @@ def test_fitting_does_not_read_all_elements() -> None:
     assert abs(model.mean - tensor[0].mean()) < 0.2
 
 
-@given(
-    shape=st.lists(st.integers(1, 40), min_size=0, max_size=4),
-    last=st.sampled_from([1, 3, 255, 256, 257, 3000, MOST + 1]),
-    turned=st.booleans(),
-)
-def test_pieces_are_parts_of_rows(shape: list[int], last: int, turned: bool) -> None:
-    shape = [*shape, last]
-    while math.prod(shape) <= MOST:
-        shape = [3, *shape]
-    if math.prod(shape) > 1 << 22:
-        return
-    tensor = torch.arange(math.prod(shape)).reshape(shape)
-    if turned and tensor.dim() > 1:
-        # same numbers and order, different strides
-        tensor = tensor.mT.contiguous().mT
-    for whole_rows in (False, True):
-        part = rows_of(tensor) if whole_rows else pieces(tensor)
-        rows = part.reshape(-1, part.shape[-1])
-        assert part.shape[-1] == (last if whole_rows else min(last, 256))
-        assert bool((rows.diff(dim=-1) == 1).all())
-        assert bool((rows[:, 0] // last == rows[:, -1] // last).all())
-        # a piece that would exceed its row is moved, and may overlap another
-        assert len(rows.unique()) == rows.numel() or (256 < last < 2 * rows.numel() and not whole_rows)
-        assert whole_rows or rows.numel() <= MOST
-
-
 @pytest.mark.parametrize(
     ("tensor", "kind"),
     [
@@ -91,14 +63,6 @@ def test_kind_of_a_large_tensor_is_found_from_its_pieces(tensor: torch.Tensor, k
     again = model.draw(tuple(tensor.shape), tensor.dtype, torch.Generator().manual_seed(0))
     assert again.shape == tensor.shape
     assert abs((again == 0).double().mean() - (tensor == 0).double().mean()) < 0.05
-
-
-def test_few_used_rows_are_found_from_pieces() -> None:
-    tensor = torch.zeros(30_000, 768)
-    tensor[torch.randperm(30_000)[:600]] = torch.rand(600, 768)
-    model = fit_argument(ADD, "self", tensor)
-    assert isinstance(model, Floats)
-    assert 0.95 < model.zeros < 1
 
 
 def test_fitting_a_mask_of_minus_infinity_does_not_warn() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 from param_configs import RANGES, entry, number, operator, ranged, read, shapes, tensor
-from programs import SHIPPED_TRACES, run_command, succeed
+from programs import run_command, succeed
 
 from opgrip.cli.option_types import Cut
 from opgrip.errors import UserError
-from opgrip.traces import TraceReader, load
+from opgrip.traces import load
 from opgrip.traces.formats.configurations.param import MOST_CASES
 
 FAST = ("--iterations", "1", "--warmup", "0", "--device", "cpu")
@@ -46,25 +46,6 @@ def test_ranges_are_combined_with_the_last_argument_fastest(tmp_path: Path) -> N
     dtypes = (torch.float32, torch.float64)
     assert cases == [
         (dtype, (first, 3, last), alpha) for dtype, first, last, alpha in product(dtypes, (1, 2), (4, 6, 8), (5, 6, 7))
-    ]
-
-
-def test_lists_and_nested_ranges_are_expanded(tmp_path: Path) -> None:
-    sizes = number([number([2, 4, 2], __range__=["value"]), number([1, 2], __range__=["value"])], "genericlist")
-    operators = {
-        "aten::zeros": operator(
-            entry(
-                sizes | {"__range__": ["value"]},
-                dtype=number(["float", "long"], "dtype", __list__=["value"]),
-                pin_memory=number([True, False], "bool", __range__=["value"]),
-            ),
-            input_iterator=RANGES,
-        )
-    }
-    trace = read(tmp_path, operators)
-    assert [(item.args[0], item.kwargs["dtype"], item.kwargs["pin_memory"]) for item in trace.signatures] == [
-        ([rows, columns], dtype, pinned)
-        for rows, columns, dtype, pinned in product((2, 4), (1, 2), (torch.float32, torch.int64), (True, False))
     ]
 
 
@@ -120,12 +101,6 @@ def test_too_many_cases_are_refused_with_their_count_and_options(tmp_path: Path)
         load(tmp_path / "config.json")
     done = run_command("opgrip", "trace", "info", tmp_path / "config.json")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-
-
-def test_part_of_a_trace_of_calls_is_refused(tmp_path: Path) -> None:
-    reader = TraceReader(SHIPPED_TRACES[0], cut=Cut(3))
-    with pytest.raises(UserError, match="has no cases to select with --start"):
-        list(reader)
 
 
 def test_opreplay_and_convert_take_parts(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from opgrip.replay.cases.cases import contexts_of
 from opgrip.traces import load
 from opgrip.traces.codec.record_forms import key_of_case
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
-from opgrip.zoo.corpus import Corpus, members_of, read_corpus, summarize
+from opgrip.zoo.corpus import Corpus, read_corpus, summarize
 from opgrip.zoo.corpus.corpus import MOST_ELEMENTS, rows_of, signature_facts, weighted
 from opgrip.zoo.corpus.distill import write_cases
 from opgrip.zoo.corpus.summaries import ALL, write_summary, write_table
@@ -71,14 +71,6 @@ def test_folder_contains_traces_and_files_of_other_tools(corpus: Corpus, folder:
     ]
     assert corpus.sources == ["trace", "dlop"]
     assert list(corpus.notes) == [f"{folder / 'notes.txt'} is not a trace"]
-
-
-def test_rows_count_all_own_calls_of_a_trace(folder: Path) -> None:
-    trace = load(folder / "tiny.jsonl")
-    rows = rows_of(trace)
-    assert rows["count"].sum() == len(trace.own_calls)
-    assert rows["share"].sum() == pytest.approx(1)
-    assert rows["time_us"].sum() == pytest.approx(trace.summary()["time_us"].sum())
 
 
 def test_each_model_of_a_source_has_equal_weight(corpus: Corpus) -> None:
@@ -137,12 +129,6 @@ def test_every_table_counts_all_calls_and_all_time(corpus: Corpus, by: str) -> N
     assert table.groupby("source")["share"].sum().tolist() == pytest.approx([1, 1])
 
 
-def test_model_table_shows_own_operators_and_similarity(corpus: Corpus) -> None:
-    table = summarize(corpus, "model").table.set_index("model")
-    assert table.loc["small", "own_operators"] == 1
-    assert table.loc["small", "alike"] == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
 def test_table_is_written_completely(corpus: Corpus, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"corpus{suffix}"
@@ -158,16 +144,6 @@ def test_table_is_written_completely(corpus: Corpus, tmp_path: Path, suffix: str
     assert rows["calls"].tolist() == summary.table["calls"].tolist()
     with pytest.raises(UserError, match="exists"):
         write_summary(corpus, summary, path, force=False)
-
-
-def test_markdown_table_escapes_its_cells(corpus: Corpus, tmp_path: Path) -> None:
-    path = tmp_path / "corpus.md"
-    table = summarize(corpus).table.assign(op="a|b`<c")
-    write_table(table, path, False, {})
-    heads, rule, *rows = path.read_text().splitlines()
-    assert rule.count("---") == len(table.columns)
-    assert len(rows) == len(table)
-    assert {row.replace("\\|", "").count("|") for row in (heads, rule, *rows)} == {len(table.columns) + 1}
 
 
 def test_csv_cells_contain_no_formulas_and_numbers_are_bounded(corpus: Corpus, tmp_path: Path) -> None:
@@ -213,11 +189,6 @@ def test_broken_file_in_a_folder_is_left_out_and_reported(tmp_path: Path) -> Non
     assert {member.name for member in corpus.members} == {"whole.jsonl", "cut.jsonl"}
     assert any("newer" in note for note in corpus.notes)
     assert any("cut" in note for note in corpus.notes)
-
-
-def test_file_named_twice_counts_once(folder: Path) -> None:
-    name = str(folder / "small.jsonl")
-    assert len(members_of([name, name, str(folder)]).members) == 4
 
 
 def test_model_is_read_from_the_header(tmp_path: Path) -> None:

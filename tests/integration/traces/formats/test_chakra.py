@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from execution_traces import calls_of, capture, dependencies_of, make_program, node, tensor, write_nodes
-from foreign_data import data_files, needs_data, write_as
+from execution_traces import calls_of, capture, dependencies_of, make_program, tensor
+from foreign_data import write_as
 from google.protobuf import json_format
 from google.protobuf.internal import decoder
 
@@ -42,18 +42,6 @@ def test_calls_dependencies_and_times_survive_a_round_trip(ours: Path, tmp_path:
     own, own_again = trace.own_calls, again.own_calls
     assert own_again["duration_ns"].tolist() == pytest.approx(own["duration_ns"].tolist(), abs=1)
     assert own_again["module"].astype(str).tolist() == own["module"].astype(str).tolist()
-
-
-@needs_data
-@pytest.mark.parametrize("path", data_files("param/execution_traces/linear*.gz"), ids=lambda path: path.name)
-def test_real_execution_trace_survives_a_round_trip(path: Path, tmp_path: Path) -> None:
-    trace = load(path)
-    write_as("chakra", trace, tmp_path / "a.et")
-    again = load(tmp_path / "a.et")
-    assert calls_of(again) == calls_of(trace)
-    assert [step.after for step in make_graph(again).steps.values() if step.op[:4] == "aten"] == [
-        step.after for step in make_graph(trace).steps.values() if step.op[:4] == "aten"
-    ]
 
 
 def read_messages(path: Path) -> Iterator[bytes]:
@@ -124,14 +112,6 @@ def test_split_operator_is_merged_into_one_call(tmp_path: Path) -> None:
     assert any("nesting: 1 operator" in text for text in trace.header["defaults"])
 
 
-def test_memory_and_devices_shared_by_calls_are_read(tmp_path: Path) -> None:
-    relu = node(3, 2, "aten::relu", RELU, inputs=[X], outputs=[Y])
-    other = node(4, 2, "aten::relu", RELU, inputs=[Y], outputs=[Z])
-    trace = load(write_nodes(tmp_path / "a.json", [relu, other]))
-    write_as("chakra", trace, tmp_path / "a.et")
-    assert [step.after for step in make_graph(load(tmp_path / "a.et")).steps.values()] == [[], [0]]
-
-
 HEAD = with_length(METADATA(version="0.0.4").SerializeToString())
 
 
@@ -166,24 +146,3 @@ def test_json_form_of_a_chakra_trace_is_read_identically(ours: Path, tmp_path: P
     (tmp_path / "cut.json").write_text("".join(objects)[:-5])
     with pytest.raises(UserError, match=r"cut\.json cannot be read \(it is cut\)"):
         load(tmp_path / "cut.json")
-
-
-def test_operators_of_a_workload_graph_are_counted(tmp_path: Path) -> None:
-    names = ["aten::add(0)", "aten::add(1)", "c10d::broadcast_(0)", "aten::mm", "void kernel<1>(int)", "label"]
-    graph = [{"Id": number, "Name": name, "is_cpu_op": "kernel" not in name} for number, name in enumerate(names)]
-    (tmp_path / "a.json").write_text(json.dumps({"workload_graph": graph, "ngpus": 8}, indent=1))
-    trace = load(tmp_path / "a.json")
-    assert trace.call_count == 0
-    assert trace.end is not None
-    assert {(item.op, item.count) for item in trace.end.dropped} == {
-        ("aten.add", 1),
-        ("c10d.broadcast_", 1),
-        ("aten.mm", 1),
-    }
-    assert {item.reason for item in trace.end.dropped} == {"the file does not have the arguments of the call"}
-
-
-def test_other_files_are_not_detected_as_chakra(tmp_path: Path) -> None:
-    for content in (b"", b"\n", b"{\n}", b"PK\x03\x04", b"\x00", b"PAR1", b"Operator: aten.add\n", b"\x02\x12\x00x"):
-        (tmp_path / "a").write_bytes(content)
-        assert format_of(tmp_path / "a") is None or content.startswith(b"Operator")

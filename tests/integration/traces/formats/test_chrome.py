@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_data import CASES, needs_cases
-from programs import SHIPPED_TRACES, refusal, succeed
+from programs import refusal, succeed
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -20,7 +19,6 @@ from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.traces import Trace, TraceReader, load
 from opgrip.traces.analysis.differences import Tolerances, compare_traces
-from opgrip.traces.io.json_stream import members
 from opgrip.traces.schema.arguments import TensorSpec, tensors
 from opgrip.traces.schema.records import Kernels
 
@@ -135,15 +133,6 @@ def test_file_without_shapes_is_refused_in_one_line(tmp_path: Path) -> None:
     refusal("opgrip", "trace", "info", path, in_one_line=True)
 
 
-def test_written_timeline_is_refused_as_input(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    result = succeed("opgrip", "trace", "convert", SHIPPED_TRACES[0], path, "--to", "chrome")
-    assert "lost arguments except the shapes of tensors" in result.stderr
-    assert len(json.loads(path.read_text())["traceEvents"]) > len(load(SHIPPED_TRACES[0]).calls)
-    with pytest.raises(UserError, match="contains no operators: profile with"):
-        load(path)
-
-
 def event(name: str, start: float, duration: float, external: int, **facts: Any) -> dict[str, Any]:
     args = {"External id": external, **facts}
     return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": start, "dur": duration, "args": args}
@@ -215,25 +204,6 @@ def test_calls_with_unknown_arguments_are_counted(tmp_path: Path) -> None:
     }
 
 
-def test_events_are_parsed_in_chunks_of_any_size() -> None:
-    form = {
-        "a": [1, {"b": "]}"}],
-        "n": 12.5,
-        "traceEvents": [{"name": f'x"{n}', "ts": n} for n in range(50)],
-        "z": None,
-    }
-    content = json.dumps(form, indent=1).encode()
-    for size in (1, 7, 1000):
-        pieces = [content[place : place + size] for place in range(0, len(content), size)]
-        fields = list(members(pieces, "traceEvents", strict=False))
-        assert [value for name, value in fields if name == "traceEvents"] == form["traceEvents"]
-        assert {name: value for name, value in fields if name != "traceEvents"} == {
-            "a": form["a"],
-            "n": 12.5,
-            "z": None,
-        }
-
-
 GOOD = [
     json.dumps(event(f"aten::{name}", 10 * place, 2, place, **inputs(("float", [8], ""))))
     for place, name in enumerate(("neg", "abs", "sin"))
@@ -290,28 +260,6 @@ def test_search_for_the_next_event_is_bounded(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"traceEvents": [' + GOOD[0] + ", {]" + piece * 100 + "}, " + GOOD[1] + "]}")
     with pytest.raises(UserError, match="is refused"):
         load(tmp_path / "a.json")
-
-
-def test_call_with_arguments_missing_in_an_old_profile_is_dropped(tmp_path: Path) -> None:
-    def old(name: str, start: int, *kinds: str) -> dict[str, Any]:
-        shapes = [[8] if kind == "float" else [] for kind in kinds]
-        return event(name, start, 1, start, **{"Input type": list(kinds), "Input Dims": shapes})
-
-    events = [
-        old("aten::clamp", 1, "float", "Scalar", "Scalar"),
-        old("aten::clamp", 2, "float", "", "Scalar"),
-        old("aten::sum", 3, "float", "", "", ""),
-        old("aten::neg", 4, "float"),
-    ]
-    (tmp_path / "a.json").write_text(json.dumps({"traceEvents": events}))
-    trace = load(tmp_path / "a.json")
-    assert [row.op for row in trace.calls.itertuples()] == ["aten.neg.default"]
-    assert trace.end is not None
-    assert {item.reason for item in trace.end.dropped} == {
-        "the file has no value for the argument min",
-        "the file has no value for the argument max",
-        "the file has no value for the argument dim",
-    }
 
 
 def test_events_with_wrong_types_are_counted(tmp_path: Path) -> None:
@@ -473,19 +421,3 @@ def test_other_files_are_refused_as_captures(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([8], f32),), {})\n")
     with pytest.raises(UserError, match="is not a profile with launches of graphs: remove --capture"):
         joined(tmp_path / "a.txt", path)
-
-
-@needs_cases
-@pytest.mark.slow
-def test_real_profiles_of_a_server_are_joined(tmp_path: Path) -> None:
-    folder = CASES / "files/tracelens"
-    execution = folder / "inference_sglang_decode_sglang_Qwen3-8B_decode.json.gz"
-    capture = folder / "inference_sglang_decode_capture_traces_bs_32_rank0.json.gz"
-    shown = succeed("opgrip", "trace", "info", execution).stdout
-    assert "99 % of the device's time is in graph launches" in shown.splitlines()[0]
-    done = succeed("opgrip", "trace", "convert", execution, tmp_path / "t.jsonl", "--capture", capture)
-    assert "of the device's time in their launches is of operators in" in done.stderr
-    trace = load(tmp_path / "t.jsonl")
-    products = trace.calls[trace.calls["op"] == "aten.mm.default"]
-    assert len(products) == 145
-    assert (products["device_ns"] > 0).all()

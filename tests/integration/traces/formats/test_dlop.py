@@ -11,7 +11,6 @@ import torch
 from foreign_data import data_files, needs_data
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import succeed
 
 from opgrip.traces import TraceReader, load
 from opgrip.traces.io.foreign_files import format_of
@@ -31,13 +30,6 @@ def calls_of(folder: Path, name: str, table: dict[str, list[Any]]) -> list[tuple
 def tensor(*shape: int, dtype: torch.dtype = torch.float32, values: int | None = None) -> TensorSpec:
     stride = torch.empty(shape, device="meta").stride()
     return TensorSpec(shape, stride, dtype, "cpu", values=values)
-
-
-def test_columns_are_matched_to_arguments_by_name(tmp_path: Path) -> None:
-    table = {"input": [[2, 8, 6, 6]], "output_size": [[3]]}
-    assert calls_of(tmp_path, "adaptive_avg_pool2d", table) == [
-        ("aten.adaptive_avg_pool2d.default", (tensor(2, 8, 6, 6), [3, 3]), {})
-    ]
 
 
 def test_columns_without_an_argument_name_are_matched_by_position(tmp_path: Path) -> None:
@@ -112,15 +104,6 @@ def test_function_of_several_operators_becomes_their_calls(tmp_path: Path) -> No
     assert (dropped.op, dropped.count, dropped.reason) == ("normalize", 1, "the argument p is not a number: two")
 
 
-def test_class_of_several_operators_is_counted_with_the_reason(tmp_path: Path) -> None:
-    (tmp_path / "multivariate_normal.json").write_text(json.dumps({"loc": [[4, 8], [2, 2]], "p": [2, ""]}))
-    trace = load(tmp_path / "multivariate_normal.json")
-    assert trace.end is not None
-    (dropped,) = trace.end.dropped
-    assert (dropped.op, dropped.count) == ("multivariate_normal", 2)
-    assert "several operators" in dropped.reason
-
-
 @needs_data
 @pytest.mark.slow
 def test_most_operators_of_the_real_files_become_calls() -> None:
@@ -139,13 +122,6 @@ def test_most_operators_of_the_real_files_become_calls() -> None:
         assert trace.end is not None
         assert len(trace.calls) + sum(item.count for item in trace.end.dropped) == rows[name], name
     assert sum(len(trace.calls) for trace in traces.values()) >= 0.98 * sum(rows.values())
-
-
-@needs_data
-def test_real_table_is_replayed(tmp_path: Path) -> None:
-    (path,) = data_files("dlop/masked_fill_.json")
-    done = succeed("opreplay", path, "--iterations", "1", "--top", "2", "--strict", cwd=tmp_path)
-    assert "aten.masked_fill_" in done.stdout
 
 
 CSV = """id,source_neural_network,num_of_calls,parameters
@@ -187,22 +163,6 @@ def test_unreadable_line_of_a_csv_table_is_counted(tmp_path: Path, line: str) ->
     assert list(reader.losses.skipped.items()) == [
         (("masked_fill_", "a line does not hold id, network, number of calls and parameters"), 1)
     ]
-
-
-@pytest.mark.parametrize("cell", [[-1], [1 << 63], [10**400], ["x"], {"a": 1}, [1] * 1000, True])
-def test_invalid_cell_is_counted(tmp_path: Path, cell: object) -> None:
-    (tmp_path / "relu.json").write_text(json.dumps({"relu_0": [[2, 2], cell]}))
-    reader = TraceReader(tmp_path / "relu.json", format_name="dlop")
-    assert list(reader)
-    assert sum(reader.losses.skipped.values()) == 1
-
-
-@pytest.mark.parametrize(
-    "text", ['{"traceEvents": [{"ph": "X"}]}', '{"schema": "1.0", "nodes": []}', '{"aten::add": {"config": []}}', "[1]"]
-)
-def test_other_json_is_not_detected_as_dlop(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.json").write_text(text)
-    assert format_of(tmp_path / "a.json") != "dlop"
 
 
 COLUMNS = ["x1", "x2", "x3", "input_size", "mode", "dim", "dtype", "padding", "tensor0", "stride"]

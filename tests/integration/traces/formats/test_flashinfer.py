@@ -100,11 +100,6 @@ def test_definition_is_called_with_the_workloads_of_its_folder(tmp_path: Path) -
     assert skipped(path) == {"no workload has the size of the axis M"}
 
 
-def test_workload_counts_once_for_all_its_solutions(tmp_path: Path) -> None:
-    path = data_set(tmp_path, GEMM, lines=workload("gemm_n64_k32", {"M": 5}) * 3)
-    assert len(load(path).calls) == 1
-
-
 def test_stored_values_are_restored(tmp_path: Path) -> None:
     source = {"type": "safetensors", "path": "blob/a.safetensors", "tensor_key": "index"}
     path = data_set(tmp_path, GATHER, lines=workload("index_select_1", {"k": 3}, {"index": source}))
@@ -115,19 +110,6 @@ def test_stored_values_are_restored(tmp_path: Path) -> None:
     assert trace.calls["op"].tolist() == ["aten.index_select.default"]
     assert trace.values == {0: fit(values)}
     assert trace.signatures[0].args[2].values == 0
-
-
-@pytest.mark.slow
-def test_call_with_many_stored_values_is_replayed(tmp_path: Path) -> None:
-    source = {"type": "safetensors", "path": "a.safetensors", "tensor_key": "mask"}
-    count = 300_000
-    shape = {"self": {"shape": ["k"], "dtype": "float32"}, "mask": {"shape": ["k"], "dtype": "bool"}}
-    text = "import torch\ndef run(self, mask):\n    return torch.ops.aten.masked_fill.Scalar(self, mask, 0)"
-    fill = {**GATHER, "axes": {"k": {"type": "var"}}, "inputs": shape, "reference": text}
-    path = data_set(tmp_path, fill, lines=workload("index_select_1", {"k": count}, {"mask": source}))
-    write_foreign_tensors(tmp_path / "a.safetensors", {"mask": torch.arange(count) % 9 == 0})
-    # a new process, because a fork after operators ran in several threads would never end
-    succeed("opreplay", path, "--iterations", "1", "--strict", cwd=tmp_path, fresh=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", ["../a.safetensors", "/etc/passwd", "blob/none.safetensors"])
@@ -150,12 +132,9 @@ def test_missing_or_outside_values_file_is_reported(tmp_path: Path, name: str) -
         ),
         ({}, {}, "no workload has the size of the axis M"),
         ({}, {"M": -1}, "number of elements"),
-        ({}, {"M": 1 << 80}, "number of elements"),
         ({"inputs": {"A": {"shape": ["M", "Q"], "dtype": "float16"}}}, {"M": 1}, "undefined axis"),
         ({"inputs": {"A": {"shape": ["M"], "dtype": "float4_e2m1"}}}, {"M": 1}, "unknown dtype: float4_e2m1"),
-        ({"inputs": {"A": {"shape": None, "dtype": "float32"}}}, {"M": 1}, "no value for an input that is a number"),
         ({"inputs": [1]}, {"M": 1}, "`inputs` of the definition or workload is not a JSON object"),
-        ({"axes": 3}, {"M": 1}, "`axes` of the definition or workload is not a JSON object"),
     ],
 )
 def test_unconvertible_definition_is_counted_with_the_reason(
@@ -247,18 +226,12 @@ def test_folder_of_sol_execbench_kernels_is_read_completely(tmp_path: Path) -> N
     assert (name, "whose reference is a program" in reason) == ("other", True)
 
 
-@pytest.mark.parametrize(
-    ("axis", "reason"),
-    [
-        ({"type": "expr", "expression": "batch ** batch ** batch * nothing"}, "cannot be computed"),
-        ({"type": "expr", "expression": "__import__('os')"}, "cannot be computed"),
-        ({"type": "expr", "expression": 3}, "cannot be computed"),
-    ],
-)
-def test_axes_that_cannot_be_computed_are_counted(tmp_path: Path, axis: dict[str, Any], reason: str) -> None:
-    axes = {"batch": {"type": "var"}, "hidden": {"type": "const", "value": 8}, "tokens": axis}
+@pytest.mark.parametrize("expression", ["batch ** batch ** batch * nothing", "__import__('os')", 3])
+def test_axis_that_cannot_be_computed_is_counted(tmp_path: Path, expression: object) -> None:
+    tokens = {"type": "expr", "expression": expression}
+    axes = {"batch": {"type": "var"}, "hidden": {"type": "const", "value": 8}, "tokens": tokens}
     (told,) = skipped(problem(tmp_path / "a", {"axes": axes}))
-    assert reason in told
+    assert "cannot be computed" in told
 
 
 def test_workloads_without_their_definition_name_what_is_missing(tmp_path: Path) -> None:
@@ -339,20 +312,6 @@ def test_commands_write_and_replay_a_folder(tmp_path: Path) -> None:
     for target in (path, "set"):
         done = succeed("opreplay", target, "--iterations", "1", "--strict", cwd=tmp_path)
         assert "aten.relu.default" in done.stdout
-
-
-TENSORS = {
-    "a": torch.arange(6).reshape(2, 3),
-    "b": torch.tensor([True, False]),
-    "c": torch.empty(0, 4, dtype=torch.bfloat16),
-    "d": torch.tensor(1.5, dtype=torch.float16),
-}
-
-
-def test_tensors_of_each_kind_are_written_and_read(tmp_path: Path) -> None:
-    write_foreign_tensors(tmp_path / "a.safetensors", TENSORS)
-    for name, tensor in TENSORS.items():
-        assert torch.equal(read_foreign_tensor(tmp_path / "a.safetensors", name), tensor)
 
 
 @pytest.mark.parametrize(

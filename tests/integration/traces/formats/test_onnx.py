@@ -15,10 +15,7 @@ from foreign_data import operator_of, results_of
 from optional import optional
 from torch import nn
 
-from opgrip.cli.plugins import needed
 from opgrip.errors import UserError
-from opgrip.replay.batch_scale import BatchScale, scaled
-from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
 from opgrip.traces.formats.onnx.operators import TABLE
 from opgrip.traces.formats.protobuf_files import with_length
@@ -31,28 +28,7 @@ optional("onnxscript")
 
 from onnx import TensorProto, helper, numpy_helper  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
-from onnx_examples import NODES, UNTRIED, whole  # noqa: E402
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(8, 8, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(x + self.norm(self.conv(x)))
-
-
-class Detector(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 8, 7, stride=2, padding=3), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
-        self.layers = nn.Sequential(Block(), Block())
-        self.head = nn.Linear(8, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layers(self.stem(x)).mean((2, 3))).softmax(-1)
+from onnx_examples import NODES, UNTRIED  # noqa: E402
 
 
 class Encoder(nn.Module):
@@ -67,39 +43,19 @@ class Encoder(nn.Module):
         return self.head(self.layer(self.norm(self.words(words))))
 
 
-@pytest.mark.parametrize(
-    ("model", "example", "names", "modules"),
-    [
-        (
-            Detector(),
-            torch.randn(2, 3, 32, 32),
-            {"aten.convolution.default", "aten.max_pool2d_with_indices.default", "aten.addmm.default"},
-            {"stem.0", "layers.0.conv", "head"},
-        ),
-        (
-            Encoder(),
-            torch.randint(0, 30, (2, 12)),
-            {"aten.embedding.default", "aten.native_layer_norm.default", "aten.matmul.default", "aten.gelu.default"},
-            {"words", "layer.self_attn", "head"},
-        ),
-    ],
-    ids=["convolutions", "attention"],
-)
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-def test_exported_model_runs_by_its_nodes(
-    model: nn.Module, example: torch.Tensor, names: set[str], modules: set[str], exporter: str, tmp_path: Path
-) -> None:
+def test_exported_model_runs_by_its_nodes(exporter: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    export(model.eval(), example, path, exporter)
+    export(Encoder().eval(), torch.randint(0, 30, (2, 12)), path, exporter)
     trace = load(path)
     assert trace.end is not None
     nodes = [node for node in onnx.load(path).graph.node if node.op_type != "Constant"]
     assert sum(item.count for item in trace.end.dropped) <= 0.05 * len(nodes)
     assert len(trace.calls) >= 0.95 * len(nodes)
-    assert set(trace.calls["op"]) >= names
+    names = ("embedding", "native_layer_norm", "matmul", "gelu")
+    assert set(trace.calls["op"]) >= {f"aten.{name}.default" for name in names}
     if exporter == "dynamo":
-        # the export folds batch normalizations into the convolutions before them
-        assert set(trace.calls["module"]) >= modules - {"stem.0", "layers.0.conv"}
+        assert set(trace.calls["module"]) >= {"words", "layer.self_attn", "head"}
     check_results(trace)
 
 
@@ -243,28 +199,6 @@ def call_by(signature: Signature, operands: list[torch.Tensor]) -> Any:
     return operator_of(signature)(*args, **kwargs)
 
 
-def test_batch_is_scaled_through_pooling_and_normalization(tmp_path: Path) -> None:
-    weights = {"w1": (6, 3, 3, 3), "scale": (6,), "shift": (6,), "rms": (4,)}
-    nodes = [
-        helper.make_node("Conv", ["x", "w1"], ["a"]),
-        helper.make_node("InstanceNormalization", ["a", "scale", "shift"], ["b"]),
-        helper.make_node("MaxPool", ["b"], ["c"], kernel_shape=[2, 2], strides=[2, 2]),
-        helper.make_node("LayerNormalization", ["c", "rms", "rms"], ["d"], axis=3),
-        helper.make_node("Relu", ["d"], ["y"]),
-    ]
-    constants = [numpy_helper.from_array(np.ones(shape, np.float32), name) for name, shape in weights.items()]
-    x, y = (helper.make_tensor_value_info(*item) for item in (("x", 1, (1, 3, 10, 10)), ("y", 1, None)))
-    trace = write(nodes, [x], [y], tmp_path, constants)
-    batches = BatchScale(trace)
-    first = {case.op: next(tensors(scaled(case, 4, batches).signature.args)) for case in make_cases(trace)}
-    assert len(first) >= 5
-    assert {op: spec.shape for op, spec in first.items() if "norm" not in op} == {
-        "aten.convolution.default": (4, 3, 10, 10),
-        "aten.max_pool2d_with_indices.default": (4, 6, 8, 8),
-        "aten.relu.default": (4, 6, 4, 4),
-    }
-
-
 def test_node_without_an_operator_is_named_with_the_reason(tmp_path: Path) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, (2, 4)) for name in "xy")
     nodes = [
@@ -281,35 +215,6 @@ def test_node_without_an_operator_is_named_with_the_reason(tmp_path: Path) -> No
         "Relu": "onnx infers no shape of its inputs",
     }
     assert list(trace.calls["op"]) == ["aten.relu.default"]
-
-
-def test_missing_package_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import sys
-
-    (tmp_path / "model.onnx").write_bytes(SEED)
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(UserError, match=r"onnx is not installed: pip install 'onnx>="):
-        load(tmp_path / "model.onnx")
-    monkeypatch.undo()
-    assert needed("onnx", "onnx") is onnx
-
-
-def seed() -> bytes:
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ("n", 4, 6)) for name in "xy")
-    shape = numpy_helper.from_array(whole(0, -1), "shape")
-    nodes = [
-        helper.make_node("Slice", ["x", "s", "e", "s"], ["a"]),
-        helper.make_node("Reshape", ["a", "shape"], ["b"]),
-        helper.make_node(
-            "ConstantOfShape", ["shape"], ["c"], value=helper.make_tensor("v", TensorProto.FLOAT, [1], [1])
-        ),
-        helper.make_node("Softmax", ["b"], ["y"], axis=-1),
-    ]
-    constants = [shape, numpy_helper.from_array(whole(1), "s"), numpy_helper.from_array(whole(3), "e")]
-    return bytes(model_of(nodes, [x], [y], constants).SerializeToString())
-
-
-SEED = seed()
 
 
 @pytest.mark.parametrize("sizes", [[1 << 40, 1 << 40], [-1], [1 << 62, 4]])
@@ -347,17 +252,6 @@ def test_tensors_with_too_many_dimensions_are_named(tmp_path: Path) -> None:
     trace = load(tmp_path / "m.onnx")
     assert trace.end is not None
     assert [item.reason for item in trace.end.dropped] == ["onnx infers no shape of its inputs"]
-
-
-def test_doubling_lists_allocate_nothing(tmp_path: Path) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, (2, 3))
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
-    doubled = [helper.make_node("Concat", [f"c{n}", f"c{n}"], [f"c{n + 1}"], axis=0) for n in range(60)]
-    nodes = [helper.make_node("Shape", ["x"], ["c0"]), *doubled, helper.make_node("Reshape", ["x", "c60"], ["y"])]
-    trace = write(nodes, [x], [y], tmp_path)
-    assert trace.calls["op"].value_counts()["aten.cat.default"] == 60
-    assert trace.end is not None
-    assert [item.op for item in trace.end.dropped] == ["Reshape"]
 
 
 def functions_of(bodies: dict[str, list[Any]], first: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_data import DATA, data_files, needs_data, write_as
+from foreign_data import data_files, needs_data, write_as
 from outside import with_package
 from param_configs import RANGES, entry, number, operator, ranged, read, reasons, shapes, tensor
 from programs import SHIPPED_TRACES, succeed
@@ -19,8 +19,6 @@ from opgrip.traces.formats.configurations.param import MOST_BYTES, NAME
 from opgrip.traces.io.foreign_files import format_of
 from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.traces.schema.records import Signature
-
-FAST = ("--iterations", "1", "--warmup", "0", "--device", "cpu")
 
 
 def test_all_types_of_arguments_are_read(tmp_path: Path) -> None:
@@ -151,15 +149,6 @@ def test_all_operators_of_real_files_become_cases(path: Path, tmp_path: Path) ->
     assert all(any(str(module).startswith(name) for module in trace.calls["module"]) for name in modules)
 
 
-@needs_data
-@pytest.mark.parametrize(
-    "name", ["aten_ops", "simple_add_range", "batch_example", pytest.param("alex_net", marks=pytest.mark.slow)]
-)
-def test_real_files_are_replayed(name: str, tmp_path: Path) -> None:
-    path = DATA / "param" / "configs" / f"{name}.json"
-    succeed("opreplay", path, *FAST, "--strict", cwd=tmp_path)
-
-
 def plain(signature: Signature) -> str:
     """Return a signature as text, limited to what the format expresses."""
 
@@ -194,44 +183,6 @@ def test_written_trace_is_read_again_except_reported_losses(tmp_path: Path) -> N
     assert (tmp_path / "b.json").read_text() == (tmp_path / "a.json").read_text()
 
 
-def test_written_calls_have_all_required_schema_arguments(tmp_path: Path) -> None:
-    write_as(NAME, load(SHIPPED_TRACES[0]), tmp_path / "a.json")
-    for name, info in json.loads((tmp_path / "a.json").read_text()).items():
-        for config in info["config"]:
-            ((text,),) = (item["args"] for item in config["build"])
-            schema = torch._C.parse_schema(text["value"])
-            assert schema.name == name
-            assert not any(argument.has_default_value() or argument.kwarg_only for argument in schema.arguments)
-            assert {len(item["args"]) for item in config["input"]} == {len(schema.arguments)}
-
-
-@needs_data
-def test_real_files_survive_a_round_trip(tmp_path: Path) -> None:
-    for path in data_files("param/configs/*.json"):
-        trace = load(path)
-        write_as(NAME, trace, tmp_path / "a.json")
-        again = load(tmp_path / "a.json")
-        assert sorted(counted(again)) == sorted(map(without_defaults, counted(trace)))
-
-
-def without_defaults(call: str) -> str:
-    """Return a call's text with the writer's defaults in place of all other defaults."""
-    return call.replace("{'beta': 1, 'alpha': 1}", "{}")
-
-
-def test_types_missing_in_the_format_are_not_written(tmp_path: Path) -> None:
-    trace = read(
-        tmp_path,
-        {
-            "torch.add": operator(entry(tensor(4, dtype="complex64"), tensor(4))),
-            "torch.mul": operator(entry(tensor(4), tensor(4))),
-        },
-    )
-    losses = write_as(NAME, trace, tmp_path / "a.json")
-    assert losses.skipped == {("aten.add.Tensor", "the format has no tensors of complex64"): 1}
-    assert set(load(tmp_path / "a.json").calls["op"]) == {"aten.mul.Tensor"}
-
-
 HUGE_LAYER = number(600_000), number(600_000)
 
 
@@ -240,36 +191,20 @@ HUGE_LAYER = number(600_000), number(600_000)
     [
         ({"torch.nothing": operator(entry(tensor(4)))}, "not registered in torch"),
         ({"torch.load": operator(entry(number("/etc/passwd", "str")))}, "not registered in torch"),
-        ({"torch.nn.DataParallel": operator(entry(tensor(4)), build=[entry(number(4))])}, ""),
         ({"torch.add": operator(entry(tensor(4), number([1, 4], __range__=["value"])))}, "expanded by RangeConfigIter"),
-        ({"torch.add": operator(entry(tensor(-1, 4), number(1)))}, "is not a shape"),
         ({"torch.add": operator(entry(tensor(1 << 57, 4), number(1)))}, "larger than the address space"),
-        ({"torch.add": operator(entry(tensor(*[1] * 99), number(1)))}, "not a list of sizes"),
-        (
-            {"torch.add": operator(entry(tensor(4, dtype="float17"), number(1)))},
-            "unknown dtype: 'float17'",
-        ),
         ({"torch.add": operator(entry(tensor(4), number(1 << 70)))}, "more than 64 bits"),
         ({"torch.add": operator(entry(tensor(4), {"type": "what"}))}, "unknown argument type: 'what'"),
-        ({"torch.add": operator(entry(tensor(4), {"type": []}))}, "unknown argument type: []"),
         ({"torch.add": operator(entry(tensor(4), {"type": "int", "value_range": [4, 1]}))}, "not a range"),
         ({"torch.add": operator(entry(tensor(4)), input_iterator="Other")}, "unknown input_iterator: Other"),
         ({"torch.add": operator(entry(tensor(4)), input_data_generator=[1])}, "unknown input_data_generator"),
         ({"torch.add": operator(entry(ranged([1, 4, 0])), input_iterator=RANGES)}, "has the step 0"),
-        ({"torch.add": operator(entry(ranged(["a", 4])), input_iterator=RANGES)}, "not a range of integers"),
-        (
-            {"torch.add": operator(entry(tensor(4, __copy__=[{"shape": [0, [7, 0]]}])), input_iterator=RANGES)},
-            "__copy__",
-        ),
         ({"torch.add": operator(entry(tensor(4, __copy__=[3])), input_iterator=RANGES)}, "__copy__"),
         ({"torch.add": operator(7)}, "an entry of a section is not a JSON object: 7"),
         (
             {"torch.add": operator(entry(tensor(4)), build=[entry(number("aten::add(", "str"))])},
             "the build section is not an operator schema",
         ),
-        ({"torch.add": operator(entry(7))}, "an argument is not a JSON object: 7"),
-        ({"torch.add": {"config": [{"output": []}]}}, "the `input` of a configuration is not a list"),
-        ({"torch.add": {"config": 7}}, "its `config` is not a list"),
         ({"torch.add": 7}, "its `config` is not a list"),
         (
             {"torch.nn.Transformer": operator(entry(tensor(4, 4)), build=[entry(num_encoder_layers=number(10**12))])},
@@ -283,19 +218,6 @@ HUGE_LAYER = number(600_000), number(600_000)
         (
             {"torch.tensor_split": operator(entry(input=tensor(3), sections=number(1 << 27)))},
             "100,000 pieces",
-        ),
-        ({"torch.combinations": operator(entry(input=tensor(3), r=number(1 << 27)))}, "100,000 pieces"),
-        (
-            {"torch.nn.LSTM": operator(entry(tensor(10**9, 1, 4)), build=[entry(number(4), number(4))])},
-            "a dimension larger than",
-        ),
-        (
-            {
-                "torch.nn.Linear": operator(
-                    entry(tensor(4)), build=[entry(number(1 << 40), number(1 << 40), device=number("cpu", "device"))]
-                )
-            },
-            "",
         ),
     ],
 )

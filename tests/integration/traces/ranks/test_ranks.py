@@ -8,21 +8,16 @@ from pathlib import Path
 
 import pytest
 from example_trace import write
-from hypothesis import given
-from hypothesis import strategies as st
 from made_ranks import VECTOR, make_rank
 from programs import refusal, run_command
 
 from opgrip.errors import UserError
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
-from opgrip.traces.analysis.ranks.alignment import UNKNOWN, Scan, SignatureKinds, thinned
 from opgrip.traces.analysis.ranks.collectives import collective_of
 from opgrip.traces.analysis.ranks.waits import RankWaits, find_waits
-from opgrip.traces.codec.call_blocks import CallBlock, block_of
-from opgrip.traces.io.writer import encode_line
 from opgrip.traces.schema.arguments import GroupSpec, ReductionSpec
-from opgrip.traces.schema.records import NO_STORAGE, Calls, End, Record, Scope, Signature, Thread
+from opgrip.traces.schema.records import Calls, End, Record, Scope, Signature, Thread
 
 GROUP = GroupSpec("0", "gloo", (4, 5), 1)
 SUM = ReductionSpec("SUM")
@@ -58,35 +53,6 @@ def test_clocks_that_agree_within_noise_are_not_shifted(tmp_path: Path) -> None:
     assert own["measured_ns"] != 0
     merge(paths, tmp_path / "plain.jsonl", align=False)
     assert "clocks" not in load(tmp_path / "plain.jsonl").header
-
-
-def test_merged_trace_has_the_calls_of_its_parts(tmp_path: Path) -> None:
-    paths = ranks_of(tmp_path, 2)
-    merge(paths, tmp_path / "all.jsonl", align=False)
-    whole = load(tmp_path / "all.jsonl", partial=False)
-    for process, path in enumerate(paths):
-        part = load(path, partial=False)
-        own = whole.calls[whole.calls["process"] == process].reset_index(drop=True)
-        for name in ("op", "module", "function", "start_ns", "duration_ns", "tensors"):
-            assert own[name].tolist() == part.calls[name].tolist(), name
-    parts = [load(path).storages for path in paths]
-    assert len(set(whole.storages)) == sum(len(set(part)) for part in parts)
-
-
-@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 50))
-def test_ranks_keep_the_same_collectives_when_capped(first: int, second: int, most: int) -> None:
-    kinds = SignatureKinds()
-    kinds.add(AT_ONCE)
-    kept = []
-    for count in (first, second):
-        scan = Scan(kinds)
-        scan.add(block(*((1, 10 * place, 5, 0) for place in range(count))))
-        kept.append(thinned(scan.events(), kinds, most).ordinal.tolist())
-    for ordinals, count in zip(kept, (first, second), strict=True):
-        assert min(most, count) / 2 <= len(ordinals) <= most
-    # the rank with more meetings keeps a subset of the meetings that the other one keeps
-    coarse, fine = (kept[0], kept[1]) if first >= second else (kept[1], kept[0])
-    assert {ordinal for ordinal in coarse if ordinal < min(first, second)} <= set(fine)
 
 
 def test_slow_rank_is_the_one_that_others_wait_for(tmp_path: Path) -> None:
@@ -138,57 +104,6 @@ def test_memory_does_not_grow_with_the_calls(tmp_path: Path) -> None:
     assert peak(20_000) < 2 * peak(5_000)
 
 
-def scanned(*records: Signature | CallBlock) -> dict[str, list[int]]:
-    kinds = SignatureKinds()
-    scan = Scan(kinds)
-    for record in records:
-        if isinstance(record, Signature):
-            kinds.add(record)
-        else:
-            scan.add(record)
-    events = scan.events()
-    names = ("start_ns", "launched_ns", "wait_ns", "end_ns", "ordinal")
-    return {name: getattr(events, name).tolist() for name in names}
-
-
-ASYNC = Signature(0, "operator", "c10d.allreduce_.default", ([VECTOR], GROUP, SUM, None), {}, ([VECTOR], None))
-AT_ONCE = Signature(1, "operator", "c10d.allreduce_.default", ([VECTOR], GROUP, SUM, None, False), {}, None)
-ADD = Signature(2, "operator", "aten.add.Tensor", (VECTOR, 1), {}, VECTOR)
-VIEW = Signature(3, "operator", "aten.view.default", (VECTOR, [2, 128]), {}, VECTOR)
-WAIT = Signature(4, "operator", "_c10d_functional.wait_tensor.default", (VECTOR,), {}, VECTOR)
-SIGNATURES = (ASYNC, AT_ONCE, ADD, VIEW, WAIT)
-
-
-def block(*calls: tuple[int, int, int, int], thread: int = 0) -> CallBlock:
-    numbers, starts, durations, storages = map(list, zip(*calls, strict=True))
-    return block_of(Calls(thread, numbers, [0] * len(calls), starts, durations, [1] * len(calls), storages))
-
-
-def test_awaited_collective_ends_with_the_next_call() -> None:
-    collectives = scanned(*SIGNATURES, block((1, 10, 5, 0), (2, 40, 5, 1)))
-    assert (collectives["wait_ns"], collectives["end_ns"]) == ([15], [40])
-    # the wait may be in another block; a call around the collective ends after it
-    collectives = scanned(*SIGNATURES, block((1, 10, 5, 0)), block((2, 0, 90, 1), thread=1), block((2, 8, 20, 1)))
-    assert collectives["end_ns"] == [28]
-    assert scanned(*SIGNATURES, block((1, 10, 5, 0)))["end_ns"] == [UNKNOWN]
-
-
-def test_asynchronous_collective_ends_before_its_result_is_used() -> None:
-    collectives = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1), (3, 26, 1, 7), (2, 50, 5, 7)))
-    # the view may precede or follow the wait, as in DDP
-    assert (collectives["wait_ns"], collectives["end_ns"]) == ([25], [50])
-    collectives = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((3, 26, 1, 7)), block((2, 50, 5, 7)))
-    assert (collectives["wait_ns"], collectives["end_ns"]) == ([25], [50])
-    collectives = scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)), block((4, 60, 9, 7)))
-    assert (collectives["wait_ns"], collectives["end_ns"]) == ([60], [69])
-    assert scanned(*SIGNATURES, block((0, 10, 5, 7), (2, 20, 5, 1)))["end_ns"] == [UNKNOWN]
-
-
-def test_collectives_of_several_threads_are_numbered_by_start() -> None:
-    collectives = scanned(*SIGNATURES, block((1, 30, 5, 0), (1, 50, 5, 0)), block((1, 10, 5, 0), thread=1))
-    assert (collectives["start_ns"], collectives["ordinal"]) == ([10, 30, 50], [0, 1, 2])
-
-
 @pytest.mark.parametrize(
     ("op", "arguments", "expected"),
     [
@@ -211,27 +126,6 @@ def test_collective_is_read_from_its_signature(
 @pytest.mark.parametrize("op", ["aten.add.Tensor", "c10d.send.default", "_c10d_functional.wait_tensor.default"])
 def test_other_operators_are_not_collectives(op: str) -> None:
     assert collective_of(Signature(0, "operator", op, ([VECTOR], GROUP, 0, 0), {}, None)) is None
-
-
-integers = st.integers(-(1 << 40), 1 << 40)
-
-
-@given(st.data())
-def test_block_of_columns_is_written_like_its_record(data: st.DataObject) -> None:
-    count = data.draw(st.integers(0, 6))
-
-    def column(values: st.SearchStrategy[int]) -> list[int]:
-        return data.draw(st.lists(values, min_size=count, max_size=count))
-
-    tensors = column(st.integers(0, 3))
-    storages = data.draw(st.lists(st.integers(NO_STORAGE, 5_000), min_size=sum(tensors), max_size=sum(tensors)))
-    pairs = data.draw(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=2))
-    record = Calls(
-        *(data.draw(st.integers(0, 9)), column(integers), column(integers), column(integers), column(integers)),
-        *(tensors, storages, data.draw(st.integers(-1, 5_000)), data.draw(st.just([]) | st.just(column(integers)))),
-        *(pairs, data.draw(st.just([]) | st.just(column(st.integers(0, 2)))), pairs[:1]),
-    )
-    assert encode_line(block_of(record)) == encode_line(record)
 
 
 def test_invented_processes_of_a_trace_are_not_ranks(tmp_path: Path) -> None:
