@@ -128,7 +128,7 @@ def parts(draw: st.DrawFn) -> list[Record]:
     return [*records, End(ended, ended, 100)]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(processes=st.lists(parts(), min_size=1, max_size=3))
 def test_merged_trace_has_the_facts_of_each_process(processes: list[list[Record]], tmp_path: Path) -> None:
     paths = [write(tmp_path / f"{place}.jsonl", records) for place, records in enumerate(processes)]

@@ -85,7 +85,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, tiny_trace: Path) -> dict[st
     "suffix", ["", pytest.param(".gz", marks=pytest.mark.slow), pytest.param(".zst", marks=pytest.mark.slow)]
 )
 @given(data=st.data())
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_trace_cut_at_any_byte_loads_up_to_the_cut(
     tmp_path: Path, whole: dict[str, bytes], suffix: str, data: st.DataObject
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from opgrip.traces.schema.arguments import (
@@ -130,12 +130,14 @@ def exactly(value: object) -> object:
 
 
 @given(arguments)
+@settings(max_examples=50, deadline=None)
 def test_any_argument_survives_encoding_and_decoding(value: object) -> None:
     text = json.dumps(encode(value), allow_nan=False)
     assert exactly(decode(json.loads(text))) == exactly(value)
 
 
 @given(arguments)
+@settings(max_examples=50, deadline=None)
 def test_leaves_are_found_and_replaced_in_order(value: object) -> None:
     found = list(leaves(value))
     met: list[object] = []

@@ -38,7 +38,7 @@ def kept(boxes: torch.Tensor, scores: torch.Tensor, threshold: float, offset: in
 
 
 @given(st.integers(17, 400), st.floats(0, 1), st.floats(1, 2000), st.booleans(), st.floats(0, 90_000))
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=15)
 def test_suppression_keeps_the_recorded_number_at_any_sizes(
     count: int, share: float, sides: float, whole: bool, away: float
 ) -> None:

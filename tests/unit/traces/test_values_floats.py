@@ -19,7 +19,7 @@ WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
 @given(st.floats(-1e3, 1e3), st.floats(0.01, 1e3), st.floats(0, 0.8), st.integers(0, 9))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_fit_of_drawn_floats_equals_the_model(mean: float, std: float, zeros: float, seed: int) -> None:
     generator = seeded(seed)
     tensor = torch.randn(5000, generator=generator, dtype=torch.float64) * std + mean
@@ -128,7 +128,7 @@ def test_similar_neighbours_stay_similar() -> None:
 
 
 @given(st.integers(65, 3000), st.integers(1, 3000), st.sampled_from([torch.float32, torch.float64]))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_requested_number_of_distinct_floats_is_drawn(count: int, kinds: int, dtype: torch.dtype) -> None:
     kinds = min(kinds, count)
     model = Floats(0.0, 1.0, -4.0, 4.0, 0.0, 0.0, 0.0, 0.0, distinct=kinds)
@@ -136,8 +136,8 @@ def test_requested_number_of_distinct_floats_is_drawn(count: int, kinds: int, dt
 
 
 @pytest.mark.parametrize("dtype", WIDE, ids=str)
-@pytest.mark.parametrize("heat", [0.1, 1, 5, 30])
-@pytest.mark.parametrize("shape", [(50, 40), (2, 3, 16, 8), (300,)])
+@pytest.mark.parametrize("heat", [0.1, 5, 30])
+@pytest.mark.parametrize("shape", [(2, 3, 16, 8), (300,)])
 def test_probabilities_sum_to_one_and_keep_their_peak(dtype: torch.dtype, heat: float, shape: tuple[int, ...]) -> None:
     tensor = (torch.randn(shape, generator=seeded(0)) * heat).softmax(-1).to(dtype)
     model = fitted(tensor, Probabilities)

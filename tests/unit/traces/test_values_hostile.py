@@ -102,7 +102,7 @@ def test_field_of_another_type_is_refused_or_drawn(name: str) -> None:
 
 
 @given(st.sampled_from(sorted(EXAMPLES)), st.data(), st.sampled_from(SHAPES), st.sampled_from(DTYPES))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 def test_inconsistent_fields_are_refused_or_drawn(
     name: str, data: st.DataObject, shape: tuple[int, ...], dtype: torch.dtype
 ) -> None:

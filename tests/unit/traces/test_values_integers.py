@@ -19,7 +19,7 @@ TOP = torch.iinfo(torch.int64).max
 
 
 @given(st.integers(66, 5000), st.integers(-1000, 1000), st.integers(2, 100_000), st.floats(0.2, 4), st.integers(0, 9))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_fit_of_drawn_integers_equals_the_model(count: int, low: int, width: int, bend: float, seed: int) -> None:
     tensor = (torch.rand(count, generator=seeded(seed)).double().pow(bend) * width).long() + low
     # neither constant nor sorted
@@ -87,7 +87,7 @@ def test_single_ignore_index_is_the_only_negative_value(is_old: bool) -> None:
     model = fitted(labels, Integers)
     if is_old:
         model = replace(model, frequent=[[0, 0]], low=-100, others=129)
-    for seed in range(50):
+    for seed in range(10):
         again = model.draw((129,), torch.int64, seeded(seed))
         assert again[again < 0].tolist() == [-100]
         assert len(again.unique()) == 129
@@ -108,7 +108,7 @@ def test_integers_have_the_given_total() -> None:
     st.integers(2, 200),
     st.integers(66, 3000),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_progression_is_kept_exactly(start: int, step: int, repeats: int, period: int, count: int) -> None:
     tensor = start + step * (torch.arange(count) // repeats % period)
     if count <= repeats:
@@ -140,7 +140,7 @@ def test_largest_integers_can_be_drawn() -> None:
 
 
 @given(st.integers(66, 3000), st.integers(-100, 100), st.integers(0, 9))
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_permutation_stays_a_permutation(count: int, low: int, seed: int) -> None:
     tensor = torch.randperm(count, generator=seeded(seed + 2)) + low
     again = drawn(fitted(tensor, Permutation), tensor)
@@ -155,7 +155,7 @@ def test_permutation_stays_a_permutation(count: int, low: int, seed: int) -> Non
     st.lists(st.integers(0, 10), min_size=66, max_size=900).filter(lambda lengths: len({*lengths[1:-1]}) > 1),
     st.integers(-99, 99),
 )
-@settings(deadline=None)
+@settings(deadline=None, max_examples=30)
 def test_offsets_keep_their_ends_and_lengths(lengths: list[int], first: int) -> None:
     tensor = torch.tensor([first, *lengths]).cumsum(0)
     if type(fit(tensor)) is Progression:

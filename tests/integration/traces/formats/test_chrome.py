@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from programs import refusal, succeed
+from programs import refusal
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -239,7 +239,7 @@ def test_events_that_are_not_json_are_skipped_and_counted(
     assert trace.header["profiled"] == {"traceName": "x"}
 
 
-@pytest.mark.parametrize("end", [",", ", ", ', {"ph": "X", "cat": "cp', ', {"ph": "X", "name": "{"dev'])
+@pytest.mark.parametrize("end", [", ", ', {"ph": "X", "cat": "cp', ', {"ph": "X", "name": "{"dev'])
 def test_cut_profile_is_read_up_to_the_cut(end: str, tmp_path: Path) -> None:
     content = '{"traceEvents": [' + ", ".join(GOOD[:2]) + end
     (tmp_path / "a.json").write_text(content)
@@ -341,15 +341,10 @@ DOUBT = "96 % of the device's time is in graph launches, whose operators this fi
 
 def test_profile_of_graph_launches_is_reported_as_doubtful(tmp_path: Path) -> None:
     path = write(tmp_path / "a.json", EXECUTION)
-    first, *_ = succeed("opgrip", "trace", "info", path).stdout.splitlines()
-    assert " ".join(first.split()).startswith(f"doubtful {DOUBT}"[:60])
     assert load(path).doubts[0].startswith(DOUBT)
-    assert DOUBT in " ".join(succeed("opreplay", path, "--list", "--device", "cpu").stderr.split())
     few = [{**item, "dur": 1} if item["args"].get("correlation") in (40, 200) else item for item in EXECUTION]
-    assert (
-        load(write(tmp_path / "b.json", [*few, graph_kernel("abs_kernel", 300, 40, 11, **{"External id": 1})])).doubts
-        == []
-    )
+    few.append(graph_kernel("abs_kernel", 300, 40, 11, **{"External id": 1}))
+    assert load(write(tmp_path / "b.json", few)).doubts == []
 
 
 @pytest.mark.parametrize("with_names", [True, False], ids=["with names", "by order"])

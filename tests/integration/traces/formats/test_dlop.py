@@ -39,8 +39,8 @@ def test_columns_without_an_argument_name_are_matched_by_position(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize("missing", [None, "", "None", [], [None], [False], ["None"]])
-def test_seven_spellings_of_a_missing_value_are_accepted(tmp_path: Path, missing: object) -> None:
+@pytest.mark.parametrize("missing", [None, "None", [False]])
+def test_spellings_of_a_missing_value_are_accepted(tmp_path: Path, missing: object) -> None:
     sizes = {"input_size": [[1, 4, 9, 9]], "kernel_size": [[8, 4, 3, 3]], "bias": [missing]}
     ((op, args, kwargs),) = calls_of(tmp_path, "conv2d", {**sizes, "stride": [[2, 2]], "groups": [[1]]})
     assert op == "aten.conv2d.default"
@@ -173,7 +173,7 @@ CELLS = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(
         ["add", "cat", "conv2d", "interpolate", "ctc_loss", "einsum", "max_unpool2d", "triu", "max", "view"]

@@ -255,6 +255,7 @@ def test_files_of_the_first_schema_are_read(tmp_path: Path) -> None:
     assert signature.args == (TensorSpec((2, 2), (2, 1), torch.float32, "cpu"),)
 
 
+@pytest.mark.slow
 def test_shipped_trace_is_written_except_for_unsupported_calls(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = write_as("execution_trace", trace, tmp_path / "a.json")

@@ -167,29 +167,28 @@ def test_trace_is_written_with_the_columns_of_the_data_set(tmp_path: Path) -> No
     assert written[columns].equals(pd.read_parquet(tmp_path / "b.parquet")[columns])
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        (("aten.relu.default", "((__import__('os').system('true'),), {})", 2), "unsupported argument"),
-        (("aten.relu.default", None, 2), "not written as Python literals"),
-        ((None, "((), {})", 2), "has no operator name"),
-        (("rm -rf /", "((), {})", 2), "has no operator name"),
-        (("aten.relu.default", "((T([4], f32),), {'device': \"torch.device('nowhere:x')\"})", 2), None),
-    ],
-)
-def test_rows_that_are_not_calls_are_counted(tmp_path: Path, row: tuple[Any, ...], reason: str | None) -> None:
-    reader = TraceReader(table([*ROWS, row], tmp_path / "a.parquet"))
+BAD_ROWS = [
+    ("aten.relu.default", "((__import__('os').system('true'),), {})", 2),
+    ("aten.relu.default", None, 3),
+    (None, "((), {})", 4),
+    ("rm -rf /", "((), {})", 5),
+    ("aten.relu.default", "((T([4], f32),), {'device': \"torch.device('nowhere:x')\"})", 2),
+]
+
+
+def test_rows_that_are_not_calls_are_counted(tmp_path: Path) -> None:
+    reader = TraceReader(table([*ROWS, *BAD_ROWS], tmp_path / "a.parquet"))
     assert list(reader)
-    assert [(text, count) for (_, text), count in reader.losses.skipped.items() if reason and reason in text] == (
-        [] if reason is None else [(next(text for _, text in reader.losses.skipped), 2)]
-    )
+    counts = [(reason, count) for (_, reason), count in reader.losses.skipped.items()]
+    for words, expected in (("unsupported argument", 2), ("not written as Python literals", 3)):
+        assert sum(count for reason, count in counts if words in reason) == expected
+    assert sum(count for reason, count in counts if "has no operator name" in reason) == 9
 
 
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [
         (pd.DataFrame({"op_name": [1], "args": ["((), {})"]}), "not string"),
-        (pd.DataFrame({"op_name": ["a"], "args": [[1]]}), "cannot be read"),
         (pd.DataFrame({"op_name": ["aten.relu.default"], "args": ["((), {})"], "count": [1 << 40]}), "counts more"),
     ],
 )
