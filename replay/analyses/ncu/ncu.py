@@ -6,7 +6,6 @@ Metrics: https://docs.nvidia.com/nsight-compute/ProfilingGuide/index.html, "Metr
 from __future__ import annotations
 
 import csv
-import importlib
 import json
 import re
 import shlex
@@ -40,39 +39,6 @@ from opgrip.replay.results.results import RAN, Result
 from opgrip.replay.run.request import RunRequest, identity
 from opgrip.replay.timing.ranges import DOMAIN, NCU, row_name
 from opgrip.replay.timing.timing_options import COLD, DISCRETE
-
-
-def main(folder: str, report: str, *metric_names: str) -> int:
-    """Print the kernels of a report as JSON Lines, each with its name, NVTX ranges and metrics.
-
-    folder : folder of the module `ncu_report`
-    """
-    sys.path.insert(0, folder)
-    context = importlib.import_module("ncu_report").load_report(report)
-    for number in range(context.num_ranges()):
-        profiled_range = context.range_by_idx(number)
-        for index in range(profiled_range.num_actions()):
-            action = profiled_range.action_by_idx(index)
-            values = {name: _value(action.metric_by_name(name)) for name in metric_names}
-            metrics = {name: value for name, value in values.items() if value is not None}
-            print(json.dumps({"name": action.name(), "ranges": _ranges(action), "metrics": metrics}))
-    return 0
-
-
-def _ranges(action: Any) -> str:
-    state = action.nvtx_state()
-    domains = [] if state is None else [state.domain_by_id(number) for number in state.domains()]
-    return "\n".join(name for domain in domains for name in domain.start_end_ranges())
-
-
-def _value(metric: Any) -> float | None:
-    value = None if metric is None else metric.value()
-    return float(value) if isinstance(value, int | float) else None
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
-
 
 DURATION = "gpu__time_duration.sum"
 # metrics that are summed over the kernels of a run, by column
