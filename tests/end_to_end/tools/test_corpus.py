@@ -72,6 +72,7 @@ def page(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs("plotly", "itables")
+@pytest.mark.slow
 def test_report_of_a_folder_has_all_tables_of_the_corpus(page: Path) -> None:
     text = page.read_text()
     form = json.loads(text.partition('id="data">')[2].partition("</script>")[0])

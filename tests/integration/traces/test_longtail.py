@@ -39,11 +39,6 @@ def doubled(numbers: Tensor) -> Tensor:
     return numbers * 2
 
 
-def spread(numbers: Tensor) -> Tensor:
-    parts = [part.exp() for part in numbers.unbind()]
-    return torch.stack(parts)
-
-
 def penalty(weight: Tensor, other: Tensor) -> Tensor:
     return (weight - other).abs().sum()
 
@@ -109,12 +104,6 @@ def test_functions_of_one_dense_kernel_are_not_longtail(tmp_path: Path) -> None:
     block, images = Block(), torch.rand(2, 16, 64, 64)
     trace = captured(tmp_path, lambda: [block(images) for _ in range(4)])
     assert "Block.forward" not in by_name(find(trace))
-
-
-def test_comprehensions_belong_to_the_enclosing_function(tmp_path: Path) -> None:
-    found = by_name(find(captured(tmp_path, lambda: spread(torch.ones(5, 3)))))
-    assert found["spread"].launches == 1 + 5 + 1
-    assert not any("<" in name.replace("<locals>", "") for name in found)
 
 
 def test_bytes_are_those_of_inputs_and_outputs(tmp_path: Path) -> None:

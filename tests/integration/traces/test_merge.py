@@ -13,7 +13,6 @@ from programs import train_tiny_net
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
 from opgrip.traces.analysis.validation import validate
@@ -35,32 +34,6 @@ from opgrip.traces.schema.records import (
     Values,
 )
 from opgrip.traces.values.exact import Booleans
-from opgrip.traces.zoo.manifest import FIELD
-from opgrip.zoo.corpus import read_corpus
-from opgrip.zoo.corpus.distill import write_cases
-
-
-def test_merged_trace_is_not_a_distilled_set(tmp_path: Path) -> None:
-    paths = []
-    for name, sizes in {"first": (10, 20, 30), "second": (10, 500, 700)}.items():
-        corpus = read_corpus([str(small_trace(tmp_path / f"{name}.jsonl", sizes))])
-        # an order different from that of the calls
-        keys = corpus.frame["key"].tolist()[::-1]
-        paths.append(tmp_path / f"{name}-cases.jsonl")
-        write_cases(corpus, keys, paths[-1], fields={FIELD: {"keys": keys[:1], "traces": {}}})
-    assert len(make_cases(load(paths[0]))) == 1
-    merge(paths, tmp_path / "all.jsonl")
-    whole = load(tmp_path / "all.jsonl")
-    assert FIELD not in whole.header
-    assert len(make_cases(whole)) == 5
-
-
-def test_calls_of_undeclared_threads_stay_in_their_process(tmp_path: Path) -> None:
-    paths = [small_trace(tmp_path / f"{name}.jsonl") for name in ("first", "second")]
-    merge(paths, tmp_path / "all.jsonl")
-    calls = load(tmp_path / "all.jsonl").calls
-    assert calls.groupby("process")["thread"].nunique().to_dict() == {0: 1, 1: 1}
-    assert calls.groupby("process").size().to_dict() == {0: 4, 1: 4}
 
 
 def test_merged_trace_is_not_merged_again(tmp_path: Path) -> None:

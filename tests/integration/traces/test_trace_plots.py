@@ -31,11 +31,6 @@ def bars(figure: Any) -> dict[str, float]:
     return lengths
 
 
-def parts(figure: Any) -> list[str]:
-    names: list[str] = figure.axes[0].get_legend_handles_labels()[1]
-    return names
-
-
 def test_bars_equal_the_summary(trace: Trace) -> None:
     table = trace.summary().head(20)
     table = table[table["share"] >= 0.001]
@@ -44,30 +39,12 @@ def test_bars_equal_the_summary(trace: Trace) -> None:
     assert list(bars(trace.plot())) == list(expected)
 
 
-def test_bars_are_split_by_phase_or_else_by_module(trace: Trace, detector_trace: Path) -> None:
-    assert set(parts(trace.plot(parts="phase"))) == set(trace.own_calls["phase"])
-    one_phase = replace(trace, calls=trace.calls[trace.calls["phase"] == "forward"])
-    modules = {str(name).partition(".")[0] or "(outside)" for name in one_phase.own_calls["module"]}
-    assert len(parts(one_phase.plot())) <= max(7, len(modules))
-    detector = load(detector_trace)
-    shown = detector.plot(parts="module")
-    assert "backbone" in " ".join(parts(shown))
-    assert len(parts(shown)) <= 7
-    assert sum(bars(shown).values()) <= detector.summary()["time_us"].sum() * 1.0001
-
-
 def test_invalid_grouping_and_empty_trace_are_reported_in_one_line(trace: Trace) -> None:
     with pytest.raises(UserError, match="a picture cannot be grouped by nosuch: choose op, module"):
         trace.plot(by="nosuch")
     with pytest.raises(UserError, match="the trace has no calls"):
         replace(trace, calls=trace.calls.iloc[:0]).plot()
     assert "<img" not in replace(trace, calls=trace.calls.iloc[:0])._repr_html_()
-
-
-def test_plot_of_a_trace_without_times_counts_calls(trace: Trace) -> None:
-    figure = replace(trace, calls=trace.calls.assign(time_ns=0.0)).plot(parts="kind")
-    assert figure.axes[0].get_xlabel() == "calls"
-    assert bars(figure)["aten.convolution.default"] == (trace.own_calls["op"] == "aten.convolution.default").sum()
 
 
 def test_names_of_an_untrusted_trace_remain_text(tiny_trace: Path, tmp_path: Path) -> None:

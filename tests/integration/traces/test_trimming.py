@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from programs import SHIPPED_TRACES
 
 from opgrip.errors import UserError
-from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load, read
 from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.analysis.trim import TracePart, trim
@@ -121,14 +120,6 @@ def test_inner_calls_of_a_function_are_included(tmp_path: Path) -> None:
     inside = whole.calls["inside"] == "mmcv._ext:nms"
     assert len(part.calls) == inside.sum() + (whole.calls["op"] == "mmcv._ext:nms").sum()
     assert inside.any()
-
-
-def test_part_has_the_cases_of_the_whole(tmp_path: Path) -> None:
-    whole = {case.key: case for case in make_cases(load(SHIPPED))}
-    part = make_cases(trimmed(SHIPPED, tmp_path, TracePart(phases=("forward",), steps=(0, 1))))
-    assert len(part) > 100
-    # values may come from another call of the case
-    assert all(case.trace_number == whole[case.key].trace_number for case in part)
 
 
 def test_empty_selection_names_what_exists(tiny_trace: Path, tmp_path: Path) -> None:

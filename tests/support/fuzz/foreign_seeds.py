@@ -107,13 +107,6 @@ def _nothing(folder: Path) -> list[Path]:
     return []
 
 
-def _tritonbench(folder: Path) -> list[Path]:
-    path = folder / "calls.txt"
-    calls = "((T([2, 3], f16), T([2, 3], f16, stride=(0, 1))), {'alpha': -2})", "((T([2, 3], i64), 1e-06), {})"
-    path.write_text("Operator: aten.add.Tensor\n" + "".join(f"cnt: 3, {call}\n" for call in calls))
-    return [path]
-
-
 def _dlop(folder: Path) -> list[Path]:
     tables = {
         "add": {"input": [[2, 3], [4]], "other": [[2, 3], ""], "alpha": [1, ""]},
@@ -141,17 +134,6 @@ def _chrome(folder: Path) -> list[Path]:
     with torch.profiler.profile(record_shapes=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         net(images).sum().backward()
     profile.export_chrome_trace(str(path))
-    return [path]
-
-
-def _execution_trace(folder: Path) -> list[Path]:
-    path = folder / "observed.json"
-    observer = torch.profiler.ExecutionTraceObserver().register_callback(str(path))
-    net, images = _net(), torch.randn(2, 3, 8, 8)
-    observer.start()
-    net(images).sum().backward()
-    observer.stop()
-    observer.unregister_callback()
     return [path]
 
 
@@ -253,10 +235,8 @@ def _chakra_json(folder: Path) -> list[Path]:
 
 # functions that make files of a format in a folder, by format name
 BUILDERS: dict[str, Callable[[Path], list[Path]]] = {
-    "tritonbench": _tritonbench,
     "dlop": _dlop,
     "chrome": _chrome,
-    "execution_trace": _execution_trace,
     "chakra_json": _chakra_json,
     "onnx": _onnx,
     "ring": _ring,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from opgrip.errors import UserError, cause_of, one_line, shortened
 from opgrip.platform import machine
 from opgrip.platform.machine import check_device
-from opgrip.platform.precisions import PLACES, allows_tf32, read_precision, set_precision
+from opgrip.platform.precisions import allows_tf32, read_precision, set_precision
 from opgrip.platform.private_apis import FOUND, PrivatePlaces
 
 MB = 1 << 20
@@ -42,21 +41,6 @@ def test_old_and_new_settings_determine_tf32() -> None:
         assert allows_tf32("cuda.matmul")
     finally:
         set_precision("cuda.matmul", before)
-
-
-@pytest.mark.skipif(read_precision("cuda.matmul") is None, reason="torch has one precision for all places")
-@pytest.mark.parametrize("changed", PLACES)
-def test_each_setting_is_read_where_a_program_sets_it(changed: str) -> None:
-    before = read_precision(changed)
-    try:
-        for value in ("ieee", "tf32"):
-            set_precision(changed, value)
-            assert [read_precision(place) for place in PLACES] == [
-                attrgetter(f"{place}.fp32_precision")(torch.backends) for place in PLACES
-            ]
-            assert read_precision(changed) == value
-    finally:
-        set_precision(changed, before)
 
 
 def test_existing_private_names_are_used_and_missing_ones_replaced() -> None:

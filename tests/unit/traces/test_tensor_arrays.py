@@ -58,22 +58,6 @@ def test_array_keeps_its_memory_alive() -> None:
     assert (array == 7.0).all()
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.ones(3, dtype=torch.bfloat16),
-        torch.ones(3, device="meta"),
-        torch.ones(3).to_sparse(),
-        torch.ones(3, dtype=torch.complex64).conj(),
-        torch.ones(3, dtype=torch.complex64).conj().imag,
-    ],
-    ids=["bfloat16", "meta", "sparse", "conjugate", "negative"],
-)
-def test_tensor_that_numpy_cannot_represent_is_refused(tensor: torch.Tensor) -> None:
-    with pytest.raises((TypeError, RuntimeError)):
-        array_of(tensor)
-
-
 def test_freed_memory_is_not_accessed() -> None:
     tensor = torch.ones(3)
     tensor.untyped_storage().resize_(0)

@@ -71,15 +71,6 @@ def test_rare_zeros_are_counted() -> None:
         assert int((drawn(fitted(tensor, Integers), tensor) == 0).sum()) == zeros
 
 
-def test_ignore_index_is_kept_next_to_the_labels() -> None:
-    labels = torch.randint(0, 1000, (4000,), generator=seeded(0))
-    labels[::3] = -100
-    again = drawn(fitted(labels, Integers), labels)
-    assert int((again == -100).sum()) == int((labels == -100).sum())
-    assert int(again[again != -100].min()) >= 0
-    torch.nn.functional.cross_entropy(torch.randn(4000, 1000), again)
-
-
 @pytest.mark.parametrize("is_old", [False, True])
 def test_single_ignore_index_is_the_only_negative_value(is_old: bool) -> None:
     labels = torch.randperm(31_900, generator=seeded(0))[:129]

@@ -22,7 +22,7 @@ from opgrip.traces.schema.arguments import TensorSpec, map_leaves
 from opgrip.zoo.corpus import Corpus, read_corpus, summarize
 from opgrip.zoo.corpus.corpus import MOST_ELEMENTS, rows_of, signature_facts, weighted
 from opgrip.zoo.corpus.distill import write_cases
-from opgrip.zoo.corpus.summaries import ALL, write_summary, write_table
+from opgrip.zoo.corpus.summaries import write_summary, write_table
 
 DLOP = {"input": [[2, 3], [4, 3]], "min": [[0], [0]], "max": [[6], [6]]}
 
@@ -102,14 +102,6 @@ def test_operators_have_the_number_of_models_that_call_them(corpus: Corpus) -> N
     alone = set(summary.unique("trace")["op"])
     assert {"aten.sin.default", "aten.cos.default"} <= alone
     assert "aten.relu.default" not in alone
-
-
-def test_signatures_common_to_all_models_are_found(folder: Path) -> None:
-    corpus = read_corpus([str(folder / "small.jsonl"), str(folder / "other.jsonl.gz")])
-    summary = summarize(corpus, "signature")
-    assert set(summary.common("trace")["op"]) == {"aten.relu.default", "aten.randn.default"}
-    assert set(summary.of_models(ALL, None).table["op"]) == {"aten.relu.default", "aten.randn.default"}
-    assert set(summary.of_models(1, 1).table["models"]) == {1}
 
 
 def test_signature_key_uses_the_settings_of_most_of_its_calls(folder: Path) -> None:

@@ -102,16 +102,6 @@ def test_real_files_load_completely_and_survive_a_round_trip(path: Path, tmp_pat
     assert not trace.end.dropped
     assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
     assert {str(name) for name in trace.calls["thread"].unique()} == {"main", "autograd 2"}
-    cases = [item for item in trace.signatures if not item.op.startswith("profiler.")]
-    elsewhere = Counter(item.op for item in cases if not runs_on_cpu(item.op))
-    assert sum(elsewhere.values()) <= 0.05 * len(cases)
-    assert {op.rpartition(".")[0] for op in elsewhere} <= {
-        "aten.cudnn_batch_norm",
-        "aten.cudnn_batch_norm_backward",
-        "c10d.allreduce_",
-        "c10d.broadcast_",
-    }
-
     write_as("execution_trace", trace, tmp_path / "again.json")
     again = load(tmp_path / "again.json")
     # the parameters of c10d's operators change in the conversion
@@ -121,13 +111,6 @@ def test_real_files_load_completely_and_survive_a_round_trip(path: Path, tmp_pat
     assert [(s.after, s.inputs, s.outputs) for s in make_graph(again).steps.values() if s.op[:4] == "aten"] == [
         (s.after, s.inputs, s.outputs) for s in make_graph(trace).steps.values() if s.op[:4] == "aten"
     ]
-
-
-def runs_on_cpu(op: str) -> bool:
-    namespace, packet, overload = op.split(".")
-    name = f"{namespace}::{packet}" + ("" if overload == "default" else f".{overload}")
-    keys = ("CPU", "CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
-    return namespace == "aten" and any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
 
 
 @needs_data

@@ -243,20 +243,7 @@ def test_oversized_configurations_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="contains more than 4,194,304 values"):
         list(TraceReader(tmp_path / "lists.json", format_name=NAME))
     path = tmp_path / "config.json"
-    items = number([number(1)] * 2000, "genericlist")
-    heavy = {
-        "aten::zeros": operator(
-            entry(items, dtype=number("float", "dtype"), x=ranged([1, 9999])), input_iterator=RANGES
-        )
-    }
-    path.write_text(json.dumps(heavy))
-    with pytest.raises(UserError, match="more than 5,000,000 arguments"):
-        load(path)
     path.write_text(json.dumps({"aten::add": operator(entry(tensor(1), number(1)) | {"count": 10**12})}))
-    with pytest.raises(UserError, match="1,000,000 calls"):
-        load(path)
-    counted = entry(tensor(2, 2)) | {"count": 900_000}
-    path.write_text(json.dumps({"torch.nn.Linear": operator(counted, build=[entry(number(2), number(2))])}))
     with pytest.raises(UserError, match="1,000,000 calls"):
         load(path)
     sizes = [[1, 1 << 62]] * 40

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -170,34 +169,6 @@ def test_share_of_tuned_entries_is_reported(trace: Path, tmp_path: Path, capsys:
         first, *_ = capsys.readouterr().out.splitlines()
         assert first.startswith("1 of "), path
         assert "have a tuned entry: " in first
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--tuned", "notes.txt"], "notes.txt has no tuned entries"),
-        (["--tuned", "absent.csv"], "absent.csv cannot be read"),
-        (["--tuned", "damaged.json"], "damaged.json cannot be read"),
-        (["--for", "aiter", "-o", "notes.txt"], "notes.txt exists"),
-        (["--for", "cublas"], "invalid choice 'cublas'"),
-        ([], "one of the arguments --for --tuned is required"),
-    ],
-)
-def test_mistakes_are_reported_in_one_line(
-    trace: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-    message: str,
-) -> None:
-    (tmp_path / "notes.txt").write_text("hello\n", encoding="utf-8")
-    (tmp_path / "damaged.json").write_text('{"configs_timings": [', encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    with suppress(SystemExit):
-        assert main(["trace", "tuner", str(trace), *words]) == 2
-    *_, line = capsys.readouterr().err.splitlines()
-    assert message in line
 
 
 UNTUNED_SHAPES = """\

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from execution_traces import node
-from foreign_data import write_as
-from programs import ROOT, SHIPPED_TRACES
+from programs import ROOT
 
 from opgrip.errors import UserError
 from opgrip.traces import TraceReader, load
@@ -110,13 +109,3 @@ def test_malformed_file_is_refused_in_one_line(name: str, content: str | bytes, 
     with pytest.raises(UserError, match=message) as caught:
         load(path, partial=False, reader=TraceReader(path, format_name=name))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["tritonbench", pytest.param("chakra", marks=pytest.mark.slow)])
-def test_shipped_trace_is_written_except_for_unsupported_calls(name: str, tmp_path: Path) -> None:
-    trace = load(SHIPPED_TRACES[0])
-    losses = write_as(name, trace, tmp_path / "written")
-    again = load(tmp_path / "written", reader=TraceReader(tmp_path / "written", format_name=name))
-    calls = trace.own_calls if name == "tritonbench" else trace.calls
-    assert len(again.calls) + sum(losses.skipped.values()) == len(calls)
-    assert {op for op, _ in losses.skipped} <= set(calls["op"])
