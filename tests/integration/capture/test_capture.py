@@ -15,7 +15,7 @@ from programs import captured, run_python, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.capture.recording import signature_table
+from opgrip.capture.recording import recorder as recording
 from opgrip.capture.signatures import fitting
 from opgrip.traces import Trace, UserError, load, read
 from opgrip.traces.schema.arguments import GeneratorSpec, Opaque, TensorSpec
@@ -261,7 +261,7 @@ def test_call_is_recorded_if_its_outputs_cannot_be_described(tmp_path: Path, mon
     def broken(result: Any) -> Any:
         raise OSError("planted")
 
-    monkeypatch.setattr(signature_table, "describe_result", broken)
+    monkeypatch.setattr(recording, "describe_result", broken)
     x = torch.ones(3)
     trace = captured(tmp_path, lambda: (x + 1, x + 1))
     assert ops(trace) == ["aten.add.Tensor"] * 2

@@ -23,8 +23,8 @@ from shortened import slow_except
 from opgrip.capture import Capture
 from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.program.places import ModulePaths
+from opgrip.capture.recording.recorder import SignatureTable
 from opgrip.capture.recording.scope_table import ScopeTable
-from opgrip.capture.recording.signature_table import SignatureTable
 from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.recording.thread_mode import ThreadModes
 from opgrip.capture.writing.flusher import Flusher

@@ -17,7 +17,7 @@ from opgrip.capture import Capture, Schedule
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
 from opgrip.capture.hooks import graphs, wrapped_operators
-from opgrip.capture.recording import signature_table
+from opgrip.capture.recording import recorder as recording
 from opgrip.capture.timing import device_time, kernel_times
 from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls
 from opgrip.errors import UserError
@@ -146,7 +146,7 @@ def test_kernels_of_a_graph_belong_to_its_calls(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
     monkeypatch.setattr(graphs, "with_index", lambda device: torch.device("cuda:0"))
-    monkeypatch.setattr(signature_table, "device_of", lambda signature: "cuda:0")
+    monkeypatch.setattr(recording, "device_of", lambda signature: "cuda:0")
     large, graph = torch.ones(LARGE), Graph()
     with Capture(tmp_path / "t.jsonl", device_time="kernels") as capture:
         large.cos()

@@ -17,8 +17,8 @@ from services import environment, short_name
 
 from opgrip.capture.on_demand import agent as agent_module
 from opgrip.capture.on_demand.agent import MOST_CONNECTIONS, Agent, listen_to, start_agent
-from opgrip.capture.on_demand.client import processes
 from opgrip.capture.on_demand.settings import AgentSettings
+from opgrip.capture.on_demand.verbs import processes
 from opgrip.errors import UserError
 from opgrip.traces import load
 

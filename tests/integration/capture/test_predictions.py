@@ -68,10 +68,10 @@ def test_predicted_calls_have_the_same_signatures_as_examined_ones(
 
 
 def test_loop_is_recognized_without_computing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opgrip.capture.recording import signature_table
+    from opgrip.capture.recording import recorder as recording
 
     keys = []
-    monkeypatch.setattr(signature_table, "call_key", _counting(signature_table.call_key, keys))
+    monkeypatch.setattr(recording, "call_key", _counting(recording.call_key, keys))
     x = torch.ones(4, 4)
     with Capture(tmp_path / "t.jsonl"):
         for _ in range(300):

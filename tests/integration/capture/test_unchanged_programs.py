@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from opgrip.capture import Capture
 from opgrip.capture.hooks.dispatch import RecordingMode
 from opgrip.capture.program.places import ModulePaths
+from opgrip.capture.recording.recorder import SignatureTable
 from opgrip.capture.recording.scope_table import ScopeTable
-from opgrip.capture.recording.signature_table import SignatureTable
 from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.capture.signatures import predictions
 from opgrip.traces import Trace, load

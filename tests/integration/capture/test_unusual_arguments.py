@@ -145,11 +145,11 @@ def test_capture_does_not_call_functions_of_a_subclass(tmp_path: Path) -> None:
 
 
 def test_subclass_calls_are_recognized_without_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opgrip.capture.recording import signature_table
+    from opgrip.capture.recording import recorder as recording
 
     x, keys = torch.ones(3).as_subclass(Logged), []
-    call_key = signature_table.call_key
-    monkeypatch.setattr(signature_table, "call_key", lambda *call: keys.append(call) or call_key(*call))
+    call_key = recording.call_key
+    monkeypatch.setattr(recording, "call_key", lambda *call: keys.append(call) or call_key(*call))
     trace = captured(tmp_path, lambda: [torch.ops.aten.mul(x, 2) for _ in range(50)])
     assert len(trace.calls) == 50
     assert len(keys) < 10

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from services import short_name
 
-from opgrip.capture.on_demand import client
-from opgrip.capture.on_demand.client import RecordableProcess, converse, find_process, processes, record
+from opgrip.capture.on_demand import verbs
 from opgrip.capture.on_demand.protocol import ABOUT, ARMED, DONE, REFUSED, STOP, TELL, make_folder
+from opgrip.capture.on_demand.verbs import RecordableProcess, converse, find_process, processes, record
 from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
 
@@ -117,7 +117,7 @@ def test_answer_of_a_process_cannot_control_the_terminal(folder: Path, capsys: p
 
 @pytest.mark.parametrize("word", [TELL, STOP])
 def test_unresponsive_process_is_not_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    monkeypatch.setattr(client, "TELL_S", 0.1)
+    monkeypatch.setattr(verbs, "TELL_S", 0.1)
     with answering(folder) as here, pytest.raises(UserError, match="no longer responds"):
         list(converse(here, word))
 
@@ -130,7 +130,7 @@ def test_name_means_the_process_that_started_the_others(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     listed = [process(11, 1), process(12, 11), process(13, 12)]
-    monkeypatch.setattr(client, "processes", lambda: listed)
+    monkeypatch.setattr(verbs, "processes", lambda: listed)
     assert find_process("train", None, Reporter("test")).pid == 11
     assert "which are not recorded: to record one, give its PID: 12" in capsys.readouterr().err
     assert find_process("13", None, Reporter("test")).pid == 13
@@ -142,7 +142,7 @@ def test_name_means_the_process_that_started_the_others(
 def test_ranks_are_chosen_by_number_or_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = [process(11, 10, rank=0), process(12, 11, rank=1)]
     loaders = [process(13, 11, rank=0), process(14, 12, rank=1)]
-    monkeypatch.setattr(client, "processes", lambda: [process(10, 1, name="run"), *ranks, *loaders])
+    monkeypatch.setattr(verbs, "processes", lambda: [process(10, 1, name="run"), *ranks, *loaders])
     assert find_process("train", 1, Reporter("test")).pid == 12
     assert find_process("14", None, Reporter("test")).pid == 14
     with pytest.raises(UserError, match="choose one by its PID or --rank: 11, 12"):
