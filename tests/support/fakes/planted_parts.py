@@ -66,7 +66,7 @@ class Powers:
 
     lacks: Sequence[str] = ("traces", "samples")
     hint = "leave it out with powers"
-    order = 10
+    place = 10
     in_program = False
 
     def takes(self, target: str) -> bool:
