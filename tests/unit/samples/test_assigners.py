@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from opgrip.samples.assigners.get_target_single import get_target_single
 from opgrip.samples.assigners.hungarian_assign import hungarian_assign
 from opgrip.samples.assigners.priors import grid_boxes, grid_points
 from opgrip.samples.assigners.random_sampler import random_sampler
-
-MODULES = "mmdet.models.task_modules"
 
 
 def instances(**tensors: Tensor) -> Any:
@@ -218,28 +215,6 @@ def test_sets_are_matched_as_in_transformers(objects: tuple[int, ...]) -> None:
     compare_with(original, hungarian_assign, lambda: make(Draw(0)), 0, 0)
 
 
-def test_matching_has_the_least_cost_of_all_pairings() -> None:
-    draw = Draw(0)
-    logits, boxes = draw.normal(1, 4, 3), draw.uniform(1, 4, 4, low=0.2, high=0.4)
-    target = {"labels": draw.integers(3, high=2), "boxes": draw.uniform(3, 4, low=0.2, high=0.4)}
-
-    def cost(query: int, truth: int) -> float:
-        (x, y, w, h), (X, Y, W, H) = boxes[0, query].tolist(), target["boxes"][truth].tolist()
-        edges = [(x - w / 2, x + w / 2, X - W / 2, X + W / 2), (y - h / 2, y + h / 2, Y - H / 2, Y + H / 2)]
-        shared, hull = 1.0, 1.0
-        for low, high, other_low, other_high in edges:
-            shared *= max(min(high, other_high) - max(low, other_low), 0)
-            hull *= max(high, other_high) - min(low, other_low)
-        union = w * h + W * H - shared
-        distance = abs(x - X) + abs(y - Y) + abs(w - W) + abs(h - H)
-        probability = logits[0, query].softmax(dim=0)[target["labels"][truth]].item()
-        return 5 * distance - probability - 2 * (shared / union - (hull - union) / hull)
-
-    best = min(permutations(range(4), 3), key=lambda queries: sum(map(cost, queries, range(3))))
-    ((rows, columns),) = hungarian_assign(logits, boxes, [target])
-    assert {int(truth): int(query) for query, truth in zip(rows, columns, strict=True)} == dict(enumerate(best))
-
-
 def pyramid_of_points(draw: Draw, truths: int = 6, ignored: int = 0, square: bool = False) -> tuple[Any, ...]:
     levels = grid_points((256, 320), (8, 16, 32))
     ranges = [torch.tensor(reach).expand(len(level), 2) for level, reach in zip(levels, RANGES, strict=True)]
@@ -293,24 +268,6 @@ def test_smallest_truth_is_the_one_with_the_fewest_pixels() -> None:
     torch.testing.assert_close(targets[both], torch.tensor([6, 6, 14, 14.1]))
 
 
-@pytest.mark.parametrize("central", [(False, 1.0), (True, 1.5)])
-@pytest.mark.parametrize("truths", [6, 1, 0])
-def test_points_are_matched_as_in_mmdetection(central: tuple[bool, float], truths: int) -> None:
-    heads = optional("mmdet.models.dense_heads")
-    head = heads.FCOSHead(3, 1, strides=(8, 16, 32), center_sampling=central[0], center_sample_radius=central[1])
-
-    def original(points: Tensor, gt: Tensor, ranges: Tensor, counts: list[int], *_: Any) -> Any:
-        given = instances(bboxes=gt[:, :4], labels=gt[:, 4].long() - 1)
-        labels, targets = head._get_targets_single(given, points, ranges, counts)
-        return ((labels + 1) % 4).float(), targets
-
-    def ours(*arguments: Any) -> Any:
-        return fcos_matcher(*arguments, *central)
-
-    # use squares, since areas are in pixels here and of boxes in mmdet
-    compare_with(original, ours, lambda: pyramid_of_points(Draw(0), truths, square=True), 1e-5, 1e-5)
-
-
 def test_boxes_are_assigned_to_the_truth_with_the_largest_overlap() -> None:
     labels = torch.tensor([7, 9])
 
@@ -333,21 +290,6 @@ def test_boxes_are_assigned_to_the_truth_with_the_largest_overlap() -> None:
     result = assign_wrt_overlaps(torch.tensor([[0.8, 0.1, 0.0], [0.1, 0.9, 0.0]]), labels, 0.7, 0.3, 0.5)
     assert result.labels.tolist() == [7, 9, -1]
     assert assign_wrt_overlaps(torch.zeros(0, 3), labels[:0], 0.7, 0.3).gt_inds.tolist() == [0, 0, 0]
-
-
-def test_sampled_boxes_have_the_right_kind_and_number() -> None:
-    draw = Draw(0)
-    gt_inds = torch.tensor([0] * 50 + [-1] * 10 + [1] * 5 + [2] * 35)
-    gt, labels = draw.boxes(2), torch.tensor([4, 6])
-    choose = partial(random_sampler, gt_inds, draw.boxes(100), gt, labels, 40, 0.25, add_gt_as_proposals=False)
-    torch.manual_seed(0)
-    chosen = choose()
-    assert (len(chosen.pos_inds), len(chosen.neg_inds)) == (10, 30)
-    assert bool((gt_inds[chosen.pos_inds] > 0).all())
-    assert bool((gt_inds[chosen.neg_inds] == 0).all())
-    assert len(set(chosen.pos_inds.tolist())) == 10
-    torch.testing.assert_close(chosen.pos_gt_bboxes, gt[gt_inds[chosen.pos_inds] - 1])
-    assert len({tuple(choose().pos_inds.tolist()) for _ in range(5)}) > 1
 
 
 def test_added_ground_truth_is_a_positive() -> None:

@@ -8,19 +8,22 @@ from typing import Any
 
 import pytest
 import torch
-from implementations import Function, compare, compare_with, jax_results
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from implementations import Function, compare_with
 from optional import optional
 from torch import Tensor
 
-from opgrip.samples import Draw, Sample, samples
+from opgrip.samples import Draw, samples
 from opgrip.samples.anchors.compute_locations import compute_locations
 from opgrip.samples.anchors.gen_base_anchors import gen_base_anchors
 from opgrip.samples.anchors.grid_anchors import grid_anchors
 from opgrip.samples.anchors.map_roi_levels import map_roi_levels
 from opgrip.samples.anchors.valid_flags import valid_flags
-from opgrip.samples.boxes.boxes_for_nms import boxes_for_nms
-from opgrip.samples.boxes.generalized_box_iou import generalized_box_iou
+from opgrip.samples.boxes.bbox_overlaps import bbox_overlaps
 from opgrip.samples.boxes.multiclass_nms import multiclass_nms
+from opgrip.samples.boxes.nms import nms
+from opgrip.samples.boxes.roi_align import roi_align
 
 SAMPLES = samples()
 Arguments = Callable[[], tuple[Any, ...]]
@@ -223,61 +226,6 @@ def test_every_box_function_has_a_case() -> None:
     assert {sample.name for sample in SAMPLES.values() if sample.family == "boxes"} == {case[0] for case in CASES}
 
 
-def test_inverted_boxes_have_no_generalized_overlap() -> None:
-    right, wrong = torch.tensor([[0.0, 0, 1, 1]]), torch.tensor([[0.0, 1, 1, 0]])
-    for pair in ((right, wrong), (wrong, right)):
-        with pytest.raises(ValueError, match="x2 < x1"):
-            generalized_box_iou(*pair)
-
-
-def test_overlaps_of_a_batch_equal_those_of_each_image() -> None:
-    first, second = Draw().boxes(12).reshape(3, 4, 4), Draw(1).boxes(6).reshape(3, 2, 4)
-    for name in ("intersect", "jaccard", "box_iou", "generalized_box_iou", "bbox_overlaps"):
-        function = SAMPLES[name].function
-        one_by_one = [function(*pair) for pair in zip(first, second, strict=True)]
-        stacked = [torch.stack(parts) for parts in zip(*one_by_one, strict=True)] if name == "box_iou" else one_by_one
-        compare(function(first, second), stacked if name == "box_iou" else torch.stack(stacked))
-
-
-def test_shifted_boxes_are_suppressed_like_groups_of_mmcv() -> None:
-    ops = optional("mmcv.ops")
-    boxes, scores, threshold = SAMPLES["nms"].arguments()
-    boxes = boxes.clamp(min=0)
-    groups = Draw().integers(len(boxes), high=4)
-    kept = SAMPLES["nms"].function(boxes_for_nms(boxes, groups), scores, threshold)
-    _, expected = ops.batched_nms(boxes, scores, groups, {"type": "nms", "iou_threshold": threshold})
-    assert kept.tolist() == expected.tolist()
-    assert kept.tolist() != SAMPLES["nms"].function(boxes, scores, threshold).tolist()
-
-
-def test_no_score_above_the_threshold_gives_no_detection() -> None:
-    found = multiclass_nms(torch.ones(3, 2, 4), torch.zeros(3, 2), 0.1, 0.5, 10, 10)
-    assert [tuple(part.shape) for part in found] == [(0, 4), (0,), (0,)]
-
-
-@pytest.mark.parametrize(
-    "sample",
-    [
-        pytest.param(sample, id=sample.name)
-        for sample in SAMPLES.values()
-        if sample.family in ("boxes", "anchors") and sample.has_jax()
-    ],
-)
-def test_function_compiles_in_jax(sample: Sample) -> None:
-    jax = optional("jax")
-    arguments = sample.arguments()
-    at = [index for index, argument in enumerate(arguments) if isinstance(argument, Tensor)]
-
-    def compiled(*given: Any) -> Any:
-        # the tensors are traced; other arguments are static
-        def call(*arrays: Any) -> Any:
-            return sample.jax()(*(arrays[at.index(i)] if i in at else other for i, other in enumerate(given)))
-
-        return jax.jit(call)(*(given[index] for index in at))
-
-    compare(jax_results(compiled, arguments), sample.function(*arguments), sample.rtol, sample.atol)
-
-
 SCALES = torch.tensor([4.0, 5.04, 6.35])
 RATIOS = torch.tensor([0.5, 1.0, 2.0])
 
@@ -344,11 +292,6 @@ def test_anchors_equal_those_of_the_original(original: Function, ours: Function,
     compare_with(original, ours, lambda: arguments, rtol=1e-6, atol=1e-5)
 
 
-def test_anchors_of_a_cell_are_sorted_by_ratio_then_scale() -> None:
-    anchors = gen_base_anchors(10, torch.tensor([1.0, 2.0]), torch.tensor([0.25, 4.0]))
-    assert anchors.tolist() == [[-10, -2.5, 10, 2.5], [-20, -5, 20, 5], [-2.5, -10, 2.5, 10], [-5, -20, 5, 20]]
-
-
 def test_flags_are_in_the_order_of_the_anchors() -> None:
     anchors = grid_anchors(torch.tensor([[0.0, 0, 1, 1], [0, 0, 2, 2]]), (3, 4), (8, 8))
     flags = valid_flags((3, 4), (2, 3), 2)
@@ -367,8 +310,96 @@ def test_dense_points_surround_the_centres() -> None:
         compute_locations((1, 1), 8, 3)
 
 
-def test_levels_of_retinanet_have_all_its_anchors() -> None:
-    sizes = [(100, 168), (50, 84), (25, 42), (13, 21), (7, 11)]
-    base = gen_base_anchors(8, SCALES, RATIOS)
-    assert sum(len(grid_anchors(base, size, (8, 8))) for size in sizes) == 201600
-    assert (201600,) in samples()["box_area"].configurations.values()
+def boxes(count: int, seed: int = 0, reach: float = 100.0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    corner = torch.rand(count, 2, generator=generator, dtype=torch.float64) * reach
+    return torch.cat([corner, corner + 1 + torch.rand(count, 2, generator=generator) * reach / 2], dim=1)
+
+
+def overlap(first: list[float], second: list[float]) -> float:
+    width = min(first[2], second[2]) - max(first[0], second[0])
+    height = min(first[3], second[3]) - max(first[1], second[1])
+    shared = max(width, 0) * max(height, 0)
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (first, second)]
+    return shared / (sum(areas) - shared)
+
+
+def test_overlaps_equal_those_of_a_loop() -> None:
+    first, second = boxes(20), boxes(15, seed=1)
+    expected = [[overlap(one, other) for other in second.tolist()] for one in first.tolist()]
+    torch.testing.assert_close(bbox_overlaps(first, second), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_anchors_have_their_centres_areas_and_ratios() -> None:
+    base = gen_base_anchors(16, torch.tensor([8.0]), torch.tensor([0.5, 1.0, 2.0]), center_offset=0.5)
+    anchors = grid_anchors(base, (2, 3), (16, 16))
+    assert anchors.shape == (18, 4)
+    size = anchors[:, 2:] - anchors[:, :2]
+    torch.testing.assert_close(size.prod(dim=1), torch.full((18,), 128.0**2))
+    torch.testing.assert_close((size[:, 1] / size[:, 0])[:3], torch.tensor([0.5, 1.0, 2.0]))
+    centres = (anchors[::3, :2] + anchors[::3, 2:]) / 2
+    expected = torch.tensor([[8.0, 8], [24, 8], [40, 8], [8, 24], [24, 24], [40, 24]])
+    torch.testing.assert_close(centres, expected)
+
+
+@given(st.integers(0, 1000), st.floats(0.1, 0.9))
+@settings(deadline=None, max_examples=30)
+def test_suppression_keeps_the_boxes_that_a_loop_keeps(seed: int, threshold: float) -> None:
+    found, scores = boxes(25, seed, reach=40), torch.rand(25, generator=torch.Generator().manual_seed(seed))
+    kept: list[int] = []
+    for index in sorted(range(25), key=lambda index: -float(scores[index])):
+        if all(overlap(found[index].tolist(), found[other].tolist()) <= threshold for other in kept):
+            kept.append(index)
+    assert nms(found, scores, threshold).tolist() == kept
+
+
+def test_classes_do_not_suppress_each_other() -> None:
+    same = torch.tensor([[0.0, 0, 10, 10]]).expand(2, 3, 4)
+    scores = torch.tensor([[0.9, 0.8, 0.0], [0.7, 0.95, 0.0]])
+    found, values, labels = multiclass_nms(same, scores, 0.1, 0.5, candidates=10, limit=10)
+    assert labels.tolist() == [1, 0]
+    assert values.tolist() == pytest.approx([0.95, 0.9])
+    assert found.shape == (2, 4)
+    assert multiclass_nms(same, scores * 0, 0.1, 0.5, 10, 10)[0].shape == (0, 4)
+
+
+def test_classes_are_separate_with_negative_coordinates() -> None:
+    same = torch.tensor([-100.0, -100, 10, 10]).expand(2, 2, 4)
+    scores = torch.tensor([[0.9, 0.0], [0.0, 0.8]])
+    assert multiclass_nms(same, scores, 0.1, 0.5, candidates=10, limit=10)[2].tolist() == [0, 1]
+
+
+def test_doubling_a_box_raises_its_level_by_one() -> None:
+    sides = torch.tensor([1.0, 55, 57, 111, 113, 223, 225, 447, 449, 5000])
+    squares = torch.stack([sides * 0, sides * 0, sides * 0, sides, sides], dim=1)
+    assert map_roi_levels(squares, 4).tolist() == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def sample(plane: torch.Tensor, y: float, x: float) -> float:
+    height, width = plane.shape
+    if not (-1 <= y <= height and -1 <= x <= width):
+        return 0.0
+    y, x = min(max(y, 0), height - 1), min(max(x, 0), width - 1)
+    top, left = int(y), int(x)
+    bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
+    down, across = y - top, x - left
+    upper = plane[top, left] * (1 - across) + plane[top, right] * across
+    lower = plane[bottom, left] * (1 - across) + plane[bottom, right] * across
+    return float(upper * (1 - down) + lower * down)
+
+
+def test_region_features_equal_those_of_a_loop() -> None:
+    features = torch.randn(2, 3, 9, 11, dtype=torch.float64)
+    rois = torch.tensor([[0.0, 3, 5, 30, 33], [1, -9, -4, 12, 60], [1, 20, 10, 90, 41]], dtype=torch.float64)
+    size, scale, samples = 4, 0.25, 2
+    expected = torch.zeros(3, 3, size, size, dtype=torch.float64)
+    for box, (image, x1, y1, x2, y2) in enumerate(rois.tolist()):
+        left, top = x1 * scale - 0.5, y1 * scale - 0.5
+        step_x, step_y = ((x2 - x1) * scale / (size * samples), (y2 - y1) * scale / (size * samples))
+        for channel in range(3):
+            plane = features[int(image), channel]
+            for row in range(size * samples):
+                for column in range(size * samples):
+                    value = sample(plane, top + (row + 0.5) * step_y, left + (column + 0.5) * step_x)
+                    expected[box, channel, row // samples, column // samples] += value / samples**2
+    torch.testing.assert_close(roi_align(features, rois, size, scale, samples), expected)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from implementations import Function, compare, compare_with, jax_results
+from implementations import Function, compare_with
 from optional import optional
 from torch import Tensor
 
@@ -141,24 +141,6 @@ def test_options_behave_as_in_mmdetection(
     compare_with(expected, ours, lambda: learning(make(Draw(1))), 1e-5, 1e-4)
 
 
-def jitted(function: Function, arguments: tuple[Any, ...]) -> Function:
-    """Return the compiled JAX function; all arguments except tensors are static."""
-    jax = optional("jax")
-    known = [place for place, value in enumerate(arguments) if not isinstance(value, Tensor)]
-    return jax.jit(function, static_argnums=known)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize(("name", "make", "options", "theirs"), OPTIONS)
-def test_options_are_equal_in_jax(
-    name: str, make: Callable[[Draw], tuple[Any, ...]], options: dict[str, Any], theirs: dict[str, Any] | None
-) -> None:
-    del theirs
-    optional("jax")
-    one, arguments = samples()[name], make(Draw(1))
-    met = jax_results(jitted(partial(one.jax(), **options), arguments), arguments)
-    compare(met, one.function(*make(Draw(1)), **options), 1e-5, 1e-4)
-
-
 def offsets_by_loop(boxes: Tensor, gt: Tensor, weights: tuple[float, ...] = (1, 1, 1, 1)) -> Tensor:
     rows = []
     for (x1, y1, x2, y2), (X1, Y1, X2, Y2) in zip(boxes.tolist(), gt.tolist(), strict=True):
@@ -221,19 +203,6 @@ def test_coder_equals_a_loop(name: str, loop: Callable[..., Tensor], options: tu
         assert none.shape == (0, 4)
 
 
-@pytest.mark.parametrize(("name", "values"), [(name, options) for name, _, options in LOOPS])
-def test_options_are_equal_in_jax_with_a_loop_as_reference(name: str, values: tuple[Any, ...]) -> None:
-    optional("jax")
-    one = samples()[name]
-    arguments = (*one.arguments(), *values)
-    compare(jax_results(jitted(one.jax(), arguments), arguments), one.function(*arguments), 1e-5, 1e-4)
-
-
-def test_offsets_of_several_classes_are_decoded_as_by_a_loop() -> None:
-    boxes, offset = (value.double() for value in deltas(Draw(0)))
-    torch.testing.assert_close(offset2bbox(boxes, offset), boxes_by_loop(boxes, offset))
-
-
 def unit(boxes: Tensor) -> Tensor:
     return boxes / 1333
 
@@ -274,14 +243,3 @@ def test_edge_is_found_in_its_bucket() -> None:
     found, sureness = bucket2bbox(boxes, scores, offsets, 14)
     torch.testing.assert_close(found, torch.tensor([[20.0, 10, 130, 150]]))
     assert sureness.tolist() == [1.0]
-
-
-def test_zero_deltas_keep_boxes_and_large_ones_do_not_overflow() -> None:
-    boxes = Draw(0).boxes(10)
-    torch.testing.assert_close(delta2bbox(boxes, torch.zeros(10, 4)), boxes)
-    decoded = delta2bbox(boxes, torch.full((10, 4), 1e9), max_shape=(50, 80))
-    assert bool(decoded.isfinite().all())
-    assert bool(((decoded[:, ::2] >= 0) & (decoded[:, ::2] <= 80)).all())
-    assert bool(((decoded[:, 1::2] >= 0) & (decoded[:, 1::2] <= 50)).all())
-    wide = torch.tensor([[-30.0, -30, 300, 300]])
-    assert delta2bbox(wide, torch.zeros(1, 4), max_shape=(50, 80)).tolist() == [[0, 0, 80, 50]]

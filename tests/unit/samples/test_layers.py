@@ -19,11 +19,6 @@ from opgrip.samples import Draw, samples
 Arguments = tuple[Any, ...]
 
 
-def layer(name: str, *arguments: Any, **named: Any) -> Any:
-    """Return the function of a sample by name."""
-    return samples()[name].function(*arguments, **named)
-
-
 def encoding(name: str) -> Callable[..., Any]:
     module = optional("mmseg.models.utils.encoding")
     function: Callable[..., Any] = getattr(module.Encoding, name)
@@ -152,10 +147,9 @@ LIKE_THE_ORIGINAL: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "sizes"), LIKE_THE_ORIGINAL)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_layer_equals_its_original(name: str, sizes: dict[str, Any], seed: int) -> None:
+def test_layer_equals_its_original(name: str, sizes: dict[str, Any]) -> None:
     sample = samples()[name]
-    compare_with(ORIGINALS[name], sample.function, lambda: sample.inputs(Draw(seed), **sizes), sample.rtol, sample.atol)
+    compare_with(ORIGINALS[name], sample.function, lambda: sample.inputs(Draw(0), **sizes), sample.rtol, sample.atol)
 
 
 def channel_attention(channels: list[Any], matrix: Any, weights: Any) -> Arguments:
@@ -316,69 +310,8 @@ def as_arrays(tree: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "sizes"), LIKE_THE_FORMULA)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_layer_equals_plain_loops(name: str, sizes: dict[str, Any], seed: int) -> None:
+def test_layer_equals_plain_loops(name: str, sizes: dict[str, Any]) -> None:
     sample = samples()[name]
-    arguments = sample.inputs(Draw(seed), **sizes)
+    arguments = sample.inputs(Draw(0), **sizes)
     arguments = arguments if name == "mask_predictor" else as_doubles(arguments)
     compare(sample.function(*arguments), REFERENCES[name](*as_arrays(arguments)), 1e-6, 1e-7)
-    if any(tensor.requires_grad for tensor in flat(arguments)):
-        check_gradients(sample.function, arguments)
-
-
-def flat(arguments: Arguments) -> list[Tensor]:
-    items = [item for each in arguments for item in (each if isinstance(each, list) else [each])]
-    return [item for item in items if isinstance(item, Tensor)]
-
-
-def check_gradients(function: Callable[..., Any], arguments: Arguments) -> None:
-    """Compare a function's gradients with respect to its float arguments, including lists, with numerical gradients."""
-    learned = [tensor for tensor in flat(arguments) if tensor.requires_grad]
-
-    def of_learned(*values: Tensor) -> Any:
-        by_place = iter(values)
-
-        def place(tree: Any) -> Any:
-            if isinstance(tree, list | tuple):
-                return type(tree)(map(place, tree))
-            return next(by_place) if isinstance(tree, Tensor) and tree.requires_grad else tree
-
-        results = function(*place(arguments))
-        return results if isinstance(results, Tensor) else tuple(each for each in results if each.requires_grad)
-
-    assert torch.autograd.gradcheck(of_learned, learned)
-
-
-def test_dropped_attention_weights_are_zero_and_the_others_scaled() -> None:
-    query, key = torch.randn(2, 1, 1, 40, 8).unbind()
-    whole = layer("scaled_dot_product_attention", query, key, torch.eye(40))
-    torch.manual_seed(0)
-    dropped = layer("scaled_dot_product_attention", query, key, torch.eye(40), 0.25)
-    kept = dropped != 0
-    assert 0.2 < 1 - kept.float().mean() < 0.3
-    torch.testing.assert_close(dropped[kept], whole[kept] / 0.75)
-
-
-def test_partial_convolution_without_holes_is_a_convolution() -> None:
-    features, weight, bias = torch.randn(2, 3, 8, 9), torch.randn(4, 3, 3, 3), torch.randn(4)
-    for bias_or_none in (bias, None):
-        expected = functional.conv2d(features, weight, bias_or_none, stride=2)
-        assert layer("partialconv2d", features, None, weight, bias_or_none, 2)[1] is None
-        for mask in (None, torch.ones(2, 1, 8, 9)):
-            output, _ = layer("partialconv2d", features, mask, weight, bias_or_none, 2)
-            torch.testing.assert_close(output, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_sine_scale_requires_normalized_positions() -> None:
-    padding = torch.zeros(1, 3, 4).bool()
-    found = layer("position_embedding_sine", padding, 2, normalize=True, scale=1.0)
-    torch.testing.assert_close(found[0, 0, :, 0], (torch.tensor([1, 2, 3]) / 3).sin(), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ValueError, match="normalize"):
-        layer("position_embedding_sine", padding, scale=1.0)
-
-
-def test_mask_at_the_edge_is_cut_and_one_without_an_image_is_empty() -> None:
-    rois = torch.tensor([[0.0, 6, 2, 20, 8, 0.9, 3], [5.0, 0, 0, 4, 4, 0.9, 0]])
-    edge, nowhere = layer("mask_predictor", rois, torch.ones(2, 1, 7, 7), [(2.0, 4, 10)], class_agnostic=True)
-    assert edge.tolist() == [[0] * 10] + [[0] * 3 + [1] * 7] * 3
-    assert nowhere.numel() == 0

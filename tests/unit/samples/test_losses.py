@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from implementations import compare, compare_with, gradients, jax_results, leaves
+from implementations import compare, compare_with, gradients, leaves
 from optional import optional
 from torch import Tensor
 
@@ -299,16 +299,6 @@ def test_gradient_equals_finite_differences(reference: Callable[..., Any], make:
     assert torch.autograd.gradcheck(ours(reference), doubled(make(Draw(3))), fast_mode=True)
 
 
-def test_knowledge_gap_weights_the_gradient_without_receiving_one() -> None:
-    scores, label, teacher = doubled(taught(Draw(4)))
-    mine, other = scores.detach().softmax(dim=1), teacher.softmax(dim=1)
-    valid = label != IGNORED
-    known = label.where(valid, 0).unsqueeze(1)
-    gap = (other.gather(1, known) - mine.gather(1, known)).clamp(min=0) * valid.unsqueeze(1)
-    met = gradients(samples()["knowledge_gap_loss"].function(scores, label, teacher), [scores])
-    compare(met, [gap * (mine - other) / valid.sum()])
-
-
 @pytest.mark.parametrize(
     ("name", "place"),
     [("ifv_loss", 1), ("inter_region_loss", 1), ("kd_kl_loss", 1), ("knowledge_gap_loss", 2), ("sce_loss", 2)],
@@ -319,62 +309,3 @@ def test_teacher_receives_no_gradient(name: str, place: int) -> None:
     student, teacher = gradients(samples()[name].function(*arguments), arguments)
     assert student is not None
     assert teacher is None
-
-
-@pytest.mark.parametrize(("name", "part"), [("associative_pull_loss", 0), ("associative_push_loss", 1)])
-def test_corner_embedding_losses_equal_those_of_mmdetection(name: str, part: int) -> None:
-    original = optional("mmdet.models.losses.ae_loss").ae_loss_per_image
-
-    def per_image(embeddings: list[Tensor], mask: Tensor) -> Tensor:
-        # maps of one row, in which each slot is a location
-        first, second = (embedding.transpose(1, 2).unsqueeze(2) for embedding in embeddings)
-        places = [[((0, slot), (0, slot)) for slot in own.nonzero().view(-1).tolist()] for own in mask]
-        return torch.stack([original(*both)[part] for both in zip(first, second, places, strict=True)]).sum()
-
-    # ours divides by slightly more than the number of objects
-    compare_with(per_image, samples()[name].function, lambda: corners(Draw(5)), 1e-3, 1e-4)
-
-
-@pytest.mark.parametrize("name", ["gradient_loss", "ifv_loss", "sce_loss"])
-def test_fully_ignored_labels_have_zero_loss(name: str) -> None:
-    arguments = samples()[name].arguments()
-    label = next(argument for argument in arguments if argument.dtype == torch.int64)
-    label.fill_(IGNORED)
-    loss = samples()[name].function(*arguments)
-    compare([loss, *gradients(loss, arguments)], [torch.zeros(()), torch.zeros_like(arguments[0])], 0, 0)
-
-
-FAMILY = sorted({function.__name__ for function, _ in ORIGINALS + REFERENCES})
-
-
-@pytest.mark.parametrize("name", FAMILY)
-def test_arguments_are_unchanged(name: str) -> None:
-    arguments = samples()[name].arguments()
-    samples()[name].function(*arguments)
-    compare(arguments, samples()[name].arguments(), 0, 0)
-
-
-def test_point_loss_at_all_pixels_equals_the_whole_mask_loss() -> None:
-    draw = Draw(6)
-    scores, truth = draw.normal(3, 4, 5), draw.mask(3, 4, 5).float()
-    rows, columns = torch.meshgrid((torch.arange(4) + 0.5) / 4, (torch.arange(5) + 0.5) / 5, indexing="ij")
-    points = torch.stack([columns, rows], dim=-1).view(1, 20, 2).expand(3, -1, -1)
-    cross_entropy, dice = samples()["mask_point_loss"].function(scores, truth, 3.0, points)
-    compare(cross_entropy, F.binary_cross_entropy_with_logits(scores, truth))
-    share = scores.sigmoid()
-    overlap, sizes = (2 * share * truth).sum(dim=(1, 2)), (share + truth).sum(dim=(1, 2))
-    compare(dice, (1 - (overlap + 1) / (sizes + 1)).mean())
-
-
-@pytest.mark.parametrize(("name", "options"), [("aeloss", ("min",)), ("dice_loss", (1e-5, "relu"))])
-def test_unknown_option_value_is_rejected(name: str, options: tuple[Any, ...]) -> None:
-    with pytest.raises(ValueError, match=r"unknown \w+ \w+: choose \w+ or \w+"):
-        samples()[name].function(*samples()[name].arguments(), *options)
-
-
-@pytest.mark.parametrize("make", dict(ORIGINALS)[loss_originals.sigmoid_focal_loss])
-def test_focal_loss_is_equal_in_compiled_jax(make: Maker) -> None:
-    jax = optional("jax")
-    sample = samples()["sigmoid_focal_loss"]
-    compiled = jax.jit(sample.jax(), static_argnums=5)
-    compare(jax_results(compiled, make(Draw(7))), sample.function(*make(Draw(7))), sample.rtol, sample.atol)

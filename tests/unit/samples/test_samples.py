@@ -12,7 +12,6 @@ from optional import optional
 from opgrip.capture.grip.gripped import Running
 from opgrip.capture.grip.sample_folder import source_tags
 from opgrip.samples import Sample, samples
-from opgrip.samples.sample import sample as register
 
 SAMPLES = list(samples().values())
 OF_SOURCE = {"ForLoop", "IfElseBranch"}
@@ -63,8 +62,3 @@ def test_jax_returns_the_same_results(sample: Sample) -> None:
     arguments = sample.arguments()
     met = jax_results(sample.jax(), sample.arguments())
     compare(met, run(sample, arguments), sample.rtol, sample.atol, dtypes=True)
-
-
-def test_sample_with_an_unknown_url_must_name_its_project() -> None:
-    with pytest.raises(ValueError, match="unknown project"):
-        register(lambda draw: (), {"none": ()}, tags="", url="https://github.com/someone/else")

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import groupby
-from math import exp
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from implementations import compare, compare_with, jax_results
+from implementations import compare, compare_with
 from optional import optional
 from torch import Tensor
 
 from opgrip.samples import Draw, samples
-from opgrip.samples.sequences.alibi_bias import alibi_bias
 from opgrip.samples.sequences.beam_search_step import beam_search_step
 from opgrip.samples.sequences.beamableMM import beamableMM
 from opgrip.samples.sequences.collate_tokens import collate_tokens
 from opgrip.samples.sequences.greedy_decoder import greedy_decoder
-from opgrip.samples.sequences.no_repeat_ngram import no_repeat_ngram
 from opgrip.samples.sequences.paged_kv_gather import paged_kv_gather
 from opgrip.samples.sequences.sequence_mask import sequence_mask
-from opgrip.samples.sequences.speculative_sampling import speculative_sampling
-from opgrip.samples.sequences.top_k_sampling import top_k_sampling
-from opgrip.samples.sequences.top_p_sampling import top_p_sampling
 
 
 def transformers(module: str) -> Any:
@@ -184,13 +178,6 @@ def test_function_equals_that_of_transformers(name: str) -> None:
         compare_with(ORIGINALS[name], sample.function, make, sample.rtol, sample.atol)
 
 
-def test_options_behave_as_in_transformers() -> None:
-    states = samples()["rotary_embedding"].inputs(Draw(1), 2, 5, 5, 8, 5)
-    compare(samples()["rotary_embedding"].function(*states, 2), rotary_embedding(*states, 2))
-    states = samples()["group_query_attention"].inputs(Draw(1), 2, 6, 2, 8, 5)
-    compare(samples()["group_query_attention"].function(*states, 0.5), group_query_attention(*states, 0.5))
-
-
 def beams(*state: Any) -> tuple[Any, ...]:
     """Compute `beam_search_step` with the parts of transformers' search."""
     logits, sequences, scores, finished, finished_scores, is_finished, length, eos, prompt, penalty, early = state
@@ -238,54 +225,6 @@ def test_beam_search_step_equals_that_of_transformers(seed: int, early: bool) ->
         return run
 
     compare_with(in_use(beams), in_use(beam_search_step), lambda: inputs(Draw(seed), **sizes), 1e-5, 1e-5)
-
-
-def test_exhaustive_beams_find_the_best_sequence() -> None:
-    """Each token depends on the previous one by a table; 0 ends a sequence."""
-    table = torch.randn(4, 4, generator=torch.Generator().manual_seed(2))
-    count, steps = 36, 3
-    never = torch.full((1, count), -1.0e9)
-    scores = never.clone()
-    scores[0, 0] = 0.0
-    sequences = torch.ones(1, count, steps + 1, dtype=torch.long)
-    state = (sequences, scores, sequences.clone(), never, never > 0)
-    for length in range(1, steps + 1):
-        kept = beam_search_step(table[state[0][:, :, length - 1]], *state, length, 0, 1, 0.0)
-        state = (*kept[:2], *kept[3:])
-    by_token = table.log_softmax(1).tolist()
-    ways = {(1, 0): by_token[1][0]}
-    for second in (1, 2, 3):
-        ways[1, second, 0] = by_token[1][second] + by_token[second][0]
-        for third in (1, 2, 3):
-            ways[1, second, third, 0] = by_token[1][second] + by_token[second][third] + by_token[third][0]
-    best = sorted(ways, key=ways.__getitem__, reverse=True)
-    assert int((state[3] > -1.0e8).sum()) == len(ways)
-    assert [tuple(row[: len(way)]) for row, way in zip(state[2][0].tolist(), best, strict=False)] == best
-    assert state[3][0, : len(best)].tolist() == pytest.approx([ways[way] for way in best])
-
-
-def test_tokens_have_the_distribution_of_the_large_model() -> None:
-    torch.manual_seed(0)
-    draft = torch.tensor([[3.0, 0.0, 0.0, 0.0], [0.0, 3.0, 0.0, 0.0]])
-    target = torch.tensor([[1.0, 1.0, 0.0, -1.0], [1.0, 0.0, 1.0, -1.0], [0.0, 0.0, 0.0, 0.0]])
-    drafts = torch.multinomial(draft.softmax(1), 1200, replacement=True).T
-    drawn = [speculative_sampling(drafted, draft, target).tolist() for drafted in drafts]
-    for place in (0, 1):
-        tokens = torch.tensor([found[place] for found in drawn if len(found) > place])
-        share = tokens.bincount(minlength=4) / len(tokens)
-        torch.testing.assert_close(share, target[place].softmax(0), rtol=0, atol=0.07)
-    accepted = torch.tensor([float(len(found) > 1) for found in drawn]).mean()
-    agreed = torch.minimum(draft[0].softmax(0), target[0].softmax(0)).sum()
-    torch.testing.assert_close(accepted, agreed, rtol=0, atol=0.07)
-
-
-def test_only_the_best_token_is_drawn_with_minimal_k_or_p() -> None:
-    logits = torch.randn(20, 30)
-    best = logits.argmax(1).tolist()
-    assert top_k_sampling(logits, 1).tolist() == best
-    assert top_p_sampling(logits, 1e-6).tolist() == best
-    even = torch.tensor([[exp(1.0), exp(1.0), 0.0]])
-    assert {int(top_k_sampling(even, 1)) for _ in range(30)} == {0, 1}
 
 
 @pytest.mark.parametrize(
@@ -352,35 +291,3 @@ def test_pages_are_found_by_their_table() -> None:
     ]
     expected = [torch.stack([cache[place] for place in places]) for cache in (keys, values)]
     compare(found, (*expected, torch.tensor([0, 1, 9, 29, 45])), 0, 0)
-
-
-def test_alibi_slopes_of_any_number_of_heads_equal_the_paper() -> None:
-    bias = alibi_bias(torch.ones(1, 2, dtype=torch.long), 12)[:, 0, 1]
-    finer = [2 ** (-8 * head / 16) for head in (1, 3, 5, 7)]
-    assert bias.tolist() == pytest.approx([2.0**-head for head in range(1, 9)] + finer)
-
-
-def test_ngram_ban_does_not_change_its_input() -> None:
-    scores = torch.zeros(1, 4)
-    banned = no_repeat_ngram(torch.tensor([[3, 1, 2, 3, 1]]), scores, 3)
-    assert banned.tolist() == [[0.0, 0.0, -torch.inf, 0.0]]
-    assert not scores.any()
-
-
-WITH_JAX = [
-    pytest.param(sample, configuration, id=f"{sample.name}, {configuration}")
-    for sample in samples().values()
-    if sample.family == "sequences" and sample.has_jax()
-    for configuration in sample.configurations
-]
-
-
-@pytest.mark.parametrize(("sample", "configuration"), WITH_JAX)
-def test_jax_compiles_every_configuration_of_static_sizes(sample: Any, configuration: str) -> None:
-    jax = optional("jax")
-    arguments = sample.arguments(configuration)
-    if None in arguments:
-        pytest.skip("its size depends on its values")
-    sizes = [place for place, argument in enumerate(arguments) if not isinstance(argument, Tensor)]
-    compiled = jax.jit(sample.jax(), static_argnums=sizes)
-    compare(jax_results(compiled, arguments), sample.function(*arguments), sample.rtol, sample.atol)
