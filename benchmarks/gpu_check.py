@@ -7,7 +7,7 @@
 
 It prints one line per step, `ok`, `wrong` or `not here`, and writes one file to be sent back, which its first lines
 name: a .zip with check.json (verdicts, numbers, the machine), the output of each step, and small reports of nsys and
-ncu, which tests parse elsewhere after unpacking into tests/data/gpu. The file is replaced as a whole after each step,
+ncu. The file is replaced as a whole after each step,
 and a .jsonl with its name gets each fact at once, so that the facts remain if the check is interrupted. The exit status
 is 1 if a step is wrong.
 """

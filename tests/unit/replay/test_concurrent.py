@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from threading import Barrier
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from busy import compared_times
 
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.timing import concurrent
-from opgrip.replay.timing.concurrent import ConcurrentRun, ThreadGroup, Work, measure_concurrently
+from opgrip.replay.timing.concurrent import ConcurrentRun, measure_concurrently
 from opgrip.replay.timing.rounds import FunctionGroup
 from opgrip.replay.timing.timed_functions import InputSet, TimedFunction
 from opgrip.replay.timing.timing_options import Effort
@@ -173,12 +172,6 @@ def test_mutating_call_gets_its_initial_argument() -> None:
     assert len(seen) == 1
 
 
-def test_no_thread_remains() -> None:
-    before = threading.active_count()
-    measured(timed_function_of(torch.sin), timed_function_of(torch.cos, 1))
-    assert threading.active_count() == before
-
-
 def test_interrupt_ends_all_threads() -> None:
     def interrupted(_: torch.Tensor) -> None:
         if threading.current_thread() is not threading.main_thread():
@@ -188,25 +181,3 @@ def test_interrupt_ends_all_threads() -> None:
     with pytest.raises(KeyboardInterrupt):
         measured(timed_function_of(interrupted), timed_function_of(torch.cos, 1))
     assert threading.active_count() == before
-
-
-@pytest.mark.parametrize("in_torch", [True, False])
-def test_runtime_with_its_own_streams_is_synchronized_by_device(in_torch: bool) -> None:
-    """Use stand-ins for a device's streams: a thread waits for its own stream, or for all."""
-    waited: list[str] = []
-
-    class Streams(ThreadGroup):
-        def __init__(self, group: FunctionGroup, count: int, device: str) -> None:
-            super().__init__(group, count, device)
-            self.synchronize = lambda: waited.append("device")
-
-        def _run(self, place: int, function: Work[Any], barrier: Barrier) -> Any:
-            barrier.wait()
-            return function(lambda: waited.append("stream"))
-
-    timed_functions = [timed_function_of(torch.relu, number) for number in range(2)]
-    for timed_function in timed_functions:
-        timed_function.in_torch = in_torch
-    streams = Streams(FunctionGroup(ONE_THREAD, False, timed_functions), 2, "cpu")
-    concurrent._Batch(timed_functions, streams, FEW, lambda number, row: None).measured()
-    assert ("stream" in waited) == in_torch

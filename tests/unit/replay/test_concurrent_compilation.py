@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from nvml import Nvml, properties_of
 from settings import settings_of
 
 from opgrip.replay.cases.functions import function_case
@@ -43,16 +41,6 @@ def test_number_of_concurrent_compilers_follows_device_memory(
     device: str, free_bytes: int | None, jobs: int, processes: int
 ) -> None:
     assert parts_of(device, free_bytes, jobs, "compile", "jit") == [(["compile", "jit"], processes)]
-
-
-@pytest.mark.parametrize(("nvml", "processes"), [(Nvml(), 3), (Nvml("nvmlDeviceGetMemoryInfo"), 4)])
-def test_free_memory_for_compilers_is_read_from_nvml(
-    nvml: Nvml, processes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", properties_of)
-    assert parts_of("cuda:0", None, 64, "compile", "jit") == [(["compile", "jit"], processes)]
-    assert nvml.closed
 
 
 def test_autotuning_modes_compile_alone_on_an_accelerator() -> None:

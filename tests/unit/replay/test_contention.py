@@ -135,15 +135,6 @@ def test_workers_are_watched_instead_and_are_not_other_programs(machine: Machine
         assert watch.is_contended()
 
 
-def test_context_switches_are_used_without_scheduler_statistics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    switches = iter([5, 5, 6, 6])
-    monkeypatch.setattr(contention, "_switches", lambda: next(switches))
-    with closing(Contention(tmp_path)) as watch:
-        assert [watch.is_contended() for _ in range(3)] == [False, True, False]
-
-
 def test_other_programs_on_the_real_machine_are_detected() -> None:
     numbers = torch.randn(1 << 18)
     with closing(Contention()) as watch, busy_processors():

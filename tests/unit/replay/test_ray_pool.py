@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from fake_ray import FakeRay, Future, Node, Worker, fake_ray
 
-from opgrip.errors import UserError
 from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
-from opgrip.replay.workers.executors.ray import LOSSES, START_S, Pool, RayExecutor, RayTask
+from opgrip.replay.workers.executors.ray import LOSSES, START_S, Pool, RayTask
 
 A100, T4 = "NVIDIA A100, a processor, 8 of them", "NVIDIA T4, a processor, 8 of them"
 
@@ -74,19 +73,6 @@ def test_cluster_without_usable_nodes_is_lost_at_once(monkeypatch: pytest.Monkey
     assert ray.now_s - 50 < START_S / 10
 
 
-def test_next_replay_requests_missing_workers_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    ray = fake_ray(monkeypatch, Node("one", ("big",)), Node("two", ("small",)))
-    engine = RayExecutor(ray, EngineOptions(engine="ray"))
-    for _ in range(2):
-        with pytest.raises(ExecutorLostError, match=r"the cluster has machines of 2 kinds that fit \(big; small\)"):
-            engine.pool("cpu")
-        assert not ray.alive()
-    # another trace may not need a GPU
-    with pytest.raises(UserError, match="no machine of the cluster has a GPU") as raised:
-        engine.pool("cuda:0")
-    assert not isinstance(raised.value, ExecutorLostError)
-
-
 @pytest.mark.parametrize("kinds", [(A100, T4), (T4, A100), (T4, A100, T4, A100)])
 @pytest.mark.parametrize("workers", [None, 1])
 def test_device_models_of_one_node_do_not_mix(
@@ -114,21 +100,6 @@ def test_device_models_of_one_node_do_not_mix(
     assert kinds_of(ray.alive()) == expected
     # a worker tries each device at the start, and again after a lost worker has released its device
     assert len(ray.workers) <= 3 * len(kinds)
-
-
-@pytest.mark.parametrize("slow_s", [0.0, START_S * 1.5])
-def test_surplus_waiting_workers_end(monkeypatch: pytest.MonkeyPatch, slow_s: float) -> None:
-    ray = fake_ray(monkeypatch, Node("busy", free_s=1e9), Node("one"), Node("two", free_s=slow_s))
-    pool = started(ray, workers=2)
-    assert len(ray.alive()) == (2 if slow_s == 0 else 3)
-
-    def loses(worker: Worker, case: int) -> bool:
-        ray.now_s = max(ray.now_s, slow_s)
-        return False
-
-    assert len(dealt(pool, 5, loses)) == 5
-    assert {worker.node.name for worker in ray.alive()} == {"one", "two"}
-    assert pool.size == 2
 
 
 def test_case_that_ends_each_worker_fails_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:

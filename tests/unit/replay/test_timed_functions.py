@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import Counter
 from random import Random
 from typing import Any
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.results.paired_ratio import EQUAL, FASTER, SLOWER, UNDECIDED, _joined_chance, paired_ratio
-from opgrip.replay.timing.stopwatch import Stopwatch, on_deeper_stack
-from opgrip.replay.timing.timed_functions import InputSet, Run, TimedCase, TimedFunction, paired_runs, timed_cases
+from opgrip.replay.timing.stopwatch import Stopwatch
+from opgrip.replay.timing.timed_functions import InputSet, Run, TimedCase, TimedFunction, paired_runs
 from opgrip.replay.timing.timing_options import DISCRETE
 from opgrip.traces.schema.arguments import TensorSpec
 
@@ -72,11 +71,6 @@ def test_memory_of_a_failed_function_is_released_and_the_others_go_on() -> None:
         assert list(case.active) == [functions[0], functions[2]]
 
 
-def test_functions_are_grouped_by_case() -> None:
-    functions = [timed_function_of(number) for number in (3, 1, 3)]
-    assert [case.functions for case in timed_cases(functions)] == [[functions[0], functions[2]], [functions[1]]]
-
-
 def test_call_before_a_timed_one_uses_the_memory_of_all_partners() -> None:
     seen: set[int] = set()
     functions = [timed_function_of(exchanges="alike") for _ in range(2)]
@@ -86,26 +80,6 @@ def test_call_before_a_timed_one_uses_the_memory_of_all_partners() -> None:
     for _ in range(20):
         functions[0].run_before(generator)
     assert len(seen) == 2
-
-
-def test_call_before_a_timed_one_gets_arguments_as_its_own_function_takes_them() -> None:
-    seen: set[str] = set()
-    alike: dict[str, Any] = {"exchanges": "alike", "mutates": True}
-    functions = [timed_function_of(**alike), timed_function_of(**alike, enter=lambda _: ((), {}))]
-    functions[0].function = lambda tensor: seen.add(type(tensor).__name__)
-    case, generator = TimedCase(functions), Random(0)
-    case.next_round(generator)
-    for _ in range(20):
-        functions[0].run_before(generator)
-    assert seen == {"Tensor"}
-
-
-def test_timed_runs_have_different_depths_of_the_c_stack() -> None:
-    libc, addresses = ctypes.CDLL(None), (ctypes.c_void_p * 512)()
-    if not hasattr(libc, "backtrace"):
-        pytest.skip("this C library cannot count its frames")
-    depths = [on_deeper_stack(frames, libc.backtrace, addresses, 512) for frames in (0, 1, 8)]
-    assert depths == sorted(set(depths))
 
 
 def test_runs_are_compared_within_a_round_and_with_the_same_values() -> None:
@@ -133,11 +107,6 @@ def test_functions_of_a_round_run_on_the_same_values_also_after_dropped_runs() -
     assert len(pairs) == 29
     assert all(one.stratum == two.stratum for one, two in pairs)
     assert {one.stratum[0] for one, _ in pairs} == {0, 1, 2}
-
-
-def test_runs_on_other_values_are_compared_if_few_have_the_same() -> None:
-    own, base = ([Run(((number + shift) % 2, False), 1.0, number, 0) for number in range(6)] for shift in (0, 1))
-    assert len(paired_runs(own, base)) == 6
 
 
 def timed_pairs(factor: float, generator: Random, count: int = ROUNDS) -> list[tuple[int, float, float]]:

@@ -124,31 +124,3 @@ def test_jax_starts_only_on_the_cpu_for_a_cpu_replay(first: str, tmp_path: Path)
     script.write_text(ON_A_GPU.format(first=first, device="cpu"))
     done = run_python(script, status=0)
     assert done.stdout.splitlines() == ["false cpu"]
-
-
-def test_jax_without_a_gpu_is_reported_in_one_line(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(ON_A_GPU.format(first="", device="cuda:0").replace("jax.devices()", "[]"))
-    done = run_python(script, status=0)
-    told, platforms = done.stdout.splitlines()
-    assert told.startswith("jax does not start on cuda:0: ")
-    assert platforms == "false cuda,cpu"
-
-
-@needs_mode("tensorflow")
-def test_tensorflow_sees_no_gpu(tmp_path: Path) -> None:
-    """Use a stand-in for a GPU that TensorFlow lists."""
-    run_script(
-        tmp_path,
-        """
-import torch
-from tensorflow import config
-from opgrip.replay.modes.xla import _hide_gpus
-
-visible = {"GPU": ["a GPU"], "CPU": ["a CPU"]}
-config.get_visible_devices = visible.__getitem__
-config.set_visible_devices = lambda devices, kind: visible.__setitem__(kind, devices)
-_hide_gpus()
-assert visible == {"GPU": [], "CPU": ["a CPU"]}
-""",
-    )

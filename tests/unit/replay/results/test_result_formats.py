@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pandas as pd
 import pytest
 from made_runs import HEADER, make_row, make_run
 
@@ -34,12 +33,6 @@ def test_results_survive_writing_and_reading(suffix: str, tmp_path: Path) -> Non
     assert list(again.rows) == rows
     assert again.header == HEADER
     assert load_results(tmp_path / f"r{suffix}").attrs == HEADER
-
-
-def test_csv_contains_the_rows(tmp_path: Path) -> None:
-    results = make_run(1, cases=3)
-    again = read_run(written(tmp_path / "r.csv", results))
-    assert [row.times_us for row in again] == [row.times_us for row in results]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet", ".xlsx"])
@@ -72,12 +65,6 @@ def test_merged_repeats_keep_the_largest_difference() -> None:
     ]
     assert join_repeats([near, far]).max_abs == 1e-6
     assert join_repeats([near, *wrong]) == wrong[1]
-
-
-def test_parquet_results_are_readable_by_pandas(tmp_path: Path) -> None:
-    results = make_run(1, cases=3)
-    frame = pd.read_parquet(written(tmp_path / "r.parquet", results))
-    assert frame["median_us"].tolist() == [row.median_us for row in results]
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
