@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from foreign_data import write_as
 from pasted import PROGRAMS, TRAIN, Pasted, has_valid_options, run_pasted, why_not
-from programs import ROOT, run_command, succeed
+from programs import ROOT, run_command
 
-from opgrip.replay import load_results
 from opgrip.replay.comparison.results_store import Store
 from opgrip.traces import load
 
@@ -82,16 +81,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("command", _commands(), ids=lambda pasted: str(pasted.line))
 def test_options_of_each_pasted_command_exist(command: Pasted) -> None:
     assert has_valid_options(command)
-
-
-@pytest.mark.slow
-def test_part_of_a_configuration_is_the_documented_one(folder: Path) -> None:
-    succeed("opreplay", "config.json", "--start", 2, "--stop", 4, "-o", "part.json", cwd=folder)
-    rows = load_results(folder / "part.json")
-    assert rows[["case", "shapes"]].values.tolist() == [
-        [0, "float32[8,3] float32[8,3]"],
-        [1, "float32[8,4] float32[8,4]"],
-    ]
 
 
 @pytest.mark.slow

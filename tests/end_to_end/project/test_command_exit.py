@@ -11,7 +11,6 @@ import pytest
 from forks import run_forked
 from programs import program_path, receive_ctrl_c, run_command
 
-import opgrip
 from opgrip.replay.cases.selection import PointOptions
 
 FAST = "--iterations 1 --warmup 0 --top 2"
@@ -62,19 +61,6 @@ def test_more_threads_than_processors_are_reported(tiny_trace: Path) -> None:
     assert note.startswith(f"{processors + 1} threads would share ")
     done = run_command("opreplay", tiny_trace, *FAST.split(), "--threads", processors + 1)
     assert note in done.stderr
-
-
-def test_repr_of_a_capture_shows_its_state(tmp_path: Path) -> None:
-    assert repr(opgrip.Capture(tmp_path / "t.jsonl")) == (
-        f"<Capture to {tmp_path / 't.jsonl'}, not running: 0 calls of 0 signatures>"
-    )
-
-
-def test_opgrip_help_lists_verbs_with_descriptions() -> None:
-    lines = run_command("opgrip", "--help").stdout.splitlines()
-    assert len(lines) <= 24
-    assert "  report     show results and traces in one HTML file that opens offline" in lines
-    assert any(line.startswith("  trace      one trace or several: convert, diff, ") for line in lines)
 
 
 @pytest.mark.slow

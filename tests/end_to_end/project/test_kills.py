@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from programs import ROOT, program_path, train_tiny_net
+from programs import program_path
 
 from opgrip.replay import load_results
 from opgrip.traces import load
@@ -56,13 +55,6 @@ def killed(command: list[Any], folder: Path, after_s: float) -> bool:
             return True
         assert process.returncode == 0, errors.decode()
     return False
-
-
-def seconds_of(command: list[Any], folder: Path) -> float:
-    """Return the duration of an undisturbed command."""
-    start = time.monotonic()
-    subprocess.run(command, cwd=folder, check=True, capture_output=True)
-    return time.monotonic() - start
 
 
 def test_killed_capture_lacks_at_most_its_last_second(tmp_path: Path, randomness: random.Random) -> None:
@@ -120,30 +112,3 @@ def test_replay_killed_and_resumed_repeatedly_keeps_every_row(
     frame = load_results(tmp_path / "r.json")
     assert frame["case"].is_unique
     assert all(frame.set_index("case").loc[case, "median_us"] in times for case, times in medians.items())
-
-
-@pytest.mark.parametrize(
-    ("verb", "sources", "output"),
-    [("merge", ["a.jsonl", "b.jsonl"], "all.jsonl.gz"), ("timeline", ["t.jsonl"], "timeline.json")],
-)
-def test_killed_verb_leaves_complete_files(
-    tmp_path: Path, randomness: random.Random, verb: str, sources: list[str], output: str
-) -> None:
-    train_tiny_net(tmp_path / "a.jsonl", steps=1)
-    train_tiny_net(tmp_path / "b.jsonl", steps=1)
-    shutil.copy(ROOT / "traces" / "faster_rcnn.jsonl", tmp_path / "t.jsonl")
-    before = {name: (tmp_path / name).read_bytes() for name in sources}
-    command = [program_path("opgrip"), "trace", verb, *sources, "-o", output]
-    whole_s = seconds_of(command, tmp_path)
-    size = (tmp_path / output).stat().st_size
-    (tmp_path / output).unlink()
-    kills = 0
-    while kills < KILLS:
-        # most of the time it imports, and it writes at the end
-        kills += killed(command, tmp_path, whole_s * (1 - randomness.random() ** 2 / 2))
-        assert {name: (tmp_path / name).read_bytes() for name in sources} == before
-        if (tmp_path / output).exists():
-            assert abs((tmp_path / output).stat().st_size - size) < 100
-            (tmp_path / output).unlink()
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    assert abs((tmp_path / output).stat().st_size - size) < 100

@@ -29,12 +29,6 @@ def test_public_names_are_loaded_on_first_use() -> None:
         opgrip.no_such  # noqa: B018
 
 
-def test_python_m_opgrip_runs_the_opgrip_command() -> None:
-    done = run_python("-m", "opgrip", "--version")
-    assert (done.returncode, done.stdout.split()[0]) == (0, "opgrip")
-    assert run_python("-m", "opgrip", "trace", "info", "--help").returncode == 0
-
-
 def test_oldest_constraints_equal_the_lower_bounds() -> None:
     project = pyproject()["project"]
     requirements = [*project["dependencies"], *chain(*(project["optional-dependencies"][extra] for extra in EVERYBODY))]

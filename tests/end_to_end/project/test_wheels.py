@@ -81,13 +81,6 @@ def test_tool_wheel_has_a_few_traces_and_zoo_wheel_has_all(tmp_path: Path) -> No
     assert {traces[name] for name in MADE if name not in OF_THE_TOOL} <= {"opgrip_zoo"}
 
 
-def test_wheel_contains_the_distilled_set_and_its_baseline() -> None:
-    data = pyproject()["tool"]["setuptools"]["package-data"]
-    for path in map(Path, (DISTILLED, BASELINE)):
-        patterns = data[".".join(("opgrip", *path.parent.parts))]
-        assert any(path.match(pattern) for pattern in patterns), path
-
-
 def test_both_wheels_have_one_version_and_the_zoo_requires_opgrip() -> None:
     zoo = pyproject(ROOT / "traces" / "zoo" / "models")["project"]
     assert zoo["version"] == pyproject()["project"]["version"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import subprocess
 from pathlib import Path
@@ -13,17 +11,10 @@ import pytest
 from bad_cases import ABORT, EXIT, EXTENSIONS, HANG, HUGE, SEGFAULT, bad_trace
 from programs import program_path, receive_ctrl_c, refusal, run_command, succeed, wait_for
 
-from opgrip.cli.progress import Reporter
 from opgrip.replay import load_results
-from opgrip.replay.command.trace_replay import TraceReplay
-from opgrip.replay.replay_options import make_parser, request_with
-from opgrip.replay.run.workload import load_workload
-from opgrip.replay.workers.executors import LocalExecutor
-from opgrip.replay.workers.scheduling import run_cases
 
 TRUSTED = [word for name in EXTENSIONS for word in ("--extension", name)]
 FAST = ["--iterations", "3", "--warmup", "0"]
-MEASURED = ["median_us", "p10_us", "p90_us", "spread", "noisy", "stopped", "dropped"]
 
 
 @pytest.fixture(scope="module")
@@ -70,18 +61,6 @@ def test_case_above_the_memory_limit_is_not_tried(tmp_path: Path) -> None:
     assert set(results[results["op"] != HUGE]["status"]) == {"ok"}
 
 
-def test_memory_limit_defaults_to_the_free_memory(tmp_path: Path) -> None:
-    args = make_parser().parse_args([str(bad_trace(tmp_path / "t.jsonl", goods=1))])
-    replay = TraceReplay(args, Reporter("opreplay"), LocalExecutor())
-    assert replay.workload.request.limits.memory_limit is not None
-
-
-def test_cases_run_from_a_process_that_has_used_torch(tmp_path: Path) -> None:
-    request = request_with(bad_trace(tmp_path / "t.jsonl", goods=1), op="aten.mul*", iterations=2)
-    results = [row for found in run_cases(load_workload(request)) for row in found]
-    assert [row.status for row in results] == ["ok"] * 5
-
-
 def journal_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
 
@@ -103,41 +82,6 @@ def interrupted(folder: Path, how: signal.Signals) -> Path:
         assert b"--resume" in errors
         assert b"aten.mul.Tensor" in output
     return journal
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_interrupted_replay_resumes_and_gives_the_same_table(tmp_path: Path, how: signal.Signals) -> None:
-    (tmp_path / "cut").mkdir()
-    journal = interrupted(tmp_path / "cut", how)
-    # a kill can leave half a record
-    with journal.open("a", encoding="utf-8") as file:
-        file.write('[{"case": 17, "op": "at')
-    before = {line["case"] for text in journal_lines(journal)[1:-1] for line in json.loads(text)}
-    options = [*TRUSTED, *FAST, "--timeout", "600", "-o", "results.json"]
-    # the test ends the hanging process while it sleeps
-    with subprocess.Popen(
-        [program_path("opreplay"), "t.jsonl", *options, "--resume"], cwd=tmp_path / "cut", stderr=subprocess.PIPE
-    ) as process:
-        wait_for(lambda: ended_what_sleeps(process), process)
-        _, errors = process.communicate(timeout=300)
-    assert process.returncode == 0, errors
-    assert f"replaying {305 - len(before)} cases".encode() in errors
-    assert not journal.exists()
-    whole = load_results(tmp_path / "cut" / "results.json")
-    assert len(whole) == 305
-    assert whole["case"].is_unique
-    assert set(whole[whole["op"] == "aten.mul.Tensor"]["status"]) == {"ok"}
-
-
-def ended_what_sleeps(process: subprocess.Popen[bytes]) -> bool:
-    """Kill the worker of a replay when it hangs, and return True then."""
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    for child in children:
-        if "nanosleep" in Path(f"/proc/{child}/wchan").read_text():
-            os.kill(int(child), signal.SIGKILL)
-            return True
-    return False
 
 
 def test_rows_of_an_interrupted_replay_are_not_overwritten_by_mistake(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from programs import run_command, run_python, succeed
 
 from opgrip.replay import load_results
-from opgrip.replay.cases.sources.samples import sample_cases
+
+pytestmark = pytest.mark.slow
 
 FAST = ("--iterations", "1", "--warmup", "0", "--timeout", "2")
 
@@ -112,15 +113,6 @@ def test_good_samples_are_measured_next_to_bad_ones(rows: pd.DataFrame) -> None:
     assert (fine["median_us"] > 0).all()
 
 
-def test_case_is_equal_before_and_after_its_code_is_loaded(folder: Path) -> None:
-    (case,) = sample_cases(str(folder / "all"), ["fine"])
-    assert case.load is not None
-    loaded = case.load(case.number)
-    assert (loaded.key, loaded.number, loaded.op) == (case.key, case.number, case.op)
-    assert loaded.operator is not None
-    assert loaded.operator.mutates
-
-
 def test_listing_bad_samples_runs_none_of_their_code(folder: Path) -> None:
     done = succeed("opreplay", "all", "--list", cwd=folder)
     assert {*BAD, "fine"} <= set(done.stdout.split())
@@ -134,17 +126,3 @@ def test_bad_sample_fails_in_all_of_its_rows(folder: Path) -> None:
     assert rows.groupby("op").size().to_dict() == {"crashes": 4, "exits": 4, "fine": 4}
     assert set(rows[rows["op"] != "fine"]["status"]) == {"failed"}
     assert "ok" in set(rows[rows["op"] == "fine"]["status"])
-
-
-@pytest.mark.slow
-def test_replay_in_python_reports_bad_samples_in_rows(folder: Path) -> None:
-    script = """
-import opgrip.replay as replay
-if __name__ == "__main__":
-    rows = replay.replay("all", op=["crashes", "fine"], iterations=1, warmup=0, timeout=4)
-    print(*(f"{row.op}:{row.status}" for row in rows))
-"""
-    (folder / "calls_it.py").write_text(script)
-    done = run_python("calls_it.py", cwd=folder, status=0)
-    statuses = {*done.stdout.split()}
-    assert statuses == {"fine:ok", "crashes:failed"}

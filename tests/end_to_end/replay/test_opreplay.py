@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import re
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +12,9 @@ import pandas as pd
 import pytest
 from example_trace import RECORDS, write
 from made_runs import make_row
-from programs import ROOT, SHIPPED_TRACES, program_path, refusal, run_command, succeed
+from programs import ROOT, SHIPPED_TRACES, refusal, run_command, succeed
 
-from opgrip.cli.progress import LARGE_BYTES, Reporter
-from opgrip.errors import UserError
-from opgrip.replay import load_results, replay
+from opgrip.replay import load_results
 from opgrip.replay.command.opreplay import main
 from opgrip.replay.replay_options import make_parser
 from opgrip.replay.reports.fulfilment import unfulfilled
@@ -66,18 +61,6 @@ def test_operators_and_modules_are_selected_by_patterns(detector_trace: Path, tm
     calls = load(detector_trace).calls
     inside = calls[calls["module"].str.startswith("backbone.") & calls["op"].isin(rows["op"])]
     assert rows["count"].sum() == len(inside)
-
-
-@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_one_or_two_runs_give_results_without_a_spread(tiny_trace: Path, tmp_path: Path, number: int) -> None:
-    output = tmp_path / "results.json"
-    words = ("--iterations", number, "--warmup", "0", "--mode", "jit", "--top", "12")
-    succeed("opreplay", tiny_trace, *words, "-o", output)
-    rows = load_results(output)
-    rows = rows[rows["status"] == "ok"]
-    # a call with varying values or memory state has one run of each kind
-    assert rows["spread"].isna().any()
-    assert (rows["spread"].isna() == rows["noisy"].isna()).all()
 
 
 def test_unsupported_case_affects_the_exit_status_only_with_strict(tmp_path: Path) -> None:
@@ -223,14 +206,6 @@ def test_shipped_traces_run_without_the_extensions(path: Path, part: tuple[str, 
     assert set(rows[~extensions]["status"]) == {"ok"}
 
 
-def test_help_shows_examples_and_defaults_as_they_are_typed() -> None:
-    done = succeed("opreplay", "--help")
-    assert "opreplay trace:faster_rcnn --mode jit,compile,onnxruntime" in done.stdout
-    defaults = re.findall(r"\(default:\s+([^)]*)\)", done.stdout)
-    assert "eager" in defaults
-    assert all(default[0].isalnum() for default in defaults)
-
-
 def test_list_shows_the_cases_and_runs_none(tiny_trace: Path, tmp_path: Path) -> None:
     done = succeed("opreplay", tiny_trace, "--list", "--top", "3", cwd=tmp_path)
     assert "replaying" not in done.stderr
@@ -256,11 +231,6 @@ def test_exclude_op_removes_operators_and_units(tiny_trace: Path, words: list[st
     assert excluded
     assert all(name.startswith(prefix) for name in excluded)
     assert not any(name.startswith(prefix) for name in names(*words))
-
-
-def test_excluding_all_cases_is_an_error(tiny_trace: Path) -> None:
-    with pytest.raises(UserError, match="exclude_op= excludes all cases"):
-        replay(tiny_trace, exclude_op="*")
 
 
 def test_trace_info_writes_tables_with_all_rows(tiny_trace: Path, tmp_path: Path) -> None:
@@ -338,50 +308,3 @@ def test_exit_status_is_1_if_no_row_fulfilled_a_request(tmp_path: Path) -> None:
     done = run_command(*words, "--backward", cwd=tmp_path)
     assert done.returncode == 1
     assert "opreplay: nothing ran with --backward: not differentiable" in done.stderr
-
-
-def on_terminal(*words: object, **variables: str) -> str:
-    """Return the output of a command to stderr if that is a terminal."""
-    ours, theirs = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "160", **variables}
-    command = [program_path(str(words[0])), *map(str, words[1:])]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        shown = b""
-        while True:
-            try:
-                chunk = os.read(ours, 4096)
-            except OSError:
-                break
-            shown += chunk
-        process.wait()
-    os.close(ours)
-    return shown.decode()
-
-
-@pytest.mark.slow
-def test_sequence_shows_progress_on_a_terminal_and_one_line_in_a_pipe(tiny_trace: Path) -> None:
-    words = ("opreplay", tiny_trace, "--sequence", "--iterations", "3")
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", on_terminal(*words, NO_COLOR="1"))
-    assert re.search(r"calls in their order on cpu: timed runs .* 2/3", shown)
-    done = run_command(*map(str, words))
-    assert re.fullmatch(
-        r"opreplay: replaying \d+ calls in their order on cpu\nopreplay: \d+ cases: \d+ ok\n", done.stderr
-    )
-
-
-@pytest.mark.slow
-def test_replay_progress_shows_remaining_time_and_respects_no_color(tiny_trace: Path) -> None:
-    shown = on_terminal("opreplay", tiny_trace, "--iterations", "1", NO_COLOR="1")
-    assert re.search(r"replaying \d+ cases on cpu.*left", shown)
-    assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", shown)
-
-
-def test_reading_is_announced_for_large_files_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "t.jsonl"
-    for size, notice in [(1, ""), (LARGE_BYTES, f"prog: reading {path}, {LARGE_BYTES / 1e6:.0f} MB\n")]:
-        with path.open("wb") as file:
-            file.truncate(size)
-        with Reporter("prog").reading(path):
-            pass
-        assert capsys.readouterr().err == notice

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,29 +38,6 @@ for _ in range(20):
 def test_results_get_new_memory_after_a_call_that_got_none() -> None:
     done = run_python("-c", MORE_ASKED_FOR_THAN_THERE_IS, fresh=True)
     assert min(map(int, done.stdout.split())) >= 8 << 20
-
-
-HUGE_PAGES_ASKED_FOR = """
-import numpy, torch
-from opgrip.replay.timing import pages
-
-pages.keep_freed_memory()
-asked = numpy.ones(3 << 20)
-above = [torch.ones(1 << 18) for _ in range(8)]
-assert above[-1].data_ptr() > asked.ctypes.data
-del asked
-pages.give_back()
-before = pages.faults()
-torch.ones(2 << 20)
-print((pages.faults() - before) * pages.PAGE)
-"""
-
-
-@on_glibc
-@pytest.mark.slow
-def test_results_get_small_pages_where_a_numpy_array_was() -> None:
-    done = subprocess.run([sys.executable, "-c", HUGE_PAGES_ASKED_FOR], capture_output=True, text=True, check=True)
-    assert int(done.stdout) >= 8 << 20
 
 
 UNDONE = """
@@ -157,25 +132,6 @@ def test_requested_share_of_memory_is_new(before: str) -> None:
     shares, are_kept = zip(*(line.split() for line in done.stdout.splitlines()), strict=True)
     assert {*are_kept} == {"True"}, done.stderr
     assert [float(share) for share in shares] == pytest.approx([0, 1, 0, 0.5, 1, 1], abs=0.1)
-
-
-@pytest.mark.slow
-@on_glibc
-def test_workspace_of_a_call_is_arranged_with_its_result() -> None:
-    done = run_python("-c", ARRANGED, fresh=True)
-    *_, (last, is_kept) = (line.split() for line in done.stdout.splitlines())
-    assert is_kept == "True"
-    assert float(last) == pytest.approx(2, abs=0.1), done.stderr
-
-
-def test_memory_is_not_arranged_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    storage = torch.UntypedStorage
-    monkeypatch.setattr(torch, "UntypedStorage", lambda size: asked.append(size) or storage(size))
-    pages.arrange([30 << 20] * 20, 0)
-    assert asked == []
-    pages.arrange([1 << 20], 0)
-    assert asked
 
 
 PAGE = 4096

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,12 +14,8 @@ from settings import settings_of
 from opgrip.replay.cases.cases import Case
 from opgrip.replay.cases.functions import function_case
 from opgrip.replay.cases.selection import FORWARD, Point, Variant
-from opgrip.replay.modes import Tuning
-from opgrip.replay.modes.candidate import CandidateOptions
 from opgrip.replay.operators.contexts import restored
-from opgrip.replay.operators.lookup import Operator, Unsupported
-from opgrip.replay.operators.memory import Arguments
-from opgrip.replay.programs import PARTIAL, make_program, remove_partial, run_program
+from opgrip.replay.programs import PARTIAL, remove_partial
 from opgrip.replay.run.workload import key_of
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import OPERATOR, Signature
@@ -89,22 +84,3 @@ def test_failing_function_case_counts_as_mutating() -> None:
     case = function_case(fails, (torch.ones(2),))
     assert case.operator is not None
     assert case.operator.mutates
-
-
-@pytest.mark.parametrize("device", ["xpu:1", "privateuseone"])
-def test_torch_modes_run_on_any_torch_device(device: str) -> None:
-    settings: dict[str, Any] = {
-        "device": device,
-        "store": None,
-        "tuning": Tuning(),
-        "candidates": CandidateOptions(),
-        "by_device": False,
-    }
-    operator = Operator(torch.ops.aten.relu.default, mutates=False)
-    example: Arguments = ((torch.ones(3),), {})
-    for mode in ("eager", "jit"):
-        program = make_program(operator, [example], replace(USUAL, mode=mode), None, grad=False, **settings)
-        (result,) = run_program(program, example, mutates=False)[1].outputs
-        assert torch.equal(result, torch.ones(3))
-    with pytest.raises(Unsupported, match=f"^cudagraph runs on cuda, not on {device.partition(':')[0]}$"):
-        make_program(operator, [example], replace(USUAL, mode="cudagraph"), None, grad=False, **settings)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from programs import ROOT, SUPPORT_PATH, run_command
 
 from opgrip.replay.sequences.ranks.rank_collectives import is_exchange
@@ -86,36 +85,6 @@ if __name__ == "__main__":
     if os.environ["RANK"] == "0":
         with open("outcomes.json", "w") as file:
             json.dump(outcomes, file)
-"""
-
-
-LOAD = """
-import time
-from opgrip.replay.sequences.ranks.control import Control
-from opgrip.replay.sequences.step_options import launch_of
-
-launch = launch_of()
-with Control(launch, timeout_s=3) as control:
-    assert control.together(lambda: time.sleep(8 * launch.rank) or launch.rank) == launch.rank
-    assert control.most(launch.rank) == [1]
-"""
-
-FAIL = """
-import os, sys
-from opgrip.replay.command.opreplay import main
-from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.sequences.ranks import replay_ranks as step
-
-def refuse(*_):
-    raise Unsupported("the backend is broken")
-
-def run_timed(*others, run=step.run_timed):
-    step.RankExchange.start = refuse
-    return run(*others)
-
-if os.environ["RANK"] == "1":
-    step.run_timed = run_timed
-sys.exit(main(["ddp.jsonl", "--sequence", "--iterations", "3", "--collective-timeout", "20"]))
 """
 
 
@@ -295,30 +264,8 @@ def test_unknown_reduction_is_left_out_and_premul_sum_becomes_sum(two_ranks: Pat
     assert (row["status"], row["error"]) == ("unsupported", reason)
 
 
-def test_steps_of_each_parallel_model_replay_with_four_ranks(four_ranks: Path) -> None:
-    outcomes = replay_all(four_ranks, 4, *((name, f"{name}.jsonl", {}) for name in ("ddp", "fsdp", "tp")))
-    for name, outcome in outcomes.items():
-        ranks, count = outcome["ranks"], exchanges_of(four_ranks / f"{name}.jsonl")
-        assert count > 1
-        assert [item["collectives"] for item in ranks["ranks"]] == [count] * 4, name
-        assert all(item["left_out"] == {} and item["unsupported"] == 0 for item in ranks["ranks"]), name
-        assert {row["status"] for row in outcome["rows"]} <= {"ok", "contended"}, name
-        # collectives of the whole group use the factor of four ranks
-        factor_of = {"all_reduce": 1.5, "all_gather": 0.75, "reduce_scatter": 0.75}
-        for item in ranks["collectives"]:
-            if item["kind"] in factor_of and len(item["ranks"]) == 4:
-                expected = factor_of[item["kind"]] * item["algorithm_gb_per_s"]
-                assert item["bus_gb_per_s"] == pytest.approx(expected), name
-
-
 def test_collectives_return_what_torch_specifies(tmp_path: Path) -> None:
     done = launch(tmp_path, 2, ROOT / "tests/support/models/rank_collectives.py")
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_rank_that_loads_longer_than_the_timeout_is_waited_for(tmp_path: Path) -> None:
-    (tmp_path / "load.py").write_text(LOAD, encoding="utf-8")
-    done = launch(tmp_path, 2, "load.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -329,26 +276,6 @@ def test_usage_error_is_reported_by_one_rank_only(two_ranks: Path) -> None:
         "opreplay: error: 2 ranks are in the trace, and 3 were started: start at most 2: --nproc-per-node 2"
     ]
     assert done.returncode != 0
-
-
-def test_error_common_to_all_ranks_is_reported_in_one_line(two_ranks: Path) -> None:
-    device = "cuda:99" if torch.cuda.is_available() else "cuda"
-    done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--device", device)
-    assert len([line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")]) == 1
-    assert "AttributeError" not in done.stderr
-    done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--sequence", "--device", "meta")
-    assert [line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")] == [
-        "opreplay: error: torch has no collectives backend for meta: replay on another --device"
-    ]
-    assert "ValueError" not in done.stderr
-    done = launch(two_ranks, 2, "-m", "opgrip.replay", "ddp.jsonl", "--top", "1")
-    assert "each of 2 processes would replay all cases: add --shard auto, or --sequence for a step" in done.stderr
-
-
-def test_rank_options_are_refused_without_ranks(two_ranks: Path) -> None:
-    done = run_command("opreplay", "ddp.jsonl", "--sequence", "--only", "collectives", cwd=two_ranks)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "opreplay: error: --only is for ranks: start them by torchrun, with --sequence\n"
 
 
 @pytest.mark.parametrize("kills", [True, False])
@@ -377,14 +304,6 @@ def test_dead_or_hanging_rank_ends_all_with_one_line(two_ranks: Path, kills: boo
     assert [line for line in lines if line.startswith("opreplay: error: ")] == [
         "opreplay: error: rank 1 has ended, or does not respond: all ranks end; see its last output\n"
     ]
-
-
-def test_failing_collective_in_a_timed_pass_ends_all_with_one_line(two_ranks: Path) -> None:
-    (two_ranks / "fail.py").write_text(FAIL, encoding="utf-8")
-    done = launch(two_ranks, 2, "fail.py")
-    assert done.returncode != 0
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("opreplay: error: ")]
-    assert "rank 1: c10d.allreduce_.default ran before, but fails now: the backend is broken" in line
 
 
 def rank_of(launcher: int, rank: int) -> int:

@@ -15,7 +15,7 @@ import pytest
 from optional import needs
 from outside import with_package
 from programs import program_path, refusal, run_command, succeed, wait_for
-from ray_clusters import LOOPBACK, cluster, processes_below, workers_below
+from ray_clusters import LOOPBACK, cluster, workers_below
 from several_traces import small_trace
 
 from opgrip.errors import UserError
@@ -126,32 +126,6 @@ def test_killed_node_costs_a_retry_and_machine_kinds_do_not_mix(folder: Path, tm
         assert {row.added["machine"] for row in rows} == {"one", "two"}
 
 
-@pytest.mark.slow
-@needs("ray")
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers are pinned to a processor each")
-def test_each_worker_measures_on_separate_processors(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "r.json"
-    replay = start(folder, output, "--processors", "1", "--workers", "2", "--iterations", "8000")
-    measuring: list[set[int]] = []
-
-    def both_measure() -> bool:
-        measuring[:] = map(processes_below, workers_below(replay.pid))
-        return len(measuring) == 2 and all(measuring)
-
-    wait_for(both_measure, replay)
-    allowed = [{allowed_processors(pid) for pid in pids} for pids in measuring]
-    check_whole(output, replay)
-    assert [len(texts) for texts in allowed] == [1, 1]
-    numbers = [int(text) for texts in allowed for text in texts]
-    assert len({*numbers}) == 2
-    assert {*numbers} <= os.sched_getaffinity(0)
-
-
-def allowed_processors(pid: int) -> str:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(line.partition(":")[2].strip() for line in lines if line.startswith("Cpus_allowed_list:"))
-
-
 def test_processors_belong_to_one_worker_until_it_ends() -> None:
     usable = os.sched_getaffinity(0)
     try:
@@ -166,11 +140,6 @@ def test_processors_belong_to_one_worker_until_it_ends() -> None:
             Processors(len(usable) + 1)
     finally:
         os.sched_setaffinity(0, usable)
-
-
-def test_cluster_options_are_refused_without_ray() -> None:
-    assert "--machine-kind needs --engine ray" in refusal("opreplay", "trace:faster_rcnn", "--machine-kind", "x")
-    EngineOptions(engine="ray", workers=2).check(["cuda:0"])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +162,3 @@ def test_unreachable_cluster_is_reported_at_once() -> None:
         port = server.getsockname()[1]
     with pytest.raises(UserError, match=rf"no Ray cluster can be reached at 127\.0\.0\.1:{port}: connection refused"):
         start_ray(EngineOptions(engine="ray", address=f"127.0.0.1:{port}")).__enter__()
-
-
-def test_unknown_engine_is_reported_with_a_suggestion() -> None:
-    assert "unknown engine 'rai': did you mean ray?" in refusal("opreplay", "trace:faster_rcnn", "--engine", "rai")

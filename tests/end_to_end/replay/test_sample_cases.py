@@ -40,12 +40,6 @@ def test_jax_implementation_of_a_sample_is_a_mode(tmp_path: Path) -> None:
     assert rows[rows["mode"] == "jax"]["status"].tolist() == ["ok"] * 2
 
 
-def test_calls_of_a_trace_have_no_jax_implementation(tiny_trace: Path, tmp_path: Path) -> None:
-    optional("jax")
-    rows = rows_of(tmp_path / "rows.json", str(tiny_trace), "--top", "1", "--mode", "jax", status=1)
-    assert rows["status"].tolist() == ["ok", "unsupported"]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -91,12 +85,7 @@ def test_folder_that_hides_a_shipped_sample_is_reported(folder_of_samples: Path)
     assert len(load_results(folder_of_samples / "local.json")) == 1
 
 
-def test_shipped_sample_is_found_if_no_folder_has_its_name(tmp_path: Path) -> None:
-    cases = sample_cases("samples/nms")
-    assert {case.signature.op for case in cases} == {"nms"}
-    assert [case.signature for case in cases] == [case.signature for case in sample_cases("sample:nms")]
-
-
+@pytest.mark.slow
 def test_samples_means_shipped_samples_plus_those_of_the_folder(
     folder_of_samples: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

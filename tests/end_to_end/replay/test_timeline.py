@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import refusal, run_python, succeed
+from programs import refusal, succeed
 
 from opgrip.replay import load_results
 from opgrip.replay.analyses.timeline import merged
 
 FAST = ("--top", "4", "--iterations", "2", "--warmup", "0")
-WITHOUT_NVTX = (
-    "import sys; sys.modules['nvtx'] = None; from opgrip.replay.command.opreplay import main; sys.exit(main())"
-)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -63,19 +60,6 @@ def test_merged_timelines_start_at_the_earliest_time() -> None:
     whole = merged(iter([first, second]))
     assert whole["traceEvents"] == [{"name": "a", "ts": 1.0}, {"name": "b", "ts": 4.5}, {"name": "c", "ph": "M"}]
     assert "traceName" not in whole
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("profiler", [None, "nsys"])
-def test_cases_run_without_nvtx_and_profilers_that_need_it_fail(tiny_trace: Path, profiler: str | None) -> None:
-    more = [] if profiler is None else [f"--{profiler}"]
-    done = run_python("-c", WITHOUT_NVTX, tiny_trace, *FAST, *more, fresh=True)
-    if profiler is None:
-        assert done.returncode == 0, done.stderr
-        assert "4 cases: 4 ok" in done.stderr
-    else:
-        assert done.returncode == 2
-        assert "the package nvtx is missing: install nvtx" in done.stderr
 
 
 @pytest.mark.slow

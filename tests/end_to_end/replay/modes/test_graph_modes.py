@@ -9,7 +9,7 @@ import torch
 from programs import refusal, run_command
 
 from opgrip.replay import load_results
-from opgrip.replay.modes import Task, find_mode, torch_modes
+from opgrip.replay.modes import Task, find_mode
 from opgrip.replay.programs import run_program
 
 GRAPH = ("--exec-mode", "graph")
@@ -57,14 +57,6 @@ def test_graph_mode_is_refused_with_several_streams(tiny_trace: Path, tmp_path: 
     row = load_results(output).set_index("mode").loc["reduce-overhead"]
     assert row["status"] == "unsupported"
     assert row["error"] == "reduce-overhead replays CUDA graphs in one thread: remove --streams"
-
-
-def test_compile_max_autotunes_without_cuda_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    options: list[dict[str, object]] = []
-    monkeypatch.setattr(torch_modes, "_compiled", lambda task, **about: options.append(about))
-    find_mode("compile-max")[0].make(Task(torch.relu, (torch.ones(3),), {}))
-    assert options == [{"dynamic": False, "mode": "max-autotune-no-cudagraphs"}]
-    assert "triton.cudagraphs" not in torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from made_runs import HEADER, make_row, make_run
 from programs import run_command, succeed
 
 from opgrip.errors import UserError
-from opgrip.replay import replay
 from opgrip.replay.command.trace_replay import repeat
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.differences import Verdict
@@ -84,12 +83,6 @@ def test_run_is_found_by_a_unique_prefix_or_suffix(kept: Path) -> None:
             store.find(name)
 
 
-def test_results_of_an_unfinished_replay_are_reported(tmp_path: Path) -> None:
-    (tmp_path / "zoo.parquet.parts").mkdir()
-    with pytest.raises(UserError, match=r"has not finished: wait for it, .* with opreplay \.\.\. --resume"):
-        Store(tmp_path).find(str(tmp_path / "zoo.parquet"))
-
-
 def test_default_store_is_in_the_data_folder_of_the_user(tiny_trace: Path, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "OPGRIP_STORE"}
     environment["XDG_DATA_HOME"] = str(tmp_path / "data")
@@ -112,14 +105,6 @@ def test_all_but_the_newest_runs_are_pruned(tmp_path: Path) -> None:
     assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == sorted([paths[-1], other])
 
 
-@pytest.mark.slow
-def test_nothing_is_stored_without_a_store(tiny_trace: Path, tmp_path: Path) -> None:
-    done = run_command("opreplay", tiny_trace, *FAST, cwd=tmp_path)
-    assert (done.returncode, list(tmp_path.iterdir())) == (0, [])
-    assert len(replay(tiny_trace, top=1, iterations=1, cache="warm", store=tmp_path / "s")) == 1
-    assert len(Store(tmp_path / "s").runs()) == 1
-
-
 def test_unwritable_store_does_not_lose_results(tiny_trace: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     environment = os.environ | {"OPGRIP_STORE": str(tmp_path / "file")}
@@ -127,18 +112,6 @@ def test_unwritable_store_does_not_lose_results(tiny_trace: Path, tmp_path: Path
     assert "the results are not stored: " in done.stderr
     done = run_command("opreplay", tiny_trace, *FAST, "--store", tmp_path / "file")
     assert (done.returncode, "cannot be written" in done.stderr) == (2, True)
-
-
-def test_stored_runs_never_replace_each_other(tmp_path: Path) -> None:
-    results = make_run(1, cases=2)
-    paths = {Store(tmp_path).keep(results.rows, results.header) for _ in range(20)}
-    assert len(paths) == len(Store(tmp_path).runs()) == 20
-
-
-def test_damaged_run_is_listed_as_damaged(kept: Path, tmp_path: Path) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "x.json").write_text("{")
-    assert [run.summary().trace for run in Store(tmp_path).runs()] == ["(damaged)"]
 
 
 def test_parts_are_concatenated_and_repeats_are_merged(tmp_path: Path) -> None:
@@ -219,12 +192,6 @@ def test_cases_that_the_base_ran_once_are_not_repeated_in_vain() -> None:
     # two rounds of all cases as requested, then the few cases that one run of the base decides
     assert asked[:2] == [40, 40]
     assert sum(asked[2:]) < 40
-
-
-def test_overlong_run_name_is_reported(tmp_path: Path) -> None:
-    for name in ("a" * 5000, "a/" * 3000):
-        with pytest.raises(UserError, match="is neither a file nor a run in"):
-            Store(tmp_path).find(name)
 
 
 def test_missing_base_of_until_decided_is_reported_before_anything_runs(tiny_trace: Path, tmp_path: Path) -> None:
