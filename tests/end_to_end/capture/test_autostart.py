@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -107,17 +106,6 @@ def test_invalid_autostart_variables_do_not_stop_a_program(site_folder: Path, tm
         assert "opgrip: this process does not accept requests to record: " in done.stderr
 
 
-def test_autostart_settings_are_read_from_variables() -> None:
-    settings = settings_of({"OPGRIP_CAPTURE": "a-%p.jsonl", "OPGRIP_SECONDS": "2"})
-    assert (settings.seconds, settings.steps) == (2, None)
-    assert not settings.at_start
-    assert settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_STEPS": "2"}).at_start
-    assert not settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_STEPS": "2", "OPGRIP_SIGNAL": "USR1"}).at_start
-    assert Path(settings.output).is_absolute()
-    with pytest.raises(UserError, match="KILL cannot be used"):
-        settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_SIGNAL": "KILL"})
-
-
 @pytest.mark.slow
 def test_autostart_is_switched_on_and_off(tmp_path: Path) -> None:
     # in a separate environment, without the packages of this one
@@ -139,5 +127,12 @@ def test_autostart_is_switched_on_and_off(tmp_path: Path) -> None:
     assert not (purelib / "opgrip_autostart.pth").exists()
 
 
-def test_wheel_installs_no_startup_file() -> None:
-    assert not [path for path in metadata.files("opgrip") or () if "autostart.pth" in str(path)]
+def test_autostart_settings_are_read_from_variables() -> None:
+    settings = settings_of({"OPGRIP_CAPTURE": "a-%p.jsonl", "OPGRIP_SECONDS": "2"})
+    assert (settings.seconds, settings.steps) == (2, None)
+    assert not settings.at_start
+    assert settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_STEPS": "2"}).at_start
+    assert not settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_STEPS": "2", "OPGRIP_SIGNAL": "USR1"}).at_start
+    assert Path(settings.output).is_absolute()
+    with pytest.raises(UserError, match="KILL cannot be used"):
+        settings_of({"OPGRIP_CAPTURE": "a.jsonl", "OPGRIP_SIGNAL": "KILL"})

@@ -14,25 +14,6 @@ from services import SERVER, ask, environment, on_demand, running
 
 from opgrip.traces import load
 
-FORKS = """
-import os, time, torch
-class Forks(torch.nn.Module):
-    has_forked = False
-    def forward(self, x):
-        if torch.utils._python_dispatch.is_in_torch_dispatch_mode() and not self.has_forked:
-            self.has_forked = True
-            if os.fork() == 0:
-                time.sleep(60)
-                os._exit(0)
-            print("forked", flush=True)
-        return x.cos()
-net = Forks().eval()
-print("ready", flush=True)
-while True:
-    net(torch.ones(2))
-    time.sleep(0.01)
-"""
-
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
@@ -75,15 +56,6 @@ def test_recording_ends_when_its_client_disconnects(folder: Path) -> None:
         assert ask(folder, "trigger", "server", "--steps", "1").returncode == 0
 
 
-@pytest.mark.slow
-def test_trigger_does_not_wait_for_processes_forked_meanwhile(folder: Path) -> None:
-    (folder / "forks.py").write_text(FORKS, encoding="utf-8")
-    with running(folder, *on_demand("--", "forks.py")):
-        done = ask(folder, "trigger", "forks", "-o", "t.jsonl", timeout=40)
-        assert done.stdout.split() == [str(folder / "t.jsonl")], done.stderr
-        assert (folder / "said.txt").read_text() == "ready\nforked\n"
-
-
 PROGRAM = """
 import gc, sys, threading, torch, opgrip.capture
 from opgrip.capture.torch_compat.compiler_private import OrderlyMode
@@ -112,24 +84,6 @@ for number in range(400):
         break
 print(asked.problem, asked.result["steps"], asked.result["cut"], marks.listeners, recordings(), OrderlyMode._entered)
 """
-ENDS_AFTERWARDS = """
-begun, over = threading.Event(), threading.Event()
-
-def step_that_waits():
-    step()
-    begun.set()
-    over.wait()
-
-asked = opgrip.capture.trigger("t.jsonl", steps=3, warmup=0)
-thread = threading.Thread(target=step_that_waits)
-thread.start()
-begun.wait()
-agent_here()._session.stop(grace_s=0.0)
-print(asked.wait(60), len(marks.listeners))
-over.set()
-thread.join()
-print(len(marks.listeners), recordings())
-"""
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
@@ -139,9 +93,3 @@ def test_steps_that_end_with_their_threads_are_cut_and_counted(tmp_path: Path, w
     # torch compiles nothing while a mode is counted as active
     assert done.stdout == "None 0 2 () 0 0\n", done.stderr
     assert (load(tmp_path / "t.jsonl", partial=False).calls["op"] == "aten.sin.default").sum() == 2
-
-
-@pytest.mark.slow
-def test_thread_that_ends_after_the_recording_leaves_no_hook(tmp_path: Path) -> None:
-    done = run_python("-c", PROGRAM + ENDS_AFTERWARDS, cwd=tmp_path, env=environment(tmp_path))
-    assert done.stdout.splitlines() == ["True 1", "0 0"], done.stderr

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-from programs import run_command, run_python
+from programs import run_command
 
 from opgrip.traces import Trace, load
 
@@ -73,47 +72,6 @@ def test_spawned_processes_are_recorded_and_run_unchanged(tmp_path: Path, option
     else:
         parents = [trace.header["parent_pid"] for trace in traces if "aten.tan.default" in ops(trace)]
         assert parents == [first.header["pid"]] * 2
-
-
-@pytest.mark.slow
-def test_forkserver_processes_are_recorded(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(PROGRAM.format(method="forkserver"), encoding="utf-8")
-    done = run_command("opcapture", "-o", "t.jsonl", "--", "train.py", "--x", cwd=tmp_path, fresh=True)
-    assert done.returncode == 0, done.stderr
-    assert sorted(ops(trace)[0] for trace in children(tmp_path)) == ["aten.sin.default"] * 2 + ["aten.tan.default"] * 2
-
-
-LATE = """
-import multiprocessing, os
-from opgrip.capture import Capture
-
-def idle():
-    pass
-
-def late():
-    import torch
-    torch.ones(3).sin()
-
-if __name__ == "__main__":
-    with Capture("t.jsonl") as capture:
-        for function in (idle, late):
-            process = multiprocessing.get_context("spawn").Process(target=function)
-            process.start()
-            process.join()
-            assert process.exitcode == 0
-    print(len(capture.child_files), "get_preparation_data" in multiprocessing.spawn.get_preparation_data.__qualname__)
-"""
-
-
-@pytest.mark.slow
-def test_process_that_imports_torch_late_is_recorded(tmp_path: Path) -> None:
-    (tmp_path / "late.py").write_text(LATE, encoding="utf-8")
-    done = run_python("late.py", cwd=tmp_path, fresh=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "1 True\n", "")
-    (trace,) = children(tmp_path)
-    assert ops(trace) == ["aten.sin.default"]
-    assert sorted(os.listdir(tmp_path))[:1] == ["late.py"]
-    assert not list(tmp_path.glob("*.part*"))
 
 
 POOL = """

@@ -64,15 +64,6 @@ def test_steps_of_a_schedule_are_recorded(tmp_path: Path, schedule: Schedule, re
     assert steps_of(tmp_path / "t.jsonl") == [["ones", *["sin"] * (step + 1)] for step in recorded]
 
 
-def test_calls_of_a_decorated_function_are_steps(tmp_path: Path) -> None:
-    captured = Capture(tmp_path / "t.jsonl")
-    decorated = captured(run)
-    for step in range(3):
-        decorated(step)
-    captured.close()
-    assert steps_of(tmp_path / "t.jsonl") == [["ones", *["sin"] * (step + 1)] for step in range(3)]
-
-
 def test_optimizer_steps_are_recorded(tmp_path: Path) -> None:
     model = nn.Linear(2, 2)
     first, second = (torch.optim.SGD(model.parameters(), foreach=False) for _ in range(2))

@@ -21,10 +21,8 @@ from opgrip.capture.on_demand.settings import AgentSettings
 from opgrip.capture.timing.budget import BURST_S, Budget
 from opgrip.capture.writing.flusher import INTERVAL_S
 from opgrip.cli.option_types import percent
-from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.traces import load
-from opgrip.traces.analysis.merge import merge
 
 SHARE = 0.1
 WHOLE_NS = SHARE * BURST_S * 1e9  # budget with which a capture begins, in ns
@@ -114,33 +112,6 @@ def test_on_demand_recording_over_budget_omits_steps(tmp_path: Path, spend: Call
     assert end.thinned["steps"] == 3
 
 
-def test_merge_adds_up_counts_of_omitted_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
-    paths = [tmp_path / f"{name}.jsonl" for name in "ab"]
-    for path in paths:
-        with Capture(path, max_overhead=SHARE) as capture:
-            torch.ones(2).neg()
-            spend(1.5)
-            capture.step()
-            spend(0.0)
-            capture.step()
-            torch.ones(2).neg()
-    merge(paths, tmp_path / "both.jsonl")
-    end = load(tmp_path / "both.jsonl", partial=False).end
-    assert end is not None
-    assert end.thinned == {"steps": 2}
-
-
-def test_redacted_trace_reports_omitted_steps(tmp_path: Path, spend: Callable[[float], None]) -> None:
-    path = tmp_path / "t.jsonl"
-    with Capture(path, max_overhead=SHARE, private=True) as capture:
-        torch.ones(2).neg()
-        spend(1.5)
-        capture.step()
-    end = load(path, partial=False).end
-    assert end is not None
-    assert end.thinned == {"steps": 1}
-
-
 def test_memory_limit_ends_the_recording_and_not_the_program(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     with Capture(path, max_memory=1 << 20) as capture:
@@ -153,11 +124,6 @@ def test_memory_limit_ends_the_recording_and_not_the_program(tmp_path: Path) -> 
     assert trace.end is not None
     assert trace.end.stopped == capture.stopped
     assert (500,) not in {spec.shape for item in trace.signatures for spec in item.args if hasattr(spec, "shape")}
-
-
-def test_memory_limit_is_refused_with_last_calls() -> None:
-    with pytest.raises(UserError, match="--max-memory end a recording"):
-        Capture("t.jsonl", last=5, max_memory=1 << 20)
 
 
 def test_overhead_option_takes_a_fraction_or_a_percentage() -> None:

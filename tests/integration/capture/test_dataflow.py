@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import tracemalloc
 from pathlib import Path
 
 import pytest
 import torch
-from example_trace import write
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import captured, run_command, succeed, train_tiny_net
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from opgrip.capture import Capture
-from opgrip.capture.recording.storages import StorageNumbers
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.codec.call_blocks import decode_storages, encode_storages
-from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.records import NO_STORAGE, Calls, Scope, Signature, Thread
+from opgrip.traces.schema.records import NO_STORAGE
 
 
 def storages(trace: Trace) -> list[list[int]]:
@@ -69,37 +63,6 @@ def test_reused_address_is_another_storage(tmp_path: Path) -> None:
     assert len({call[-1] for call in calls}) == 50
 
 
-def test_storages_created_outside_of_calls_are_distinguished(tmp_path: Path) -> None:
-    import numpy as np
-
-    def program() -> None:
-        for _ in range(20):
-            torch.from_numpy(np.ones(1000, dtype=np.float32)).sin()
-
-    assert len({call[0] for call in storages(captured(tmp_path, program))}) == 20
-
-
-def test_storages_are_freed_when_the_program_frees_them() -> None:
-    known = StorageNumbers()
-    x = torch.ones(3)
-    number, storage = known.number(x), StorageWeakRef(x.untyped_storage())
-    assert known.number(x[1:]) == number
-    del x
-    gc.collect()
-    assert storage.expired()
-    known.sweep()
-    assert not known.numbers
-    known.close()
-
-
-def test_storage_table_does_not_grow_with_the_calls(tmp_path: Path) -> None:
-    x = torch.ones(3)
-    with Capture(tmp_path / "t.jsonl") as watched:
-        for _ in range(5000):
-            x + 1
-        assert len(watched._recorder.storages.numbers) < 1000
-
-
 def test_backward_calls_take_results_of_forward_calls(tmp_path: Path) -> None:
     def program() -> None:
         torch.ones(3, requires_grad=True).sin().exp().sum().backward()
@@ -141,35 +104,6 @@ def test_graph_sizes_memory_by_its_consumer_if_results_vary(tmp_path: Path) -> N
     sizes = [storage.bytes for storage in graph.storages.values() if storage.made_by is not None]
     assert sizes == [100 * 8, 9 * 8]
     assert graph.facts.peak_bytes == 100 * 8
-
-
-@pytest.mark.parametrize("numbers", [(0, 1), (1 << 40, 3), (5, (1 << 61) + 7), (2_000_000_000, 2_000_000_001)])
-def test_graph_of_arbitrary_storage_numbers_needs_little_memory(tmp_path: Path, numbers: tuple[int, int]) -> None:
-    spec = TensorSpec((8,), (1,), torch.float32, "cpu")
-    signature = Signature(0, "operator", "aten.sin.default", (spec,), {}, spec)
-    first, second = numbers
-    calls = Calls(
-        0, [0, 0, 0], [0] * 3, [0, 10, 20], [5] * 3, [2] * 3, [first, second, second, first, NO_STORAGE, first]
-    )
-    path = write(tmp_path / "t.jsonl", [signature, Scope(0, "", "", "forward"), Thread(0, "MainThread"), calls])
-    tracemalloc.start()
-    graph = make_graph(load(path, partial=True))
-    assert tracemalloc.get_traced_memory()[1] < 50 << 20
-    tracemalloc.stop()
-    assert [step.after for step in graph.steps.values()] == [[], [0], []]
-    lives = [(storage.number, storage.made_by, storage.first, storage.last) for storage in graph.storages.values()]
-    assert lives == [(first, None, 0, 2), (second, 0, 0, 1)]
-
-
-@pytest.mark.parametrize("op", ["aten.\ud800.default", "\udfff", "aten.sin.\udc00", "aten.ß.default", "a\0.b.c", ""])
-def test_graph_accepts_any_operator_name(tmp_path: Path, op: str) -> None:
-    spec = TensorSpec((8,), (1,), torch.float32, "cpu")
-    records = [Signature(0, "operator", op, (spec,), {}, spec), Scope(0, "", "", "forward"), Thread(0, "MainThread")]
-    trace = load(write(tmp_path / "t.jsonl", [*records, Calls(0, [0], [0], [0], [5], [2], [0, 1])]))
-    assert (trace.missing or "").endswith("cut after record 5")
-    (step,) = make_graph(trace).steps.values()
-    # it may write into all of its arguments
-    assert step.writes == [0]
 
 
 @pytest.mark.slow

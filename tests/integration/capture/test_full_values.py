@@ -7,7 +7,6 @@ import os
 import pickle
 import signal
 import subprocess
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -211,24 +210,6 @@ def test_equal_bytes_of_another_dtype_are_separate_values(tmp_path: Path) -> Non
     assert len(set(trace.tensors.values())) == 2
 
 
-def test_expanded_tensor_is_stored_in_the_size_of_its_memory(tmp_path: Path) -> None:
-    row = torch.randn(100)
-    with Capture(tmp_path / "t.jsonl", values="full") as watched:
-        row.expand(50_000, 100).sum()
-        row.expand(2, 100).sum()
-    assert watched.full_values is not None
-    assert watched.full_values.bytes_written <= 4 * row.nbytes
-
-
-def test_differently_expanded_tensors_have_different_keys(tmp_path: Path) -> None:
-    kept, row = FullValues(tmp_path / "t"), torch.randn(5)
-    tensors = [row, row.expand(5, 5), row[:, None].expand(5, 5), row.expand(3, 5), row.expand(1, 5)]
-    keys = [kept.keep(tensor, "", Counter()) for tensor in tensors]
-    kept.discard()
-    assert len(set(keys)) == 4
-    assert keys[0] == keys[4]
-
-
 def test_program_with_full_values_runs_unchanged(tmp_path: Path) -> None:
     def steps() -> list[torch.Tensor]:
         torch.manual_seed(3)
@@ -292,11 +273,6 @@ def test_force_replaces_both_files_and_a_discarded_capture_neither(tmp_path: Pat
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_capture_without_calls_has_an_empty_values_file(tmp_path: Path) -> None:
-    trace = capture(tmp_path / "t.jsonl", lambda: None)
-    assert TensorFile(*trace.tensor_files).keys() == frozenset()
-
-
 def test_unknown_values_option_is_refused() -> None:
     with pytest.raises(UserError, match="unknown values='all': choose sketch or full"):
         Capture("t.jsonl", values="all")
@@ -330,18 +306,6 @@ def test_full_disk_loses_only_the_values(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(trace.values) == 2
     assert replayed(trace)[0] == [snapshot(first)]
     assert not list(tmp_path.glob("*.part*"))
-
-
-def test_trace_replays_if_its_values_file_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(load_safetensors().torch, "save_file", fail)
-    with pytest.warns(RuntimeWarning, match="No space left"):
-        trace = capture(tmp_path / "t.jsonl", lambda: torch.randn(100).sin())
-    assert [path.name for path in tmp_path.iterdir()] == ["t.jsonl"]
-    with pytest.warns(RuntimeWarning, match="1 of 1 full values are drawn from models"):
-        assert len(replayed(trace)) == 1
 
 
 def run_program(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:

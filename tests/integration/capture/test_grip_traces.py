@@ -20,32 +20,11 @@ from opgrip.replay.cases.subgraphs import make_units
 from opgrip.replay.operators.lookup import Unsupported, find_operator
 from opgrip.traces import Trace, UserError, load
 from opgrip.traces.analysis.dataflow import make_graph
-from opgrip.traces.analysis.merge import merge
-from opgrip.traces.schema.arguments import Opaque, TensorSpec, leaves
+from opgrip.traces.schema.arguments import Opaque, TensorSpec
 from opgrip.traces.schema.python_objects import ModuleSpec, ObjectSpec
 from opgrip.traces.schema.records import FUNCTION
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* was not gripped:RuntimeWarning")
-
-SCRIPT = """\
-import torch
-
-
-def scale(boxes, by=2.0):
-    return (boxes * by).relu()
-
-
-class Head(torch.nn.Module):
-    def forward(self, boxes):
-        def moved(boxes):
-            return boxes + 1
-
-        return scale(moved(boxes))
-
-
-for rows in (2, 3):
-    print(Head()(torch.ones(rows, 4)).sum().item())
-"""
 
 
 def step() -> list[Any]:
@@ -122,19 +101,6 @@ def test_gripped_function_has_its_arguments_results_and_errors(traces: tuple[Tra
     assert signatures["gripping:noisy"].outputs.shape == (6, 4)
 
 
-def test_tensor_count_of_a_function_call_equals_its_signature(traces: tuple[Trace, Trace]) -> None:
-    _, trace = traces
-    signatures = {signature.number: signature for signature in trace.signatures}
-    for call in trace.calls[trace.calls["kind"] == FUNCTION].itertuples():
-        signature = signatures[call.signature]
-        specs = [
-            leaf
-            for leaf in leaves([signature.args, signature.kwargs, signature.outputs])
-            if isinstance(leaf, TensorSpec)
-        ]
-        assert call.tensors == len(specs)
-
-
 def test_gripped_functions_do_not_change_replay_and_graph(traces: tuple[Trace, Trace]) -> None:
     plain, gripped = traces
     cases = [sorted((case.op, case.count) for case in make_cases(trace)) for trace in traces]
@@ -162,24 +128,6 @@ def test_every_record_of_gripped_calls_conforms_to_the_schema(tmp_path: Path) ->
     schema = jsonschema.Draft202012Validator(json.loads((ROOT / "traces" / "schema.json").read_text()))
     records = list(map(json.loads, (tmp_path / "t.jsonl").read_text().splitlines()))
     assert [error.message for record in records for error in schema.iter_errors(record)] == []
-
-
-def test_traces_with_functions_merge(tmp_path: Path) -> None:
-    paths = [tmp_path / "one.jsonl", tmp_path / "two.jsonl"]
-    for path in paths:
-        captured(path, "gripping:*")
-    merge(paths, tmp_path / "both.jsonl")
-    both, one = load(tmp_path / "both.jsonl", partial=False), load(paths[0])
-    assert len(both.calls) == 2 * len(one.calls)
-    assert len(both.own_calls) == 2 * len(one.own_calls)
-
-
-def test_unsupported_argument_is_recorded_as_its_type(tmp_path: Path) -> None:
-    with Capture(tmp_path / "t.jsonl", grip=["gripping:scaled"]):
-        gripping.scaled(torch.ones(1), by=torch.ones(1).to_sparse())  # type: ignore[arg-type]
-    trace = load(tmp_path / "t.jsonl")
-    (signature,) = (item for item in trace.signatures if item.kind == FUNCTION)
-    assert signature.kwargs == {"by": Opaque("torch.Tensor")}
 
 
 def test_functions_are_gripped_only_in_recorded_steps(tmp_path: Path) -> None:

@@ -71,26 +71,6 @@ def test_recorded_calls_repeat_with_equal_results(tmp_path: Path) -> None:
             assert difference(call.after, (call.args, call.kwargs)) is None
 
 
-def test_argument_is_recorded_as_before_the_call_changes_it(tmp_path: Path) -> None:
-    names = {"boxes", "labels"}
-    tree = take(names).tree
-    names.remove("boxes")
-    assert tree == {"boxes", "labels"}
-
-
-def test_random_state_has_priority_within_the_size_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = torch.get_rng_state()
-    call = GrippedCall((torch.rand(5000),), {}, torch.rand(5000), None, state, 0, 0, 1)
-    for limit, expected in ((state.nbytes + 100, state), (8, None)):
-        gripped = Gripped(gripping.noisy, None, "noisy", "noisy", frozenset(), (call,))
-        monkeypatch.setattr(sample_folder, "WHOLE_BYTES", limit)
-        found = again(gripped, tmp_path)
-        assert isinstance(found.results, Sketch)
-        assert (found.random_state is None) if expected is None else torch.equal(found.random_state, expected)
-        for path in tmp_path.iterdir():
-            path.unlink()
-
-
 def test_sample_calls_are_a_trace_with_full_values(tmp_path: Path) -> None:
     write_calls(tmp_path, kept(torch.arange(200.0), results=torch.ones(100, 3)))
     trace = load(tmp_path / "calls.jsonl", partial=False)
@@ -224,16 +204,6 @@ def test_missing_class_is_an_error_that_names_it(tmp_path: Path) -> None:
         recorded_calls(tmp_path, {})
 
 
-def test_field_of_a_missing_class_remains_unset(tmp_path: Path) -> None:
-    (boxes,) = again(
-        kept(gripping.Boxes(torch.ones(1), gripping.Coder())),  # type: ignore[arg-type]
-        tmp_path,
-        {"Boxes": gripping.Boxes},
-    ).args
-    assert boxes.tensor.tolist() == [1]
-    assert "scores" not in vars(boxes)
-
-
 def test_names_in_a_trace_are_never_imported(tmp_path: Path) -> None:
     write_calls(tmp_path, kept(gripping.Sizes(1, 2)))
     trace = tmp_path / "calls.jsonl"
@@ -274,15 +244,3 @@ def test_code_of_recorded_classes_does_not_run(tmp_path: Path) -> None:
     assert take(loud).tree == ObjectSpec(f"{__name__}:{Loud.__qualname__}", {"x": 1})
     (back,) = again(kept(loud), tmp_path, {"Loud": Loud}).args
     assert object.__getattribute__(back, "__dict__") == {"x": 1}
-
-
-def test_recorded_call_restores_its_torch_settings(tmp_path: Path) -> None:
-    with Grips([parse_pattern("gripping:scaled")], to=tmp_path) as grips, torch.no_grad():
-        gripping.scaled(torch.ones(1, requires_grad=True))
-    (watched,) = grips.watched
-    assert watched.keeper is not None
-    write_calls(tmp_path, watched.keeper.gripped())
-    (call,) = recorded_calls(tmp_path, {})
-    with as_it_ran(call):
-        assert not gripping.scaled(*call.args).requires_grad
-    assert gripping.scaled(*call.args).requires_grad

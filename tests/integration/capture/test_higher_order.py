@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.attention.flex_attention import flex_attention
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from opgrip.capture import Capture
@@ -49,12 +48,6 @@ def scanned() -> Any:
     from torch._higher_order_ops.scan import scan
 
     return scan(lambda carry, x: (carry + x, carry * x), torch.zeros(3), X)
-
-
-def scanned_associatively() -> Any:
-    from torch._higher_order_ops.associative_scan import associative_scan
-
-    return associative_scan(lambda x, y: x * y, X, 0, combine_mode="generic")
 
 
 def mapped() -> Any:
@@ -116,24 +109,6 @@ def test_operators_inside_are_recorded_and_results_are_equal(
     assert set(inside["op"]) <= {case.op for case in make_cases(trace)}
 
 
-def test_generic_associative_scan_is_recorded_as_plain_operators(tmp_path: Path) -> None:
-    expected = scanned_associatively()
-    actual, trace = captured(scanned_associatively, tmp_path / "t.jsonl")
-    assert equal(actual, expected)
-    assert "aten.mul.Tensor" in set(trace.own_calls["op"])
-
-
-def test_calls_of_the_same_function_share_a_signature(tmp_path: Path) -> None:
-    def program() -> Any:
-        return [branches() for _ in range(3)]
-
-    _, trace = captured(program, tmp_path / "t.jsonl")
-    outer = trace.calls[trace.calls["op"] == "torch.ops.higher_order:cond"]
-    assert len(outer) == 3
-    assert outer["signature"].nunique() == 1
-    assert (trace.calls["op"] == "aten.sin.default").sum() == 3
-
-
 class Gate(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -172,40 +147,6 @@ def test_compiler_state_is_restored_afterwards(tmp_path: Path) -> None:
     captured(branches_with_gradients, tmp_path / "t.jsonl")
     torch.compile(lambda x: x.sin() + 1, backend=backend)(X)
     assert compiled == [1]
-
-
-def test_operator_runs_uncompiled_if_the_program_compiles_nothing(tmp_path: Path) -> None:
-    def program() -> Any:
-        # torch refuses to compile a branch that returns its argument
-        return torch.cond(X.sum() > 1, lambda x: x, lambda x: x.cos(), (X,))
-
-    with pytest.raises(RuntimeError, match="alias"), Capture(tmp_path / "compiled.jsonl"):
-        program()
-    with torch.compiler.set_stance("force_eager"):
-        assert program() is X
-        actual, trace = captured(program, tmp_path / "t.jsonl")
-        assert actual is X
-    assert "aten.is_nonzero.default" in set(trace.own_calls["op"])
-
-
-def test_higher_order_operator_is_one_call_under_another_mode(tmp_path: Path) -> None:
-    seen: list[str] = []
-
-    class Other(TorchDispatchMode):
-        supports_higher_order_operators = True
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(func))
-            return func(*args, **(kwargs or {}))
-
-    def program() -> Any:
-        with Other(), Capture(tmp_path / "t.jsonl"):
-            return branches()
-
-    expected = branches()
-    assert equal(program(), expected)
-    assert "cond" in seen
-    assert "cond" in set(load(tmp_path / "t.jsonl").own_calls["op"])
 
 
 def test_error_inside_reaches_the_program_and_the_scope_is_left(tmp_path: Path) -> None:

@@ -18,29 +18,15 @@ import pytest
 import threads_at_once
 import torch
 from async_exceptions import MODES
-from shortened import slow_except
 
 from opgrip.capture import Capture
-from opgrip.capture.hooks.dispatch import RecordingMode
-from opgrip.capture.program.places import ModulePaths
-from opgrip.capture.recording.recorder import SignatureTable
-from opgrip.capture.recording.scope_table import ScopeTable
-from opgrip.capture.recording.storages import StorageNumbers
-from opgrip.capture.recording.thread_mode import ThreadModes
 from opgrip.capture.writing.flusher import Flusher
 from opgrip.errors import is_from_program
 from opgrip.traces import load
 from opgrip.traces.analysis.validation import validate
 
 PROGRAMS = Path(__file__).resolve().parents[4] / "shared/cases/programs"
-OPTIONS = {
-    "plain": (),
-    "full values": ("--values", "full"),
-    "last 100": ("--last", "100"),
-    "private": ("--private",),
-    "write ahead": ("--write-ahead",),
-    "opaque": ("--compiled", "opaque"),
-}
+OPTIONS = {"plain": (), "last 100": ("--last", "100")}
 slowly = [pytest.param(mode, marks=[] if mode == "plain" else pytest.mark.slow) for mode in MODES]
 
 
@@ -123,87 +109,6 @@ def test_exception_of_called_code_is_a_hook_error(fault: Callable[[], object]) -
     assert is_programs(fault) == [False]
 
 
-class Late(Exception):
-    pass
-
-
-def late(*_: object) -> None:
-    raise Late
-
-
-HOOKS = [
-    (RecordingMode, "_find"),
-    (RecordingMode, "_keep"),
-    (RecordingMode, "enter"),
-    (RecordingMode, "_go"),
-    (SignatureTable, "number"),
-    (SignatureTable, "close"),
-    (ThreadModes, "in_step"),
-    (ScopeTable, "point"),
-    (ScopeTable, "pair"),
-    (StorageNumbers, "number"),
-    (StorageNumbers, "sweep"),
-    (ModulePaths, "called"),
-]
-
-
-SIGNALS = [(owner, hook, after) for owner, hook in HOOKS for after in (False, True)]
-
-
-# the quick tests have each hook once
-@pytest.mark.parametrize(
-    "planted",
-    slow_except(SIGNALS[::4] + SIGNALS[3::4], SIGNALS),
-    ids=[f"{'after' if after else 'before'} {owner.__name__}.{hook}" for owner, hook, after in SIGNALS],
-)
-def test_signal_in_a_hook_reaches_the_program_and_the_trace_is_valid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: tuple[type, str, bool]
-) -> None:
-    owner, hook, after = planted
-    original, armed, raised = getattr(owner, hook), threading.Event(), []
-
-    def interrupted(*args: Any, **kwargs: Any) -> Any:
-        if armed.is_set() and not after:
-            armed.clear()
-            raised.append(signal.raise_signal(signal.SIGUSR1))
-        result = original(*args, **kwargs)
-        if armed.is_set() and after:
-            armed.clear()
-            raised.append(signal.raise_signal(signal.SIGUSR1))
-        return result
-
-    monkeypatch.setattr(owner, hook, interrupted)
-    before = signal.signal(signal.SIGUSR1, late)
-    trainer, arrived = async_exceptions.Trainer(), 0
-    rows = 2
-    with Capture(tmp_path / "t.jsonl") as capture:
-        for _ in range(6):
-            armed.set()
-            try:
-                for _ in range(300):
-                    trainer()
-                    # new signatures, and storages to sweep
-                    torch.ones(rows, 8) * 2
-                    rows += 1
-                    if not armed.is_set():
-                        break
-            except Late:
-                arrived += 1
-            torch.set_grad_enabled(True)
-        armed.clear()
-        trainer()
-        torch.full((3,), 2.0)
-    signal.signal(signal.SIGUSR1, before)
-    assert arrived == 6
-    assert capture.problem is None
-    assert validate(tmp_path / "t.jsonl").findings == []
-    # its scopes were left
-    calls = load(tmp_path / "t.jsonl").calls
-    assert list(calls["op"])[-1] == "aten.full.default"
-    assert list(calls["module"])[-1] == ""
-    assert "1.1" in set(calls["module"])
-
-
 def test_interrupt_while_closing_leaves_a_complete_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finish = Flusher.finish
 
@@ -219,25 +124,6 @@ def test_interrupt_while_closing_leaves_a_complete_trace(tmp_path: Path, monkeyp
     assert len(trace.calls) == 2
 
 
-@pytest.mark.slow
-def test_pytest_timeout_ends_a_captured_loop(tmp_path: Path) -> None:
-    (tmp_path / "test_endless.py").write_text(
-        "import pytest, torch\nfrom opgrip.capture import Capture\n"
-        "@pytest.mark.timeout(2, method='signal')\n"
-        "def test_endless(tmp_path):\n"
-        "    with Capture(tmp_path / 't.jsonl'):\n        while True: torch.ones(3).sin()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "Failed: Timeout" in done.stdout
-
-
 def run_program(name: str, mode: str, folder: Path) -> tuple[int, str]:
     """Run a corpus program under `opcapture`; return its exit status and output."""
     command = [str(Path(sys.executable).with_name("opcapture")), "-o", "t.jsonl", "--force", *OPTIONS[mode]]
@@ -248,7 +134,8 @@ def run_program(name: str, mode: str, folder: Path) -> tuple[int, str]:
 
 
 @pytest.mark.skipif(not PROGRAMS.is_dir(), reason="the programs of the field are not there")
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=pytest.mark.slow) for mode in OPTIONS])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", OPTIONS)
 @pytest.mark.parametrize("name", ["p31_threads.py", "p32_signals.py"])
 def test_programs_with_threads_and_signals_run_unchanged(tmp_path: Path, name: str, mode: str) -> None:
     command = [sys.executable, str(PROGRAMS / name)]

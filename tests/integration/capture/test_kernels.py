@@ -6,7 +6,6 @@ from pathlib import Path
 from threading import Thread, get_native_id
 from time import sleep, time_ns
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from torch.profiler import ProfilerActivity
 from opgrip.capture import Capture, Schedule
 from opgrip.capture.command.capture_options import make_parser
 from opgrip.capture.command.opcapture import run as opcapture
-from opgrip.capture.hooks import graphs, wrapped_operators
+from opgrip.capture.hooks import graphs
 from opgrip.capture.recording import recorder as recording
 from opgrip.capture.timing import device_time, kernel_times
 from opgrip.capture.timing.kernel_times import WrittenCalls, innermost_calls
@@ -57,36 +56,6 @@ def test_calls_have_the_times_of_the_kernels_that_they_launched(tmp_path: Path) 
         ("aten.sin.default", ["aten::sin_kernel"], [30], [21_000]),
         ("aten.cos.default", ["aten::cos_kernel"], [30], [27_000]),
     ]
-
-
-@pytest.mark.usefixtures("_device")
-def test_kernels_of_another_thread_belong_to_its_calls(tmp_path: Path) -> None:
-    large = torch.ones(LARGE)
-
-    def sines() -> None:
-        for _ in range(5):
-            large.sin()
-
-    with Capture(tmp_path / "t.jsonl", device_time="kernels"):
-        thread = Thread(target=sines)
-        # the real profiler sees only operators of the thread that started it
-        large.cos()
-        thread.start()
-        thread.join()
-        large.cos()
-    assert times_of(tmp_path / "t.jsonl", "aten.cos.default") == [900] * 2
-
-
-@pytest.mark.usefixtures("_device")
-def test_extension_function_has_the_kernels_of_all_its_calls(tmp_path: Path) -> None:
-    large = torch.ones(LARGE)
-    import operator
-
-    with Capture(tmp_path / "t.jsonl", device_time="kernels", extensions=["operator"]):
-        operator.mul(large, large)
-    calls = load(tmp_path / "t.jsonl", partial=False).calls
-    assert calls["device_ns"].tolist() == [50, 50]
-    assert calls["inside"].notna().tolist() == [False, True]
 
 
 @pytest.mark.usefixtures("_device")
@@ -241,32 +210,6 @@ def test_unknown_device_time_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_device")
-def test_kernel_records_end_after_every_device_has_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-
-    class Profile(ProfileOnCpu):
-        def stop(self) -> list[Event]:
-            order.append("stop")
-            return super().stop()
-
-    devices = {LARGE: torch.device("cuda:0"), LARGE + 1: torch.device("cuda:1")}
-    monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
-    monkeypatch.setattr(kernel_times, "synchronize", lambda device: order.append(str(device)))
-    monkeypatch.setattr(wrapped_operators, "accelerator_of", lambda tensors, values: devices.get(tensors[0].numel()))
-    first, second = torch.ones(LARGE), torch.ones(LARGE + 1)
-    with Capture(tmp_path / "t.jsonl", device_time="kernels"):
-        first.sin()
-        second.sin()
-    assert sorted(order[:2]) == ["cuda:0", "cuda:1"]
-    assert order[2:] == ["stop"]
-
-
-@pytest.fixture
-def _windowed_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    record_on_cpu(monkeypatch)
-
-
-@pytest.mark.usefixtures("_windowed_device")
 def test_program_may_profile_itself(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
     with pytest.warns(RuntimeWarning, match=r"lacks the times of kernels: the program started its profiler"):  # noqa: SIM117
@@ -279,18 +222,7 @@ def test_program_may_profile_itself(tmp_path: Path) -> None:
     assert torch.autograd.profiler._prepare_profiler.__module__ != kernel_times.__name__
 
 
-@pytest.mark.usefixtures("_windowed_device")
-def test_program_may_emit_nvtx_ranges(tmp_path: Path) -> None:
-    large = torch.ones(LARGE)
-    with pytest.warns(RuntimeWarning, match=r"lacks the times of kernels: the program started its profiler"):  # noqa: SIM117
-        with Capture(tmp_path / "t.jsonl"):
-            large.sin()
-            with torch.autograd.profiler.emit_itt():
-                large.cos()
-    assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
-
-
-@pytest.mark.usefixtures("_windowed_device")
+@pytest.mark.usefixtures("_device")
 def test_profile_of_another_thread_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Profile(ProfileWithoutRecords):
         pass
@@ -313,7 +245,7 @@ def test_profile_of_another_thread_continues(tmp_path: Path, monkeypatch: pytest
     assert (Profile.begun, Profile.ended) == (1, 0)
 
 
-@pytest.mark.usefixtures("_windowed_device")
+@pytest.mark.usefixtures("_device")
 @pytest.mark.parametrize("device_time", ["auto", "kernels"])
 def test_kernel_records_do_not_start_while_another_thread_profiles(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device_time: str
@@ -329,7 +261,7 @@ def test_kernel_records_do_not_start_while_another_thread_profiles(
     assert Profile.begun == 0
 
 
-@pytest.mark.usefixtures("_windowed_device")
+@pytest.mark.usefixtures("_device")
 def test_kernel_times_are_the_default_if_kernels_are_recorded(tmp_path: Path) -> None:
     large = torch.ones(LARGE)
     with Capture(tmp_path / "t.jsonl"):
@@ -342,7 +274,7 @@ def test_kernel_times_are_the_default_if_kernels_are_recorded(tmp_path: Path) ->
     }
 
 
-@pytest.mark.usefixtures("_windowed_device")
+@pytest.mark.usefixtures("_device")
 def test_kernel_records_start_when_the_program_initializes_its_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,7 +298,7 @@ def test_kernel_records_start_when_the_program_initializes_its_device(
     assert times_of(tmp_path / "t.jsonl", "aten.cos.default") == [900]
 
 
-@pytest.mark.usefixtures("_windowed_device")
+@pytest.mark.usefixtures("_device")
 def test_kernel_records_do_not_start_during_a_graph_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[str] = []
     monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind in started)
@@ -379,37 +311,6 @@ def test_kernel_records_do_not_start_during_a_graph_capture(tmp_path: Path, monk
         large.sin()
     assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [700]
     assert load(tmp_path / "t.jsonl").calls["device_ns"].notna().tolist() == [False, True]
-
-
-@pytest.mark.usefixtures("_windowed_device")
-def test_kernel_records_wait_for_the_graph_capture_of_another_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Profile(ProfileWithoutRecords):
-        def stop(self) -> list[Event]:
-            return [Event("cuda_runtime", 1, "cudaDeviceSynchronize", start=time_ns())]
-
-    started: list[str] = []
-    monkeypatch.setattr(kernel_times, "ActivityProfile", Profile)
-    monkeypatch.setattr(kernel_times, "MOST_CALLS_OF_WINDOW", 300)
-    monkeypatch.setattr(kernel_times, "is_started", lambda kind: kind in started)
-    large = torch.ones(LARGE)
-    with Capture(tmp_path / "t.jsonl") as capture:
-        graphs, flusher = capture._recorder.graphs, capture._flusher
-        assert flusher is not None
-        started.append("cuda")
-        with mock.patch.object(graphs, "_ongoing", 1):
-            large.cos()
-            assert Profile.begun == 0
-        large.sin()
-        assert Profile.begun == 1
-        kept = [large.sin() for _ in range(400)]
-        flusher.run_job(flusher.flush)
-        with mock.patch.object(graphs, "_ongoing", 1):
-            kept += [large.sin() for _ in range(400)]
-            assert Profile.begun == 1
-        kept += [large.sin() for _ in range(400)]
-        assert Profile.begun == 2
 
 
 def timed_by_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
@@ -426,7 +327,7 @@ def timed_by_events(path: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
     return bool(timed)
 
 
-@pytest.mark.usefixtures("_windowed_device")
+@pytest.mark.usefixtures("_device")
 def test_events_time_the_calls_under_another_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
     with pytest.warns(
@@ -435,13 +336,7 @@ def test_events_time_the_calls_under_another_profiler(tmp_path: Path, monkeypatc
         assert timed_by_events(tmp_path / "t.jsonl", monkeypatch)
 
 
-@pytest.mark.usefixtures("_windowed_device")
-def test_events_time_the_calls_without_kernel_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_times, "recorded_activities", dict)
-    assert timed_by_events(tmp_path / "t.jsonl", monkeypatch)
-
-
-@pytest.mark.usefixtures("_windowed_device")
+@pytest.mark.usefixtures("_device")
 def test_kernel_records_of_a_long_step_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     windows = []
 
@@ -468,16 +363,7 @@ def test_kernel_records_of_a_long_step_are_taken_in_parts(tmp_path: Path, monkey
     assert times_of(tmp_path / "t.jsonl", "aten.sin.default") == [0] * 1600
 
 
-@pytest.mark.usefixtures("_windowed_device")
-def test_profile_without_records_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProfileOnCpu, "stop", lambda self: self._profile.__exit__(None, None, None) or [])
-    with pytest.warns(RuntimeWarning, match=r"lacks the times of kernels: torch's profiler returned no records"):  # noqa: SIM117
-        with Capture(tmp_path / "t.jsonl"):
-            torch.ones(LARGE).sin()
-    assert load(tmp_path / "t.jsonl", partial=False).calls["device_ns"].isna().all()
-
-
-@pytest.mark.usefixtures("_windowed_device")
+@pytest.mark.usefixtures("_device")
 def test_calls_after_the_last_kernel_record_have_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Profile(ProfileWithoutRecords):
         def stop(self) -> list[Event]:
@@ -497,8 +383,8 @@ def test_calls_after_the_last_kernel_record_have_no_time(tmp_path: Path, monkeyp
     assert load(tmp_path / "t.jsonl").calls["device_ns"].notna().tolist() == [True, False]
 
 
-@pytest.mark.usefixtures("_windowed_device")
-@pytest.mark.parametrize(("lost", "unknown"), [(0, 0), (1, 0), (2, 1), (3, 2)])
+@pytest.mark.usefixtures("_device")
+@pytest.mark.parametrize(("lost", "unknown"), [(1, 0), (3, 2)])
 def test_calls_before_the_first_record_have_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int, unknown: int
 ) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,40 +13,10 @@ import pytest
 from programs import run_python
 from services import environment, short_name
 
-from opgrip.capture.on_demand import agent as agent_module
-from opgrip.capture.on_demand.agent import MOST_CONNECTIONS, Agent, listen_to, start_agent
+from opgrip.capture.on_demand.agent import Agent
 from opgrip.capture.on_demand.settings import AgentSettings
 from opgrip.capture.on_demand.verbs import processes
-from opgrip.errors import UserError
-from opgrip.traces import load
 
-FORKS = """
-import os, signal, time, torch, opgrip.capture
-from pathlib import Path
-from opgrip.capture.on_demand.settings import AgentSettings
-from opgrip.capture.on_demand.autostart import start
-
-start(AgentSettings("forks", str(Path("s-%p.jsonl").absolute()), steps=1, warmup=0, signal="USR1"))
-class Forks(torch.nn.Module):
-    child = None
-    def forward(self, x):
-        if self.child is None:
-            self.child = os.fork()
-        return x.cos()
-net = Forks().eval()
-asked = opgrip.capture.trigger(steps=1)
-net(torch.ones(2))
-if net.child == 0:
-    os.kill(os.getpid(), signal.SIGUSR1)
-    until = time.monotonic() + 60
-    while not Path(f"s-{os.getpid()}.jsonl").exists() and time.monotonic() < until:
-        net(torch.ones(2))
-        time.sleep(0.01)
-    os._exit(0)
-os.waitpid(net.child, 0)
-asked.wait(60)
-print(os.getpid(), net.child)
-"""
 CHILDREN = """
 import multiprocessing, os
 from opgrip.capture.on_demand.agent import agent_here, start_agent
@@ -106,53 +74,6 @@ def test_agent_recovers_from_too_many_open_files(agent: Agent, monkeypatch: Any)
     agent.start()
     assert names() == ["here"]
     assert agent.failures == {"OSError: [Errno 24] Too many open files": 2}
-
-
-def test_agent_recovers_if_no_thread_can_start_for_a_request(agent: Agent, monkeypatch: Any) -> None:
-    agent.start()
-    error = RuntimeError("can't start new thread")
-    start = failing_first(threading.Thread.start, MOST_CONNECTIONS, error, of="opgrip-request")
-    monkeypatch.setattr(threading.Thread, "start", start)
-    for _ in range(MOST_CONNECTIONS):
-        with socket.socket(socket.AF_UNIX) as link:
-            link.connect(str(agent.path))
-            assert link.recv(1) == b""
-    assert names() == ["here"]
-    assert agent.failures == {"RuntimeError: can't start new thread": MOST_CONNECTIONS}
-
-
-@pytest.mark.slow
-def test_signal_in_a_forked_process_reaches_its_own_agent(tmp_path: Path) -> None:
-    done = run_python("-c", FORKS, cwd=tmp_path, env=environment(tmp_path))
-    parent, child = done.stdout.split()
-    assert {path.name for path in tmp_path.glob("*.jsonl")} == {f"s-{parent}.jsonl", f"s-{child}.jsonl"}, done.stderr
-    assert "recording already" not in done.stderr
-    assert load(tmp_path / f"s-{child}.jsonl", partial=False).header["pid"] == int(child)
-
-
-def test_failed_thread_start_after_a_signal_does_not_reach_the_program(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    listen_to(signal.SIGUSR2)
-    try:
-        start = failing_first(threading.Thread.start, 1, RuntimeError("can't start new thread"), of="opgrip-recording")
-        monkeypatch.setattr(threading.Thread, "start", start)
-        signal.raise_signal(signal.SIGUSR2)
-    finally:
-        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    assert capfd.readouterr().err == "opgrip: no trace was written: RuntimeError: can't start new thread\n"
-
-
-def test_agent_can_start_after_a_failed_attempt(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_module, "_agent", None)
-    error = RuntimeError("can't start new thread")
-    monkeypatch.setattr(threading.Thread, "start", failing_first(threading.Thread.start, 1, error, of="opgrip-agent"))
-    with pytest.raises(UserError, match="an agent cannot start in this process"):
-        start_agent(AgentSettings("here"))
-    assert not list(sockets.iterdir())
-    agent = start_agent(AgentSettings("here"))
-    assert names() == ["here"]
-    agent.close()
 
 
 def test_multiprocessing_children_leave_no_socket(tmp_path: Path) -> None:

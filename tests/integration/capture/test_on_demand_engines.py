@@ -79,39 +79,6 @@ while True:
     optimizer.step()
     time.sleep(0.01)
 """
-LOADER = """
-import time, torch, opgrip.capture
-from torch.utils.data import DataLoader, Dataset
-class Numbers(Dataset):
-    def __len__(self): return 100000
-    def __getitem__(self, place): return torch.full((4,), float(place)).sin()
-net = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(net.parameters(), lr=1e-6)
-for number, batch in enumerate(DataLoader(Numbers(), batch_size=8, num_workers=2)):
-    optimizer.zero_grad()
-    net(batch).sum().backward()
-    optimizer.step()
-    opgrip.capture.step()
-    if number == 5:
-        print("ready", flush=True)
-    if number >= 5:
-        print(number, flush=True)
-        time.sleep(0.01)
-"""
-COMPILED = """
-import sys, time, torch
-net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()).eval()
-fast = torch.compile(net, backend="aot_eager")
-x = torch.ones(2, 4)
-with torch.no_grad():
-    expected = net(x)
-    fast(x)
-    print("ready", flush=True)
-    while True:
-        same = torch.equal(fast(x), expected)
-        print(same, torch._dynamo.utils.counters["frames"]["total"], flush=True)
-        time.sleep(0.01)
-"""
 
 
 def steps_of(trace: Trace) -> int:
@@ -158,35 +125,3 @@ def test_one_rank_of_a_job_is_recorded(tmp_path: Path) -> None:
         process.terminate()
         process.wait(60)
     assert steps_of(load(tmp_path / "rank1.jsonl", partial=False)) == 2
-
-
-def test_training_with_dataloader_workers_continues(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOADER, encoding="utf-8")
-    with running(tmp_path, *on_demand("--", "train.py")) as process:
-        done = ask(tmp_path, "trigger", process.pid, "-o", "t.jsonl")
-        assert done.returncode == 0, done.stderr
-        count = (tmp_path / "said.txt").read_text().count("\n")
-        wait_for(lambda: (tmp_path / "said.txt").read_text().count("\n") > count + 10, process)
-    trace = load(tmp_path / "t.jsonl", partial=False)
-    assert steps_of(trace) == 3
-    assert (trace.calls["op"] == "aten.addmm.default").sum() == 3
-    assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
-    replays(tmp_path / "t.jsonl")
-
-
-def test_compiled_program_runs_compiled_after_a_recording(tmp_path: Path) -> None:
-    (tmp_path / "fast.py").write_text(COMPILED, encoding="utf-8")
-    with running(tmp_path, *on_demand("--", "fast.py")) as process:
-        output = tmp_path / "said.txt"
-        wait_for(lambda: output.read_text().count("\n") > 5, process)
-        before = output.read_text().splitlines()[3]
-        assert ask(tmp_path, "trigger", "fast", "-o", "t.jsonl").returncode == 0
-        count = output.read_text().count("\n")
-        wait_for(lambda: output.read_text().count("\n") > count + 10, process)
-        after = output.read_text().splitlines()[-2]
-    assert before == after
-    assert "False" not in output.read_text()
-    trace = load(tmp_path / "t.jsonl", partial=False)
-    assert steps_of(trace) == 3
-    assert (trace.calls["op"] == "aten.addmm.default").sum() == 3
-    replays(tmp_path / "t.jsonl")

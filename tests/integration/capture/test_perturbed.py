@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from opgrip.capture import Capture, Schedule
-from opgrip.capture.recording import observations
-from opgrip.capture.recording.observations import Observations
 from opgrip.capture.signatures import fitting
-from opgrip.capture.timing.page_faults import PERTURBING_NS, OwnWork, runs_of
+from opgrip.capture.timing.page_faults import PERTURBING_NS, OwnWork
 from opgrip.replay.cases.cases import make_cases
 from opgrip.traces import Trace, load
 
@@ -125,43 +123,3 @@ def test_own_work_marks_the_following_and_the_enclosing_call() -> None:
     starts = np.array([0, 100 + PERTURBING_NS, 250_000, 290_000])
     ends = np.array([50, 150_000, 260_000, 400_000])
     assert work.take(starts, ends) == [(1, 1), (3, 1)]
-
-
-def test_own_work_after_the_last_call_marks_the_next_block() -> None:
-    work = OwnWork()
-    work._intervals = [100, 100 + PERTURBING_NS]
-    assert work.take(np.array([0]), np.array([50])) == []
-    assert work.take(np.array([100 + PERTURBING_NS + 5]), np.array([900_000])) == [(0, 1)]
-
-
-def test_own_work_in_a_call_that_ends_in_a_later_block_marks_it() -> None:
-    work = OwnWork()
-    work._intervals = [1_000_000, 4_000_000]
-    assert work.take(np.array([5_000_000]), np.array([6_000_000]), open_since_ns=500_000) == [(0, 1)]
-    assert work.take(np.array([500_000]), np.array([10_000_000])) == [(0, 1)]
-    assert not len(work._within)
-
-
-def test_observation_budget_is_a_share_of_the_recorded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0
-    monkeypatch.setattr(observations, "perf_counter_ns", lambda: now)
-    looks = Observations(0.2)
-    second = 1_000_000_000
-    looks.set_learning(True)
-    looks.spend(10 * second)
-    looks.set_learning(False)
-    assert looks.is_affordable()
-    looks.set_idle(True)
-    now += 100 * second
-    looks.set_idle(False)
-    looks.spend(second)
-    assert not looks.is_affordable()
-    now += 8 * second
-    assert looks.is_affordable()
-    looks.set_aside(7 * second)
-    assert not looks.is_affordable()
-
-
-def test_positions_are_grouped_into_runs() -> None:
-    assert runs_of(np.array([0, 1, 2, 7, 9, 10])) == [(0, 3), (7, 1), (9, 2)]
-    assert runs_of(np.array([], dtype=np.int64)) == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from opgrip.capture import Capture
 from opgrip.capture.signatures import predictions
-from opgrip.capture.torch_compat.torch_private import arguments_check, keywords_check
+from opgrip.capture.torch_compat.torch_private import arguments_check
 from opgrip.traces import load
 
 BASE = torch.arange(24.0).reshape(4, 6)
@@ -67,26 +67,6 @@ def test_predicted_calls_have_the_same_signatures_as_examined_ones(
         assert recorded(tmp_path / "t.jsonl", program) == foreseen
 
 
-def test_loop_is_recognized_without_computing_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opgrip.capture.recording import recorder as recording
-
-    keys = []
-    monkeypatch.setattr(recording, "call_key", _counting(recording.call_key, keys))
-    x = torch.ones(4, 4)
-    with Capture(tmp_path / "t.jsonl"):
-        for _ in range(300):
-            torch.relu(x[:, :2] + x[:, 2:]).sum()
-    assert len(keys) < 150
-
-
-def _counting(function: Callable[..., Any], calls: list[Any]) -> Callable[..., Any]:
-    def counted(*args: Any) -> Any:
-        calls.append(args)
-        return function(*args)
-
-    return counted
-
-
 def test_arguments_check_keeps_no_tensor_alive() -> None:
     import weakref
 
@@ -105,11 +85,3 @@ def test_arguments_check_distinguishes_values_that_compare_equal(other: tuple[An
     assert check is not None
     assert check((this,))
     assert not check((that,))
-
-
-def test_keywords_check_compares_names_and_values() -> None:
-    check = keywords_check({"dim": 0, "dtype": torch.float32})
-    assert check is not None
-    assert check({"dim": 0, "dtype": torch.float32})
-    for other in ({"dim": 0}, {"dim": 0.0, "dtype": torch.float32}, {"dim": 0, "other": torch.float32}):
-        assert not check(other)

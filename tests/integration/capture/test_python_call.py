@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import TinyNet, succeed
+from programs import TinyNet
 
 from opgrip.capture import capture
 from opgrip.replay import replay
-from opgrip.traces import UserError, load
+from opgrip.traces import UserError
 
 INPUTS = (torch.ones(2, 3, 8, 8), torch.zeros(2, 6, dtype=torch.long))
 
@@ -42,17 +42,6 @@ def test_training_step_of_a_module_has_three_phases(tmp_path: Path) -> None:
     assert set(trace.calls["phase"]) == {"forward"}
     trace = capture(TinyNet(), tmp_path / "train.jsonl", INPUTS, run="train")
     assert set(trace.calls["phase"]) == {"forward", "backward", "optimizer"}
-
-
-@pytest.mark.slow
-def test_capture_function_and_opcapture_record_the_same(tmp_path: Path) -> None:
-    options = {"input_size": "64x64", "batch_size": 1, "warmup": 0}
-    trace = capture("builtin:faster_rcnn", tmp_path / "call.jsonl", **options)
-    words = ("--input-size", "64x64", "--batch-size", 1, "--warmup", 0)
-    succeed("opcapture", *words, "-o", tmp_path / "command.jsonl")
-    command = load(tmp_path / "command.jsonl")
-    assert list(trace.calls["op"]) == list(command.calls["op"])
-    assert trace.header["model"] == command.header["model"]
 
 
 def test_invalid_arguments_are_reported_in_python_terms(tmp_path: Path) -> None:

@@ -10,12 +10,8 @@ import pytest
 import torch
 
 from opgrip.capture import Capture, Schedule
-from opgrip.capture.recording.observations import ANY, MOST_LOOKS, MOST_SITES, SiteKey, SiteTimes
-from opgrip.capture.writing.definitions import Definitions
+from opgrip.capture.recording.observations import ANY, SiteKey, SiteTimes
 from opgrip.traces import load
-from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.schema.records import Calls, Observed, Signature, Values
-from opgrip.traces.values.exact import Constant
 from opgrip.traces.values.floats import Floats
 
 DENORMAL = 1e-41  # denormal number, whose square root takes many times as long as that of others
@@ -75,31 +71,6 @@ def test_slow_parameters_among_many_of_one_shape_are_observed(parameters: int) -
     assert note(times, *step) == set()
 
 
-def test_parameters_that_become_slow_are_observed() -> None:
-    times = SiteTimes()
-    usual = [(0, 0, memory, 40) for memory in range(MOST_SITES + 10)]
-    later = [(0, 0, 1000 + memory, 400) for memory in range(5)]
-    assert note(times, *usual, *usual) == set()
-    note(times, *usual, *later)
-    assert any(memory >= 1000 for _, (_, memory) in note(times, *usual, *later))
-
-
-def test_interrupted_calls_do_not_hide_a_slow_parameter() -> None:
-    times = SiteTimes()
-    parameters = [(0, 0, memory, 300 if memory == 39 else 40) for memory in range(40)]
-    interrupted = [(0, 1, 1000 + call, 900) for call in range(10)]
-    fresh = [(0, 1, 2000 + call, 50) for call in range(100)]
-    note(times, *parameters, *interrupted, *fresh)
-    assert (0, (0, 39)) in note(times, *parameters)
-
-
-def test_number_of_sites_is_bounded() -> None:
-    times = SiteTimes()
-    calls = [(0, memory % 100, memory, 30 + memory % 7 * 100) for memory in range(4000)]
-    assert len(note(times, *calls, *calls)) <= MOST_LOOKS
-    assert len(times._by_signature[0]) <= 2 * MOST_SITES
-
-
 @pytest.mark.usefixtures("_one_thread")
 def test_optimizer_states_of_one_shape_are_observed_if_times_differ(tmp_path: Path) -> None:
     tiny = torch.full((512, 128), DENORMAL)
@@ -130,60 +101,3 @@ def test_optimizer_states_of_one_shape_are_observed_if_times_differ(tmp_path: Pa
     assert memory.pop(own[1]) is False
     assert memory
     assert all(memory.values())
-
-
-@pytest.mark.usefixtures("_one_thread")
-def test_call_sites_on_an_accelerator_are_not_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = [torch.rand(512, 128), torch.full((512, 128), DENORMAL)]
-    with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=3, active=4)) as watched:
-        monkeypatch.setattr(watched._recorder.signatures, "on_accelerator", {0})
-        for _ in range(7):
-            for tensor in tensors:
-                tensor.sqrt()
-            watched.step()
-    assert load(tmp_path / "t.jsonl", partial=False).observed == {}
-
-
-@pytest.mark.usefixtures("_one_thread")
-def test_observation_error_does_not_reach_the_program(tmp_path: Path) -> None:
-    tensors = [torch.rand(512, 128), torch.full((512, 128), DENORMAL)]
-    with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=2, active=3)) as watched:
-        for step in range(5):
-            if step == 2:
-                watched._recorder.signatures.observe = None  # type: ignore[assignment, method-assign]
-            for tensor in tensors:
-                tensor.sqrt()
-            watched.step()
-    assert len(load(tmp_path / "t.jsonl", partial=False).calls) == 6
-    assert watched.dropped == 0
-    assert [name for name, _ in watched._recorder.lost.without_values] == ["aten.sqrt.default"]
-
-
-def test_call_is_observed_once_for_several_waiting_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, looks = torch.rand(100), []
-    with Capture(tmp_path / "t.jsonl") as watched:
-        for _ in range(20):
-            x.sqrt()
-        take = watched._recorder.observations.take
-        monkeypatch.setattr(watched._recorder.observations, "take", lambda *args: looks.append(args[0]) or take(*args))
-        mode = watched._recorder.threads.here()
-        for _ in range(2):
-            mode.schedule_observation(0)
-        x.sqrt()
-        assert looks == [0]
-        for _ in range(5):
-            x.sqrt()
-        assert looks == [0]
-
-
-def test_storage_of_a_discarded_observation_is_released() -> None:
-    spec = TensorSpec((2,), (1,), torch.float32, "cpu", values=0)
-    definitions = Definitions(keeps_written=False)
-    definitions.add(
-        [(Values(0, Constant(1.0)), b"0"), (Signature(0, "operator", "aten.sqrt.default", (spec,), {}), b"s")]
-    )
-    assert definitions.lines_for([Calls(0, [0], [0], [0], [5])]) == b"0s"
-    definitions.add(
-        [(Values(1, Constant(2.0)), b"1"), (Values(2, Constant(3.0)), b"2"), (Observed(0, [1], None), b"o")]
-    )
-    assert definitions.lines_for([]) == b"1o"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
-import resource
-from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -63,13 +60,6 @@ def test_calls_with_fast_page_faults_are_not_marked(calls: int, pages: int, work
     assert memory.slow_calls(counted(cost_ns, calls, work_ns, pages), [0] * calls) == []
     assert memory.excess_ns == 0
     assert SlowMemory(None).slow_calls(counted(50 * SLOW_NS, calls), [0] * calls) == []
-
-
-def test_long_computing_call_is_not_marked_among_slow_ones() -> None:
-    slow, computing = counted(SLOW_NS, 20), counted(USUAL_NS, 20, 500_000_000)
-    block = slow | {20 + place: call for place, call in computing.items()}
-    found = SlowMemory(USUAL_NS).slow_calls(block, [0] * 20 + [1] * 20)
-    assert [place for place, _ in found] == [*range(20)]
 
 
 def trace_with(path: Path, slow: list[int], calls: int = 4) -> Path:
@@ -147,29 +137,3 @@ def test_usual_page_fault_cost_is_plausible() -> None:
     usual = usual_fault_ns()
     assert usual is not None
     assert 10 < usual < 1_000_000
-
-
-def test_slow_memory_of_this_machine_is_detected(tmp_path: Path) -> None:
-    """Memory is slow on some virtual machines with free page reporting; elsewhere the test is skipped."""
-    usual = usual_fault_ns()
-    if usual is None:
-        pytest.skip("the usual cost of a page fault is not known here")
-    with ExitStack() as memory:
-        before = system_ns_of_a_fault(memory)
-        with Capture(tmp_path / "t.jsonl"):
-            kept = [torch.zeros(16 << 20) for _ in range(4)]
-        after = system_ns_of_a_fault(memory)
-    del kept
-    if min(before, after) < 4 * usual:
-        pytest.skip("memory is quick here")
-    assert load(tmp_path / "t.jsonl").calls["slow_memory_ns"].any()
-
-
-def system_ns_of_a_fault(kept: ExitStack) -> float:
-    """Return the time in the kernel per page of 128 MB that are allocated and kept."""
-    size = 128 << 20
-    memory = kept.enter_context(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_stime
-    for start in range(0, size, mmap.PAGESIZE):
-        memory[start] = 1
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_stime - before) * 1e9 / (size / mmap.PAGESIZE)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from programs import run_command, succeed, train_tiny_net
+from programs import run_command, succeed
 
 from opgrip.capture import Capture, Schedule
-from opgrip.capture.signatures import fitting
 from opgrip.cli.command import counted
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import tensors
@@ -60,16 +57,11 @@ def test_schedule_without_active_steps_is_refused() -> None:
         Schedule(active=0)
 
 
-@pytest.mark.parametrize("name", ["active", "wait", "skip", "repeat", "warmup"])
-@pytest.mark.parametrize("value", [1.5, 2.0, "x", None, float("nan")])
+@pytest.mark.parametrize("name", ["active", "warmup"])
+@pytest.mark.parametrize("value", [2.0, "x", None])
 def test_schedule_with_a_non_integer_number_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{name}={value!r} is not an integer number of steps"):
         Schedule(**{name: value})
-
-
-def test_schedule_accepts_numpy_integers() -> None:
-    schedule = Schedule(active=np.int64(1), wait=np.int32(2))
-    assert [step for step in range(7) if schedule.records(step)] == [2, 5]
 
 
 def test_trace_is_complete_when_its_schedule_ends(tmp_path: Path) -> None:
@@ -114,19 +106,6 @@ def test_decorated_function_records_exactly_its_calls(tmp_path: Path) -> None:
     assert load(tmp_path / "t.jsonl", partial=False).calls["op"].tolist() == ["aten.add.Tensor"] * 2
 
 
-def test_failing_decorated_function_raises_its_own_error(tmp_path: Path) -> None:
-    watched = Capture(tmp_path / "t.jsonl")
-
-    @watched
-    def step() -> None:
-        raise KeyError("planted")
-
-    with pytest.raises(KeyError, match="planted"):
-        step()
-    watched.close()
-    assert load(tmp_path / "t.jsonl", partial=False).missing is None
-
-
 def various_calls(number: int) -> None:
     """Make calls of which every other one has a new signature."""
     for step in range(number):
@@ -134,7 +113,7 @@ def various_calls(number: int) -> None:
         X.sin()
 
 
-@pytest.mark.parametrize("most", [1, 7, 30])
+@pytest.mark.parametrize("most", [1, 30])
 def test_trace_cut_by_max_calls_has_only_needed_records(tmp_path: Path, most: int) -> None:
     with Capture(tmp_path / "t.jsonl", max_calls=most) as watched:
         various_calls(50)
@@ -148,7 +127,7 @@ def test_trace_cut_by_max_calls_has_only_needed_records(tmp_path: Path, most: in
     assert max(shape[0] for shape in shapes) <= 3 + most
 
 
-@pytest.mark.parametrize("most", [1, 4_000, 20_000, 50_000])
+@pytest.mark.parametrize("most", [1, 20_000])
 def test_trace_exceeds_max_bytes_by_at_most_one_call(tmp_path: Path, most: int) -> None:
     with Capture(tmp_path / "t.jsonl", max_bytes=most) as watched:
         various_calls(2000)
@@ -160,36 +139,12 @@ def test_trace_exceeds_max_bytes_by_at_most_one_call(tmp_path: Path, most: int) 
     assert {item.number for item in trace.signatures} == set(trace.calls["signature"])
 
 
-def test_backward_pass_within_a_limit_is_recorded_unchanged(tmp_path: Path) -> None:
-    for name, limit in (("free", None), ("limited", 10_000_000)):
-        train_tiny_net(tmp_path / f"{name}.jsonl", max_bytes=limit)
-    free, limited = (load(tmp_path / f"{name}.jsonl", partial=False) for name in ("free", "limited"))
-    columns = ["op", "module", "phase", "line", "signature"]
-    assert free.calls[columns].to_numpy().tolist() == limited.calls[columns].to_numpy().tolist()
-    assert free.signatures == limited.signatures
-    assert set(free.values) == set(limited.values)
-
-
 def test_opcapture_reports_a_reached_limit(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text("import torch\nfor size in range(9): torch.ones(size)\n", encoding="utf-8")
     done = succeed("opcapture", "--max-calls", "1", "--", "steps.py", cwd=tmp_path)
     lines = done.stderr.splitlines()
     assert lines[0].startswith("opcapture: 1 call of 1 signature, ")
     assert lines[1] == ("opcapture: the recording ended at the limit of 1 call: later calls of the program are missing")
-
-
-def test_counts_are_current_while_the_program_runs(tmp_path: Path) -> None:
-    with Capture(tmp_path / "t.jsonl") as watched:
-        before, made, writes = watched.bytes_written, 0, 0
-        # over three writings of the trace, calls are never counted twice or left out for a moment
-        while writes < 3:
-            X + made % 7
-            made += 1
-            assert watched.calls == made
-            writes += watched.bytes_written > before
-            before = watched.bytes_written
-        assert watched.signatures == min(made, 7)
-    assert watched.calls == len(load(tmp_path / "t.jsonl").calls) == made
 
 
 def test_counts_exclude_marks_and_warmup_steps(tmp_path: Path) -> None:
@@ -201,33 +156,3 @@ def test_counts_exclude_marks_and_warmup_steps(tmp_path: Path) -> None:
             assert watched.calls == 4 * step
             watched.step()
     assert (watched.calls, watched.signatures, watched.marks) == (8, 2, 16)
-
-
-def test_counts_stop_at_the_limit(tmp_path: Path) -> None:
-    with Capture(tmp_path / "t.jsonl", max_calls=50) as watched:
-        for _ in range(80):
-            X + 1
-        assert watched.calls == 50
-    assert watched.calls == 50
-
-
-def test_dropped_calls_are_counted_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any) -> Any:
-        raise OSError("planted")
-
-    monkeypatch.setattr(fitting, "describe_call", broken)
-    with Capture(tmp_path / "t.jsonl") as watched:
-        X + 1
-        assert (watched.calls, watched.dropped) == (0, 1)
-
-
-def test_forked_child_counts_its_own_calls(tmp_path: Path) -> None:
-    with Capture(tmp_path / "t.jsonl") as watched:
-        X + 1
-        child = os.fork()
-        if child == 0:
-            X + 2
-            X + 3
-            os._exit(watched.calls)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-        assert watched.calls == 1

@@ -33,8 +33,9 @@ def options(run: str, **others: object) -> ModelOptions:
     return ModelOptions(run=run, cfg_options=SMALL, batch_size=2, sequence_length=12, **others)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("run", ["predict", "loss", "train"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "run"), [*((kind, "train") for kind in KINDS), ("decoder", "predict"), ("encoder-decoder", "loss")]
+)
 def test_models_of_all_kinds_run(kind: str, run: str) -> None:
     torch.manual_seed(0)
     program = load_program(f"transformers:{KINDS[kind]}", options(run))
@@ -46,7 +47,7 @@ def test_models_of_all_kinds_run(kind: str, run: str) -> None:
     assert all(output.isfinite().all() for output in outputs if output.is_floating_point())
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "mamba"])
+@pytest.mark.parametrize("name", ["llama", "t5"])
 def test_text_is_generated_token_by_token(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     program = load_program(f"transformers:{name}", options("generate", new_tokens=3))
@@ -79,13 +80,6 @@ def test_autocast_applies_only_to_the_model(tmp_path: Path) -> None:
     assert program.details["autocast"] == "bfloat16"
 
 
-def test_autocast_ends_if_the_model_fails() -> None:
-    program = load_program("transformers:bert", options("predict", autocast="bfloat16"))
-    with pytest.raises(ValueError, match="exactly one of"):
-        program.step({"no_such_input": 1})
-    assert not torch.is_autocast_enabled("cpu")
-
-
 def test_each_model_type_has_a_default_head() -> None:
     assert {name: usual_class(name) for name in ("bert", "llama", "bart")} == {
         "bert": "BertForMaskedLM",
@@ -99,16 +93,8 @@ def test_each_model_type_has_a_default_head() -> None:
     ("name", "request_", "problem"),
     [
         ("Bert", {}, "transformers has no model 'Bert'"),
-        ("os", {}, "transformers has no model 'os'"),
         ("bert", {"run": "generate"}, "BertForMaskedLM writes no text"),
         ("bert", {"cfg_options": ("hiden_size=8",)}, "BertConfig has no setting 'hiden_size'"),
-        ("bert", {"cfg_options": ("hidden_size",)}, "--cfg-options hidden_size is not a setting"),
-        (
-            "bert",
-            {"cfg_options": ("hidden_size=a",)},
-            "the config of BertForMaskedLM cannot be built with these settings",
-        ),
-        ("bert", {"cfg_options": ("vocab_size.x=8",)}, "vocab_size of BertConfig has no settings below it"),
         ("bert", {"cfg_options": ("hidden_size=12000000",)}, "GB of memory are free"),
         ("bert", {"new_tokens": 3}, "--new-tokens is for --run generate"),
     ],

@@ -91,17 +91,3 @@ def test_failing_kernel_raises_its_own_error_and_is_recorded(kernels: ModuleType
     assert str(watched.value) == str(bare.value)
     (signature,) = signatures_of(load(tmp_path / "t.jsonl"), "add_kernel")
     assert signature.raised is not None
-
-
-def test_launch_with_missing_arguments_raises_its_own_error(kernels: ModuleType, tmp_path: Path) -> None:
-    with Capture(tmp_path / "t.jsonl") as capture, pytest.raises(TypeError):
-        kernels.add_kernel[(1,)](X, Y, BLOCK=32)
-    assert capture.dropped == 1
-
-
-def test_kernel_class_is_restored_after_a_capture(kernels: ModuleType, tmp_path: Path) -> None:
-    kind = type(kernels.add_kernel)
-    before = kind.run
-    with Capture(tmp_path / "t.jsonl"):
-        assert kind.run is not before
-    assert kind.run is before

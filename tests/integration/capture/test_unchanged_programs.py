@@ -234,9 +234,7 @@ def error_of(where: str, error: BaseException, watch: Watch) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-@pytest.mark.parametrize(
-    "error", [Broken("a", 3, None), KeyboardInterrupt(7), StopIteration([1]), KeyError("k")], ids=repr
-)
+@pytest.mark.parametrize("error", [Broken("a", 3, None), KeyboardInterrupt(7), StopIteration([1])], ids=repr)
 @pytest.mark.parametrize("where", ["forward", "backward", "gradient hook"])
 def test_program_error_reaches_it_unchanged(tmp_path: Path, where: str, error: BaseException) -> None:
     capture = Capture(tmp_path / "t.jsonl")
@@ -336,9 +334,8 @@ FAULTS = [(hook, every) for hook in range(len(HOOKS)) for every in (1, 3)]
         for hook, every in FAULTS
     ],
 )
-@pytest.mark.parametrize("name", ["u-net", pytest.param("transformer encoder", marks=pytest.mark.slow)])
 def test_hook_error_is_counted_and_invisible_to_the_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: tuple[int, int], name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: tuple[int, int]
 ) -> None:
     place, every = fault
     owner, hook = HOOKS[place]
@@ -353,11 +350,11 @@ def test_hook_error_is_counted_and_invisible_to_the_program(
         captures.append(Capture(tmp_path / "t.jsonl", model=model))
         return captures[-1]
 
-    plain = observe(SMALL_PROGRAMS[name], "train", without_capture)
+    plain = observe(SMALL_PROGRAMS["u-net"], "train", without_capture)
     monkeypatch.setattr(owner, hook, faulty)
     # low enough that three steps of a program reach the prediction of calls
     monkeypatch.setattr(predictions, "SIGHTINGS", 2)
-    captured = observe(SMALL_PROGRAMS[name], "train", capture)
+    captured = observe(SMALL_PROGRAMS["u-net"], "train", capture)
     assert differences(plain, captured) == []
     assert captures[0].failure is None
     assert captures[0].dropped > 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,9 @@ import pytest
 import torch
 from programs import captured, succeed
 from settings import rows_of, settings_of
-from shortened import slow_except
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from opgrip.capture.command.audit import count_calls
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.results.results import OK
@@ -31,8 +28,6 @@ MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "full": {"values": "full"},
     "private": {"private": True},
-    "ahead": {"write_ahead": True},
-    "opaque": {"compiled": "opaque"},
 }
 PACKS = pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*quantize_per")
 
@@ -144,26 +139,13 @@ def test_capture_does_not_call_functions_of_a_subclass(tmp_path: Path) -> None:
     assert seen == [expected]
 
 
-def test_subclass_calls_are_recognized_without_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from opgrip.capture.recording import recorder as recording
-
-    x, keys = torch.ones(3).as_subclass(Logged), []
-    call_key = recording.call_key
-    monkeypatch.setattr(recording, "call_key", lambda *call: keys.append(call) or call_key(*call))
-    trace = captured(tmp_path, lambda: [torch.ops.aten.mul(x, 2) for _ in range(50)])
-    assert len(trace.calls) == 50
-    assert len(keys) < 10
-
-
 def pack_linear() -> Any:
     weight = torch.quantize_per_channel(torch.randn(4, 8), torch.full((4,), 0.1), torch.zeros(4).long(), 0, torch.qint8)
     return torch.ops.quantized.linear_prepack(weight, torch.randn(4))
 
 
-def pack_convolution(transposed: bool) -> Any:
+def pack_convolution() -> Any:
     weight = torch.quantize_per_tensor(torch.randn(4, 4, 3, 3), 0.1, 0, torch.qint8)
-    if transposed:
-        return torch.ops.quantized.conv_transpose2d_prepack(weight, None, [2, 2], [1, 1], [1, 1], [1, 1], 1)
     return torch.ops.quantized.conv2d_prepack(weight, None, [2, 1], [1, 1], [1, 1], 1)
 
 
@@ -177,20 +159,10 @@ QUANTIZED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
         lambda packed: torch.ops.quantized.linear_dynamic(torch.randn(2, 8), packed),
         "linear_prepack",
     ),
-    "half linear": (
-        lambda: torch.ops.quantized.linear_prepack_fp16(torch.randn(4, 8), None),
-        lambda packed: torch.ops.quantized.linear_dynamic_fp16(torch.randn(2, 8), packed),
-        "linear_prepack_fp16",
-    ),
     "convolution": (
-        lambda: pack_convolution(False),
+        pack_convolution,
         lambda packed: torch.ops.quantized.conv2d(quantized_images(), packed, 0.2, 1),
         "conv2d_prepack",
-    ),
-    "transposed convolution": (
-        lambda: pack_convolution(True),
-        lambda packed: torch.ops.quantized.conv_transpose2d(quantized_images(), packed, 0.2, 1),
-        "conv_transpose2d_prepack",
     ),
     "embedding": (
         lambda: torch.ops.quantized.embedding_bag_prepack(
@@ -202,18 +174,12 @@ QUANTIZED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
 }
 
 
-# the quick tests have each kind of parameters and each mode once
 @PACKS
-@pytest.mark.parametrize(
-    "case", slow_except(zip(QUANTIZED, MODES, strict=True), product(QUANTIZED, MODES)), ids=": ".join
-)
+@pytest.mark.parametrize("case", zip(QUANTIZED, MODES, strict=True), ids=": ".join)
 def test_packed_parameters_are_packed_again(tmp_path: Path, case: tuple[str, str]) -> None:
     name, mode = case
     pack, use, packer = QUANTIZED[name]
-    try:
-        packed = pack()
-    except RuntimeError as error:
-        pytest.skip(str(error).partition("\n")[0])
+    packed = pack()
     trace = captured(tmp_path, lambda: [use(packed) for _ in range(6)], **MODES[mode])
     specs = [leaf for item in trace.signatures for leaf in item.args if isinstance(leaf, ObjectSpec)]
     assert [spec.cls for spec in specs] == [f"torch.ops.quantized:{packer}"]
@@ -270,7 +236,7 @@ def use_fake() -> None:
     torch.ones(3).add(1)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["plain", "private"])
 @pytest.mark.parametrize(("program", "reason"), [(use_meta, ON_META), (use_fake, ON_FAKE)], ids=["meta", "fake"])
 def test_calls_on_meta_and_fake_tensors_are_counted_separately(
     tmp_path: Path, program: Any, reason: str, mode: str
@@ -295,8 +261,3 @@ def test_predicted_call_under_a_fake_mode_is_not_recorded(tmp_path: Path) -> Non
 
     trace = captured(tmp_path, program)
     assert (len(trace.calls), without_work(trace)) == (8, Counter({ON_FAKE: 3}))
-
-
-def test_audit_counts_calls_on_meta_tensors(tmp_path: Path) -> None:
-    captured(tmp_path, use_meta)
-    assert count_calls(tmp_path / "t.jsonl")["aten::addmm"] == 6

@@ -51,11 +51,6 @@ def rows_by_a_mask(x: Tensor) -> Tensor:
     return x[x[:, 0] > 0] * 2
 
 
-@breaking(floats(16, 4))
-def rows_by_nonzero(x: Tensor) -> Tensor:
-    return x.index_select(0, (x.sum(dim=1) > 0).nonzero().squeeze(1))
-
-
 @breaking(floats(8, 4))
 def write_into_a_view_of_a_copy(x: Tensor) -> Tensor:
     out = x.clone()
@@ -119,12 +114,6 @@ def dicts_in_and_out(losses: dict[str, Tensor], weights: dict[str, float]) -> di
     return weighted
 
 
-@breaking(torch.tensor([2.0, 1.0, 2.0, 0.0, 1.0, 2.0]), floats(6, 3))
-def order_among_equals(keys: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    values, order = keys.sort(stable=True)
-    return values, rows.gather(0, order[:, None].expand(-1, 3))
-
-
 @breaking(floats(5, 3))
 def through_numpy(x: Tensor) -> Tensor:
     return torch.from_numpy(x.numpy() * 2) + 1
@@ -143,22 +132,9 @@ def random_zeros(x: Tensor) -> Tensor:
     return dropout(x, 0.5, training=True)
 
 
-@breaking(floats(6))
-def filled_piece_by_piece(x: Tensor) -> Tensor:
-    out = torch.empty(6, 6)
-    for row in range(6):
-        out[row] = x.roll(row)
-    return out
-
-
 @breaking(torch.tensor([0, 2, 2, 1, 0]), floats(5, 3))
 def sums_at_the_same_place(places: Tensor, rows: Tensor) -> Tensor:
     return torch.zeros(3, 3).index_put_((places,), rows, accumulate=True)
-
-
-@breaking(floats(8, 3), "mean")
-def branch_on_a_word(x: Tensor, reduction: str = "sum") -> Tensor:
-    return {"mean": x.mean, "sum": x.sum}[reduction](dim=-1)
 
 
 @breaking(floats(13))
@@ -167,15 +143,6 @@ def a_function_that_calls_itself(x: Tensor) -> Tensor:
         return x[0]
     half = len(x) // 2
     return a_function_that_calls_itself(x[:half]) + a_function_that_calls_itself(x[half:])
-
-
-@breaking([floats(3), floats(4), floats(5)])
-def parts_of_other_sizes(parts: list[Tensor]) -> Tensor:
-    longest = max(len(part) for part in parts)
-    out = parts[0].new_zeros(len(parts), longest)
-    for row, part in enumerate(parts):
-        out[row, : len(part)] = part
-    return out
 
 
 @breaking(floats(4, 6).t())
@@ -194,8 +161,3 @@ class Anchors:
 @breaking(Anchors(boxes(6), (4, 2)))
 def an_object_of_the_user(anchors: Anchors) -> list[Tensor]:
     return [part[:, 2:] - part[:, :2] for part in anchors.boxes.split(list(anchors.levels))]
-
-
-@breaking(torch.randint(0, 5, (40,), generator=torch.Generator().manual_seed(0)))
-def counts_of_values(x: Tensor) -> Tensor:
-    return x.bincount(minlength=5) / x.numel()

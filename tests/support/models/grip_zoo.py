@@ -109,9 +109,6 @@ LAYERS = "mmdet.models.layers"
 # boxes
 specimen(f"{CODERS}.delta_xywh_bbox_coder:delta2bbox", lambda: (boxes(8), torch.randn(8, 4)), max_shape=(90, 80))
 specimen(f"{CODERS}.delta_xywh_bbox_coder:bbox2delta", lambda: (boxes(8), boxes(8)))
-specimen(f"{CODERS}.legacy_delta_xywh_bbox_coder:legacy_delta2bbox", lambda: (boxes(8), torch.randn(8, 4)))
-specimen(f"{CODERS}.tblr_bbox_coder:bboxes2tblr", lambda: (boxes(8), boxes(8)))
-specimen(f"{CODERS}.tblr_bbox_coder:tblr2bboxes", lambda: (boxes(8), torch.rand(8, 4)), max_shape=(90, 80))
 method(f"{CODERS}:DeltaXYWHBBoxCoder.decode", {"use_box_type": False}, lambda: (boxes(8), torch.randn(8, 4)))
 method(
     f"{CODERS}:DeltaXYWHBBoxCoder.encode",
@@ -123,36 +120,15 @@ method(
     {"use_box_type": True},
     lambda: (torch.rand(8, 2) * 50, torch.rand(8, 4) * 9),
 )
-method(f"{CODERS}:YOLOBBoxCoder.decode", (), lambda: (boxes(8), torch.rand(8, 4), 16))
-method(f"{CODERS}:BucketingBBoxCoder.encode", {"num_buckets": 14, "scale_factor": 3.0}, lambda: (boxes(8), boxes(8)))
 specimen("mmdet.structures.bbox:bbox_overlaps", lambda: (boxes(6), boxes(9)), mode="giou")
-specimen(
-    "mmdet.structures.bbox:distance2bbox", lambda: (torch.rand(8, 2) * 50, torch.rand(8, 4) * 9), max_shape=(40, 40)
-)
 specimen("mmdet.structures.bbox:bbox2roi", lambda: ([boxes(3), boxes(2)],))
-specimen("mmdet.structures.bbox:bbox_flip", lambda: (boxes(3), (100, 200, 3)), direction="diagonal")
-specimen("mmdet.structures.bbox:bbox_project", lambda: (boxes(3), torch.eye(3)), img_shape=(90, 90))
 
 # priors
 method(
     f"{PRIORS}:AnchorGenerator.single_level_grid_priors", ([8, 16], [0.5, 1.0], [8]), lambda: ((3, 4), 1), device="cpu"
 )
-specimen(
-    f"{PRIORS}:SSDAnchorGenerator.grid_priors",
-    lambda: (
-        made(f"{PRIORS}:SSDAnchorGenerator", [8, 16], [[2], [2, 3]], min_sizes=[20, 40], max_sizes=[40, 60]),
-        [(3, 4), (2, 2)],
-    ),
-    device="cpu",
-)
-method(f"{PRIORS}:AnchorGenerator.valid_flags", ([8], [1.0], [8]), lambda: ([(6, 6)], (40, 33)), device="cpu")
 method(
     f"{PRIORS}:MlvlPointGenerator.grid_priors", ([8, 16],), lambda: ([(3, 4), (2, 2)],), device="cpu", with_stride=True
-)
-specimen(
-    "mmdet.models.task_modules.prior_generators:anchor_inside_flags",
-    lambda: (boxes(9), torch.ones(9, dtype=torch.bool), (60, 60)),
-    allowed_border=2,
 )
 
 
@@ -174,18 +150,6 @@ method(
     {"topk": 4},
     lambda: (instances(priors=boxes(12), bboxes=boxes(12), scores=torch.rand(12, 3)), to_assign()[1]),
 )
-method(
-    f"{ASSIGNERS}:DynamicSoftLabelAssigner.assign",
-    {"topk": 4},
-    lambda: (
-        instances(
-            priors=torch.cat([boxes(12)[:, :2], torch.full((12, 2), 8.0)], 1),
-            bboxes=boxes(12),
-            scores=torch.rand(12, 3),
-        ),
-        to_assign()[1],
-    ),
-)
 specimen(
     f"{ASSIGNERS}:HungarianAssigner.assign",
     lambda: (
@@ -202,27 +166,12 @@ specimen(
     ),
     img_meta={"img_shape": (120, 160)},
 )
-method(
-    f"{ASSIGNERS}:FocalLossCost.__call__",
-    (),
-    lambda: (instances(scores=torch.randn(6, 4)), instances(labels=torch.arange(3))),
-)
-method(
-    f"{ASSIGNERS}:DiceCost.__call__",
-    {"pred_act": True},
-    lambda: (instances(masks=torch.randn(4, 8, 8)), instances(masks=torch.rand(2, 8, 8))),
-)
 method(f"{ASSIGNERS}.iou2d_calculator:BboxOverlaps2D.__call__", (), lambda: (boxes(3), boxes(4)))
-method(f"{SAMPLERS}:RandomSampler.random_choice", (4, 0.5), lambda: (torch.arange(20), 7))
 method(f"{SAMPLERS}:RandomSampler.sample", (4, 0.5), lambda: (max_iou().assign(*to_assign()), *to_assign()))
-method(f"{SAMPLERS}:PseudoSampler.sample", (), lambda: (max_iou().assign(*to_assign()), *to_assign()))
 
 # losses of mmdet
 specimen(f"{LOSSES}.iou_loss:giou_loss", lambda: (boxes(6), boxes(6), torch.rand(6)), avg_factor=3.0)
-specimen(f"{LOSSES}.iou_loss:ciou_loss", lambda: (boxes(6), boxes(6)), reduction="sum")
-specimen(f"{LOSSES}.iou_loss:bounded_iou_loss", lambda: (boxes(6), boxes(6)), reduction="none")
 specimen(f"{LOSSES}.smooth_l1_loss:smooth_l1_loss", lambda: (torch.rand(6, 4), torch.rand(6, 4)), beta=0.5)
-specimen(f"{LOSSES}.balanced_l1_loss:balanced_l1_loss", lambda: (torch.rand(6, 4), torch.rand(6, 4)))
 specimen(f"{LOSSES}.focal_loss:py_sigmoid_focal_loss", lambda: (torch.randn(6, 3), torch.eye(3).repeat(2, 1)))
 specimen(f"{LOSSES}.gfocal_loss:quality_focal_loss", lambda: (torch.randn(6, 3), (torch.arange(6) % 4, torch.rand(6))))
 specimen(f"{LOSSES}.gfocal_loss:distribution_focal_loss", lambda: (torch.randn(6, 9), torch.rand(6) * 7))
@@ -234,12 +183,7 @@ specimen(
     lambda: (torch.randn(6, 3), torch.tensor([0, 1, 2, 255, 3, 1])),
     ignore_index=255,
 )
-specimen(
-    f"{LOSSES}.cross_entropy_loss:mask_cross_entropy",
-    lambda: (torch.randn(6, 3, 7, 7), torch.rand(6, 7, 7), torch.arange(6) % 3),
-)
 specimen(f"{LOSSES}.accuracy:accuracy", lambda: (torch.randn(6, 9), torch.arange(6)), topk=(1, 5))
-method(f"{LOSSES}:SmoothL1Loss.forward", {"loss_weight": 2.0}, lambda: (torch.rand(6, 4), torch.rand(6, 4)))
 method(f"{LOSSES}:CrossEntropyLoss.forward", (), lambda: (torch.randn(6, 9), torch.arange(6)))
 
 # what heads use
@@ -248,27 +192,15 @@ specimen(
     lambda: (found(f"{LOSSES}.accuracy:accuracy")[0], [torch.randn(6, 9)] * 2, [torch.arange(6)] * 2),
     topk=(1, 5),
 )
-specimen("mmdet.models.utils:unmap", lambda: (torch.rand(3, 4), 8, torch.arange(8) % 3 == 0))
-specimen("mmdet.models.utils:images_to_levels", lambda: ([torch.rand(9, 4), torch.rand(9, 4)], [6, 3]))
-specimen("mmdet.models.utils:select_single_mlvl", lambda: ([torch.rand(2, 3, 4, 4), torch.rand(2, 3, 2, 2)], 1))
 specimen("mmdet.models.utils:filter_scores_and_topk", lambda: (torch.rand(30, 4), 0.5, 10, {"boxes": boxes(30)}))
 specimen(
     "mmdet.models.utils:get_uncertain_point_coords_with_randomness",
     lambda: (torch.randn(2, 3, 8, 8), torch.tensor([0, 2]), 12, 3.0, 0.75),
 )
-specimen("mmdet.models.utils:gaussian_radius", lambda: ((12.0, 30.0), 0.3))
 specimen("mmdet.models.utils:gen_gaussian_target", lambda: (torch.zeros(20, 20), [5, 9], 4))
-specimen("mmdet.models.utils:get_local_maximum", lambda: (torch.rand(1, 2, 8, 8),))
-specimen("mmdet.models.utils:get_topk_from_heatmap", lambda: (torch.rand(2, 3, 8, 8), 5))
 specimen("mmdet.models.utils:transpose_and_gather_feat", lambda: (torch.rand(2, 3, 8, 8), torch.arange(6).view(2, 3)))
-specimen("mmdet.models.utils:interpolate_as", lambda: (torch.rand(2, 3, 8, 8), torch.rand(2, 3, 4, 5)))
-specimen(
-    "mmdet.models.utils.misc:relative_coordinate_maps",
-    lambda: (torch.rand(6, 2), torch.rand(3, 2), torch.ones(3), 8, (2, 3)),
-)
 specimen(f"{LAYERS}:fast_nms", lambda: (boxes(20).view(5, 4, 4)[:, 0], torch.rand(5, 4), torch.rand(5, 6), 0.5, 0.1, 3))
 specimen(f"{LAYERS}:mask_matrix_nms", lambda: (torch.rand(6, 8, 8) > 0.5, torch.arange(6) % 2, torch.rand(6)))
-specimen(f"{LAYERS}:coordinate_to_encoding", lambda: (torch.rand(2, 5, 4),))
 specimen(
     f"{LAYERS}:SinePositionalEncoding.forward",
     lambda: (made(f"{LAYERS}:SinePositionalEncoding", 8, normalize=True), torch.rand(2, 6, 7) > 0.8),
@@ -280,16 +212,6 @@ specimen(
     lambda: (torch.rand(2, 4, 6, 6).softmax(1), torch.arange(72).view(2, 6, 6) % 4),
 )
 specimen(
-    f"{SEG_LOSSES}.lovasz_loss:lovasz_hinge",
-    lambda: (torch.randn(2, 6, 6), torch.arange(72).view(2, 6, 6) % 2),
-    per_image=True,
-)
-specimen(
-    f"{SEG_LOSSES}.accuracy:accuracy",
-    lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
-    ignore_index=3,
-)
-specimen(
     f"{SEG_LOSSES}.dice_loss:dice_loss", lambda: (torch.rand(2, 4, 9), torch.rand(2, 4, 9), None), ignore_index=None
 )
 specimen(
@@ -297,25 +219,10 @@ specimen(
     lambda: (torch.rand(2, 4, 6, 6), torch.eye(4)[torch.arange(72) % 4].view(2, 6, 6, 4)),
     valid_mask=torch.ones(2, 6, 6),
 )
-specimen(f"{SEG_LOSSES}.silog_loss:silog_loss", lambda: (torch.rand(2, 6, 6) + 0.1, torch.rand(2, 6, 6) + 0.1))
-specimen(
-    f"{SEG_LOSSES}.cross_entropy_loss:binary_cross_entropy",
-    lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
-)
 specimen(
     f"{SEG_LOSSES}.cross_entropy_loss:cross_entropy",
     lambda: (torch.randn(2, 4, 6, 6), torch.arange(72).view(2, 6, 6) % 4),
     avg_non_ignore=True,
-)
-specimen(
-    f"{SEG_LOSSES}.focal_loss:py_sigmoid_focal_loss",
-    lambda: (torch.randn(6, 3), torch.eye(3).repeat(2, 1)),
-    valid_mask=torch.ones(6, 1),
-)
-method(
-    "mmseg.models.losses.boundary_loss:BoundaryLoss.forward",
-    (),
-    lambda: (torch.randn(2, 1, 6, 6), torch.arange(72).view(2, 6, 6) % 2),
 )
 specimen(
     "mmseg.models.utils.wrappers:resize",
@@ -324,22 +231,11 @@ specimen(
     mode="bilinear",
     align_corners=True,
 )
-specimen(
-    "mmseg.models.utils.encoding:Encoding.aggregate",
-    lambda: (torch.rand(2, 9, 4), torch.rand(2, 9, 5), torch.rand(4, 5)),
-)
 method("mmseg.models.utils.encoding:Encoding.forward", (5, 4), lambda: (torch.rand(2, 5, 3, 3),))
-specimen("mmseg.models.utils.point_sample:get_uncertainty", lambda: (torch.randn(3, 4, 8), torch.arange(3)))
-method(
-    "mmseg.models.decode_heads.ocr_head:SpatialGatherModule.forward",
-    (1,),
-    lambda: (torch.rand(2, 5, 4, 4), torch.rand(2, 3, 4, 4)),
-)
 specimen(
     "mmseg.evaluation.metrics.iou_metric:IoUMetric.intersect_and_union",
     lambda: (torch.arange(36).view(6, 6) % 3, torch.arange(36).view(6, 6) % 4, 4, 3),
 )
-specimen("mmseg.models.utils.shape_convert:nlc_to_nchw", lambda: (torch.rand(2, 12, 5), (3, 4)))
 
 # with functions of mmcv that are compiled
 COMPILED.append(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import functools
 import threading
 from collections import namedtuple
 from collections.abc import AsyncIterator, Iterator
@@ -57,10 +56,6 @@ class Coder:
     @classmethod
     def made(cls, scale: float) -> Coder:
         return cls(scale)
-
-
-class FarCoder(Coder):
-    """Coder that inherits all its methods."""
 
 
 class Head(nn.Module):
@@ -136,20 +131,3 @@ async def awaited(boxes: Tensor) -> Tensor:
 
 async def streamed_later(boxes: Tensor) -> AsyncIterator[Tensor]:
     yield boxes
-
-
-def lazy(boxes: Tensor) -> Iterator[Tensor]:
-    return iter([boxes])
-
-
-def doubled(function: Any) -> Any:
-    @functools.wraps(function)
-    def inner(*args: Any) -> Any:
-        return function(*args) * 2
-
-    return inner
-
-
-@doubled
-def decorated(boxes: Tensor) -> Tensor:
-    return boxes + 1

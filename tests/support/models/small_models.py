@@ -278,30 +278,6 @@ def gpt2() -> SmallProgram:
     return usual(model, lambda: model(words, labels=words).loss, draw)
 
 
-def t5() -> SmallProgram:
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    ends = {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-    model = T5ForConditionalGeneration(T5Config(vocab_size=WORDS, **sizes, **ends))
-    words, labels = torch.randint(2, WORDS, (2, 9)), torch.randint(2, WORDS, (2, 5))
-    return usual(
-        model,
-        lambda: model(input_ids=words, labels=labels).loss,
-        lambda: model.generate(input_ids=words, attention_mask=torch.ones_like(words), num_beams=2, max_new_tokens=4),
-    )
-
-
-def vit() -> SmallProgram:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    sizes = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
-    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-    model = ViTForImageClassification(ViTConfig(image_size=16, patch_size=4, num_labels=3, **sizes, **dropout))
-    images, labels = torch.randn(2, 3, 16, 16), torch.tensor([2, 0])
-    return usual(model, lambda: model(pixel_values=images, labels=labels).loss, lambda: model(pixel_values=images))
-
-
 SMALL_PROGRAMS: dict[str, Callable[[], SmallProgram]] = {
     "lstm with packed sequences": lstm,
     "gan": gan,
@@ -316,4 +292,4 @@ SMALL_PROGRAMS: dict[str, Callable[[], SmallProgram]] = {
     "per-sample gradients": per_sample_gradients,
     "detector": detector,
 }
-TRANSFORMERS_PROGRAMS: dict[str, Callable[[], SmallProgram]] = {"bert": bert, "gpt-2": gpt2, "t5": t5, "vit": vit}
+TRANSFORMERS_PROGRAMS: dict[str, Callable[[], SmallProgram]] = {"bert": bert, "gpt-2": gpt2}

@@ -206,45 +206,6 @@ def test_classes_that_are_only_compared_with_are_empty(project: Callable[..., Mo
     assert "class BadBoxes(ValueError):\n    pass" in made.text
 
 
-def test_private_names_and_classes_made_in_functions_are_extracted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        from typing import Generic, TypeVar
-        import torch
-
-        T = TypeVar("T")
-
-        class Coder(Generic[T]):
-            __scale = 3
-
-            def __twice(self, x):
-                return x * 2
-
-            def code(self, x):
-                return self.__twice(x) * self.__scale
-
-            def __unused(self):
-                return 0
-
-        def make(base):
-            class Local(base, dict[str, int]):
-                def __init__(self, shift):
-                    self.shift = shift
-                def code(self, x):
-                    return super().code(x) + self.shift
-            return Local
-
-        Local = make(Coder)
-
-        def use(x):
-            return Local(2).code(x)
-        """
-    )
-    made = check_same_results(main.use, torch.rand(3))
-    assert "__unused" not in made.text
-    assert "class Local(Coder, dict):" in made.text
-
-
 def test_dataclasses_keep_their_fields_and_caches_start_empty(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
@@ -284,89 +245,6 @@ def test_dataclasses_keep_their_fields_and_caches_start_empty(project: Callable[
     assert "_cache = {}" in made.text
     assert "shape: Any\n" in made.text
     assert "count: ClassVar[Any] = 3" in made.text
-
-
-def test_methods_assigned_to_a_class_later_are_extracted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        class Coder:
-            factor = 2
-
-            def code(self, x):
-                return x * self.factor
-
-        def patched(self, x):
-            return x * self.factor + 100
-
-        def use(x):
-            return Coder().code(x)
-
-        Coder.code = patched
-        Coder.factor = 5
-        """
-    )
-    made = check_same_results(main.use, torch.rand(3))
-    assert "    factor = 5\n    code = patched\n" in made.text or "    code = patched\n    factor = 5\n" in made.text
-
-
-def test_special_methods_under_another_name_are_extracted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        class Bag:
-            def __setattr__(self, name, value):
-                vars(self)[name] = value
-
-            __setitem__ = __setattr__
-
-            def __getitem__(self, name):
-                return vars(self)[name]
-
-        def kept(x):
-            bag = Bag()
-            bag["x"] = x
-            return bag["x"]
-        """
-    )
-    check_same_results(main.kept, torch.ones(2))
-
-
-def test_modules_among_the_arguments_include_their_classes_and_bases(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        from torch import nn
-
-        class Base(nn.Module):
-            pass
-
-        class Shaped(Base):
-            def flat(self, x):
-                return x.flatten(1)
-
-        class Block(Base):
-            def forward(self, x):
-                return x * 2
-
-        class Stage(nn.Sequential):
-            pass
-
-        class Net(Shaped):
-            def __init__(self):
-                super().__init__()
-                self.names = ["stage1", "stage2"]
-                self.stage1, self.stage2 = Stage(Block(), nn.Linear(2, 2)), Stage(Block())
-
-            def forward(self, x):
-                for name in self.names:
-                    x = getattr(self, name)(self.flat(x))
-                return x + sum(one.sum() for one in self.parameters())
-        """
-    )
-    net = main.Net()
-    made = extract(main.Net.forward, (net, torch.ones(1, 2)), owner=main.Net, entry="Net.forward")
-    module = load_extracted(made)
-    assert issubclass(module.Net, torch.nn.Module)
-    assert {"Net", "Shaped", "Stage", "Block"} <= vars(module).keys()
-    assert module.Block.forward(None, 3) == 6
 
 
 def test_unused_members_that_cannot_be_extracted_are_left_out_with_a_reason(

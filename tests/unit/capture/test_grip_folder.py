@@ -175,13 +175,6 @@ def test_function_that_cannot_be_extracted_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_sample_may_have_the_name_of_a_python_module(project: ModuleType, tmp_path: Path) -> None:
-    call = GrippedCall(([torch.rand(2)],), {}, None, None, None, 0, 0, 0)
-    one = Gripped(project.area, None, "area", "copy", frozenset(), [call])
-    sample = open_sample(write_folder(one, tmp_path))
-    assert sample.function([torch.tensor([1.0, 2.0])]) == 1
-
-
 def test_methods_are_called_with_their_object_or_class_first(project: ModuleType, tmp_path: Path) -> None:
     coder = project.Coder(torch.ones(2))
     sample = open_sample(write_folder(gripped(project.Coder.code, coder, torch.rand(2), owner=project.Coder), tmp_path))
@@ -194,12 +187,6 @@ def test_methods_are_called_with_their_object_or_class_first(project: ModuleType
     sample = open_sample(write_folder(gripped(made, project.Coder, torch.rand(2), owner=project.Coder), tmp_path))
     cls = sample.classes["gripped_boxes.main:Coder"]
     assert torch.equal(sample.function(cls, torch.ones(2)), torch.zeros(2))
-
-
-def test_method_gripped_inside_its_class_finds_the_class(project: ModuleType, tmp_path: Path) -> None:
-    coder = project.Coder(torch.ones(2))
-    folder = write_folder(gripped(project.Coder.code, coder, torch.rand(2)), tmp_path)
-    assert json.loads((folder / "sample.json").read_text())["entry"] == "Coder.code"
 
 
 def test_by_reference_keeps_the_import_path(project: ModuleType, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import ast
 import linecache
 from collections.abc import Callable
 from pathlib import Path
-from textwrap import dedent
 from types import ModuleType
 from typing import Any
 
@@ -148,25 +147,6 @@ def test_constants_are_written_as_literals(project: Callable[..., ModuleType]) -
     assert "RATIO = 4.135166556742356" in made.text
 
 
-def test_parametrized_types_are_constants(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        from typing import List, Optional, Union
-        import numpy as np
-        import torch
-        Index = Union[str, int, np.ndarray, torch.BoolTensor]
-        Maybe = Optional[torch.Tensor]
-        Lists = List[List[int]]
-
-        def chosen(x, index):
-            assert isinstance(index, Index.__args__) and isinstance(x, Maybe.__args__)
-            return x[index] * len(Lists.__args__)
-        """
-    )
-    made = check_same_results(main.chosen, torch.rand(3), 1)
-    assert "Lists = list[list[int]]" in made.text
-
-
 def test_global_changed_by_the_program_has_its_new_value(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
@@ -182,16 +162,6 @@ def test_global_changed_by_the_program_has_its_new_value(project: Callable[..., 
     )
     main.set_scale(7)
     check_same_results(main.scaled, torch.ones(2))
-
-
-def test_many_tensor_constants_are_extracted(project: Callable[..., ModuleType]) -> None:
-    names = [f"t{index}" for index in range(30)]
-    constants = "\n".join(f"C{index} = torch.tensor([{index}.0, 1.0])" for index in range(30))
-    main = project(
-        f"import torch\n{constants}\n\ndef add({', '.join(names)}):\n"
-        f"    return {' + '.join(names)} + {' + '.join(f'C{index}' for index in range(30))}\n"
-    )
-    check_same_results(main.add, *(torch.rand(2) for _ in names))
 
 
 def test_large_tensors_and_objects_are_refused_by_name(project: Callable[..., ModuleType]) -> None:
@@ -262,45 +232,6 @@ def test_type_annotations_are_kept_if_their_names_are_in_the_sample(project: Cal
     assert "    z = x\n    w: int = 3\n" in made.text
 
 
-def test_imports_are_merged_and_sorted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        import torch.nn.functional as F, scipy.special
-        import numpy as np
-        from torch import nn, Tensor
-        import os.path as osp
-        from .other import normalize
-
-        def use(x: Tensor):
-            m = nn.Identity()
-            return normalize(F.relu(m(x))) + np.float32(scipy.special.erf(0.5)) + len(osp.basename("a/b"))
-        """,
-        other="""
-        from torch.nn import functional
-        import torch as t
-
-        def normalize(x):
-            return functional.normalize(t.abs(x), dim=0)
-        """,
-    )
-    made = check_same_results(main.use, torch.rand(3))
-    assert (
-        dedent(
-            """
-        import os.path as osp
-
-        import numpy as np
-        import scipy.special
-        import torch as t
-        import torch.nn.functional as F
-        from torch import Tensor, nn
-        """
-        )
-        in made.text
-    )
-    assert "F.normalize(t.abs(x), dim=0)" in made.text
-
-
 def test_imports_inside_functions_are_followed(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
@@ -325,70 +256,6 @@ def test_imports_inside_functions_are_followed(project: Callable[..., ModuleType
     made = extract(main.use)
     assert "late" not in made.text
     assert torch.equal(entry_of(made)(torch.ones(1)), main.use(torch.ones(1)))
-
-
-def test_functions_looked_up_by_name_are_extracted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        def soft(x):
-            return x * 0.5
-
-        def hard(x):
-            return x * 2
-
-        def unused(x):
-            return x
-
-        def suppress(x, kind="hard"):
-            return eval(kind)(x) + getattr(Methods(), f"by_{kind}")(x)
-
-        class Methods:
-            def by_hard(self, x):
-                return x + 1
-
-            def other(self, x):
-                return x
-        """
-    )
-    made = check_same_results(main.suppress, torch.rand(3))
-    assert "def soft" not in made.text
-    assert "def other" not in made.text
-
-
-def test_helpers_of_decorators_precede_decorated_functions(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        from .deco import logged
-
-        @logged
-        def second(x):
-            return first(x) + 1
-
-        @logged
-        def first(x):
-            return x * 2 if x is not None else second(0)
-        """,
-        deco="""
-        import functools
-
-        NAMES = []
-
-        def name_of(function):
-            return clean(function.__name__)
-
-        def clean(name):
-            return name.strip("_")
-
-        def logged(function):
-            NAMES.append(name_of(function))
-            @functools.wraps(function)
-            def run(*args):
-                return function(*args)
-            return run
-        """,
-    )
-    check_same_results(main.second, 3)
-    check_same_results(main.first, 3)
 
 
 def test_function_without_source_is_refused() -> None:

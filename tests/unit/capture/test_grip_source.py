@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import linecache
 import sys
 from collections.abc import Callable
@@ -66,25 +65,6 @@ def test_lambdas_become_functions(project: Callable[..., ModuleType]) -> None:
     assert "lambda" not in made.text
     assert "def squares(x):\n    return x ** 2" in made.text
     check_same_results(main.cubes, torch.randn(4))
-
-
-def test_mutually_recursive_functions_are_extracted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        def even(n, x):
-            return x if n == 0 else odd(n - 1, x + 1)
-
-        def odd(n, x):
-            return -x if n == 0 else even(n - 1, x * 2)
-
-        def tree(depth):
-            def inner(level):
-                return 1 if level == 0 else inner(level - 1) + inner(level - 1)
-            return inner(depth)
-        """
-    )
-    check_same_results(main.even, 5, torch.rand(2))
-    check_same_results(main.tree, 4)
 
 
 DECORATED = """
@@ -169,47 +149,6 @@ def test_wrapping_decorators_are_kept_and_registering_ones_removed(project: Call
     assert torch.equal(entry_of(made)(torch.ones(2), weight=3.0), main.fast(torch.ones(2), weight=3.0))
 
 
-def test_scripted_functions_are_extracted_as_python(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        import torch
-
-        @torch.jit.script
-        def scripted(x):
-            return x + 1
-
-        @torch.jit.script_if_tracing
-        def traced(x):
-            return scripted(x) * 2
-        """
-    )
-    made = check_same_results(main.traced, torch.rand(2))
-    assert "script" not in made.text.replace("scripted", "")
-
-
-def test_generators_and_coroutines_are_extracted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        import asyncio
-
-        async def wait(x):
-            await asyncio.sleep(0)
-            return x * 2
-
-        async def gather(x):
-            return [await wait(x), *(await asyncio.gather(wait(x)))]
-
-        def windows(x, size):
-            for start in range(0, len(x), size):
-                yield x[start : start + size]
-        """
-    )
-    x = torch.arange(6)
-    ours, theirs = entry_of(extract(main.windows))(x, 4), main.windows(x, 4)
-    torch.testing.assert_close(list(ours), list(theirs))
-    torch.testing.assert_close(asyncio.run(entry_of(extract(main.gather))(x)), asyncio.run(main.gather(x)))
-
-
 def test_partials_and_mutable_defaults_are_extracted(project: Callable[..., ModuleType]) -> None:
     main = project(
         """
@@ -231,85 +170,6 @@ def test_partials_and_mutable_defaults_are_extracted(project: Callable[..., Modu
     assert torch.equal(entry_of(made)(torch.ones(1)), torch.tensor([2.0]))
 
 
-def test_partial_is_extracted_as_the_entry(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        import functools
-
-        def power(x, exponent):
-            return x ** exponent
-
-        square = functools.partial(power, exponent=2)
-        """
-    )
-    made = extract(main.square)
-    assert made.entry == "function"
-    assert entry_of(made)(3) == 9
-
-
-def test_newer_syntax_is_extracted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        import math
-        import torch
-        from .shapes import Box, area as area_of
-
-        limit = 3
-
-        def sizes(values):
-            if (total := sum(values)) > limit and [y := value for value in values]:
-                total += y
-            match values:
-                case [first, *rest] if first > limit:
-                    return total + len(rest)
-                case {"x": x, **others}:
-                    return x
-                case Box(width=w):
-                    return w
-            text = f"{area_of(2)} and {[area_of(v) for v in values]!r:>{limit}}"
-            return total + len(text) + sum(area_of(limit) for limit in values)
-        """,
-        shapes="""
-        from dataclasses import dataclass
-
-        @dataclass
-        class Box:
-            width: int
-
-        def area(x):
-            return x * x
-        """,
-    )
-    check_same_results(main.sizes, [1, 2, 3])
-    check_same_results(main.sizes, [9, 2, 3])
-
-
-def test_multiline_strings_keep_their_value(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        '''
-        def outer():
-            def text(x):
-                """Says it.
-
-                At length.
-                """
-                words = """one
-            two
-                three"""
-                more = ("a"
-                        "b")
-                return words + more + f"""
-                {x}
-        """
-            return text
-
-        text = outer()
-        '''
-    )
-    made = check_same_results(main.text, 3)
-    assert '    """Says it.\n\n    At length.\n    """' in made.text
-
-
 def test_functions_of_a_notebook_are_extracted(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = {
         "<ipython-input-1-aa>": "import torch\nimport numpy as np\nSCALE = 3\n",
@@ -325,15 +185,3 @@ def test_functions_of_a_notebook_are_extracted(monkeypatch: pytest.MonkeyPatch) 
     made = check_same_results(vars(notebook)["run"], torch.rand(3))
     assert "# doubles" in made.text
     assert "import numpy as np\nimport torch\n" in made.text
-
-
-def test_attributes_of_functions_are_extracted(project: Callable[..., ModuleType]) -> None:
-    main = project(
-        """
-        def scaled(x):
-            return x * scaled.factor
-
-        scaled.factor = 3
-        """
-    )
-    check_same_results(main.scaled, torch.rand(2))

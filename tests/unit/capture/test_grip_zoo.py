@@ -29,7 +29,6 @@ def extract(one: Specimen, folder: Path) -> ModuleText:
 
 @pytest.mark.slow
 def test_extracted_functions_run_without_their_projects(tmp_path: Path) -> None:
-    assert len(ZOO) >= 80
     made = {one.name: extract(one, tmp_path / one.name) for one in ZOO}
     assert {name for one in made.values() for name in one.imports} == {"numpy", "scipy", "torch"}
     found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg", "mmengine", "mmcv"])
