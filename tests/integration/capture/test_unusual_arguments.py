@@ -175,7 +175,7 @@ QUANTIZED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any], str]] = {
 
 
 @PACKS
-@pytest.mark.parametrize("case", zip(QUANTIZED, MODES, strict=True), ids=": ".join)
+@pytest.mark.parametrize("case", list(zip(QUANTIZED, MODES, strict=True)), ids=": ".join)
 def test_packed_parameters_are_packed_again(tmp_path: Path, case: tuple[str, str]) -> None:
     name, mode = case
     pack, use, packer = QUANTIZED[name]
