@@ -38,13 +38,11 @@ def other():
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[ZooTrace, Path]:
-    """Make a trace of the zoo, and return it with its folder."""
     folder = tmp_path_factory.mktemp("models")
     return zoo.make_trace(DETECTOR, folder), folder
 
 
 def bad(tmp_path: Path, name: str) -> ZooTrace:
-    """Return a zoo trace whose model fails or does not end."""
     (tmp_path / "ends.py").write_text(ENDS)
     return ZooTrace(name, "predict", "opgrip", "none", ["--model", f"{tmp_path / 'ends.py'}:{name}", "--steps", "1"])
 

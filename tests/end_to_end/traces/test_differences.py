@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs import TinyNet, run_command, train_tiny_net
+from programs import TinyNet, captured, run_command, train_tiny_net
 from torch import nn
 
 from opgrip.capture import Capture
@@ -26,12 +26,6 @@ from opgrip.traces.table.trace import Trace as TraceType
 from opgrip.traces.values import fit
 
 USUAL = Tolerances()
-
-
-def captured(path: Path, run: Callable[[], object]) -> Trace:
-    with Capture(path):
-        run()
-    return load(path)
 
 
 def compared(before: Trace, after: Trace, tolerances: Tolerances = USUAL) -> TraceDifference:
@@ -65,7 +59,7 @@ def test_added_removed_and_more_frequent_signatures_are_reported(tmp_path: Path)
         x.relu()
         x[:4].sin()
 
-    traces = [captured(tmp_path / f"{run.__name__}.jsonl", run) for run in (before, after)]
+    traces = [captured(tmp_path, run, f"{run.__name__}.jsonl") for run in (before, after)]
     difference = compared(traces[0], traces[1], Tolerances(shares=1.0))
     kinds = {row.call: row.kinds for row in difference.changed if "slice" not in row.op}
     assert kinds == {
@@ -88,7 +82,7 @@ def test_changed_values_are_reported(
 ) -> None:
     x = torch.randn(64, 64)
     traces = [
-        captured(tmp_path / f"{place}.jsonl", lambda values=values: values.sin())
+        captured(tmp_path, lambda values=values: values.sin(), f"{place}.jsonl")
         for place, values in enumerate((x, other(x).clone()))
     ]
     difference = compared(traces[0], traces[1])
@@ -106,7 +100,7 @@ def test_statistics_do_not_generate_huge_tensors() -> None:
 
 def test_json_has_all_rows_and_markdown_the_changed_ones(tiny_trace: Path, tmp_path: Path) -> None:
     before = load(tiny_trace)
-    after = captured(tmp_path / "t.jsonl", lambda: TinyNet().eval()(torch.randn(2, 3, 8, 8), torch.ones(2, 6).long()))
+    after = captured(tmp_path, lambda: TinyNet().eval()(torch.randn(2, 3, 8, 8), torch.ones(2, 6).long()))
     difference = compared(before, after)
     write_difference(difference, tmp_path / "d.json", force=False)
     form = json.loads((tmp_path / "d.json").read_text())

@@ -76,8 +76,6 @@ def _imports_stay(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.Temp
 
 @pytest.fixture
 def run(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
-    """Return a function that runs pytest as a user does, in a separate process."""
-
     def run_pytest(*words: str) -> pytest.RunResult:
         done = run_python("-m", "pytest", "-p", "no:cacheprovider", *words, cwd=pytester.path, timeout=500)
         return pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
@@ -100,7 +98,6 @@ def run_here(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Call
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> Path:
-    """Return a project of two tests whose replays take the same time in each run."""
     pytester.makeconftest(MADE_RUNS)
     pytester.makepyfile(test_net=TESTS)
     for name, seed in (("a", 1), ("b", 2)):

@@ -24,7 +24,6 @@ INPUTS = b"Operator: aten.relu.default\ncnt: 3, ((T([8], f32),), {})\n"
 
 
 def pack(path: Path, files: dict[str, bytes]) -> Path:
-    """Write an archive in the format of its name."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
             for name, content in files.items():

@@ -103,7 +103,6 @@ def test_uniform_slowdown_is_predicted_exactly(folder: Path) -> None:
 
 
 def run_of(folder: Path, path: Path, factors: dict[str, float]) -> Path:
-    """Write results of a folder's traces on a machine with these time factors for the cases of each model."""
     corpus = named_by_files(read_corpus([str(folder)]))
     cases = zip(*(corpus.frame[name].tolist() for name in ("trace", "model", "key")), strict=True)
     rows = []
@@ -228,7 +227,6 @@ def test_chosen_case_keeps_the_calls_around_it(tmp_path: Path) -> None:
 
 
 def described(trace: Trace, places: Sequence[CallPosition]) -> list[tuple[object, ...]]:
-    """Return the preceding calls at each position, and which arguments were just used."""
     ops = {signature.number: (signature.op, repr(signature.args)[:40]) for signature in trace.signatures}
     return [(tuple(ops[number] for number in place.before), place.recent) for place in places]
 

@@ -26,7 +26,6 @@ PRIME = 2**61 - 1  # modulus of Python's hash of integers
 
 
 def packed(path: Path, pieces: Iterable[bytes]) -> Path:
-    """Write a file, compressed according to its suffix."""
     with path.open("wb") as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from example_trace import write
-from programs import SHIPPED_TRACES
+from programs import SHIPPED_TRACES, captured
 from torch import Tensor, nn
 
-from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.platform.peaks import bandwidth
 from opgrip.traces import Trace, load
@@ -52,12 +50,6 @@ class Block(nn.Module):
         images = self.conv(images)
         images = images.relu()
         return images + 1
-
-
-def captured(folder: Path, program: Callable[[], object], name: str = "t.jsonl") -> Trace:
-    with Capture(folder / name):
-        program()
-    return load(folder / name)
 
 
 def find(*traces: Trace) -> LongTail:

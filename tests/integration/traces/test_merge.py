@@ -60,7 +60,6 @@ SMALL_NUMBERS = st.integers(0, 2)
 
 @st.composite
 def parts(draw: st.DrawFn) -> list[Record]:
-    """Draw the records of a process, with its own numbers for things that other processes have too."""
     number_of = {
         kind: draw(st.permutations([3, 11, 59])) for kind in ("signature", "scope", "context", "values", "thread")
     }
@@ -125,7 +124,6 @@ def test_merged_trace_has_the_facts_of_each_process(processes: list[list[Record]
 
 
 def meanings(reader: TraceReader) -> dict[int | None, set[tuple[object, ...]]]:
-    """Return the facts in records by process, with names in place of numbers."""
     records = list(reader)
     op = {item.number: item.op for item in records if isinstance(item, Signature)}
     scope = {item.number: item for item in records if isinstance(item, Scope)}

@@ -65,7 +65,6 @@ def test_unwritable_trace_leaves_no_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, tiny_trace: Path) -> dict[str, bytes]:
-    """Return the bytes of a real trace, plain and compressed, in pieces as a capture flushes them."""
     folder = tmp_path_factory.mktemp("whole")
     records = list(read(tiny_trace))
     files = {}

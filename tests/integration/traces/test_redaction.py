@@ -61,7 +61,6 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, number: int | None, **opt
 
 
 def planted(secret: str = SECRET) -> list[Record]:
-    """Return records of every type with a secret in every possible place."""
     ints, floats = tensor((2,), torch.int64, 0), tensor((1,), torch.float64, 1, cls=secret)
     opened = Signature(9, "function", f"{secret}:{secret}", (secret, ints), {secret: secret})
     head = ModuleSpec(f"{secret}:Head", {secret: floats}, {}, {}, {secret: secret})

@@ -49,7 +49,6 @@ def run_script(source: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> dict
 
 
 def run_all(trace: Trace, cases: Collection[Case], folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run the scripts of cases, and return the refusals."""
     refused: list[str] = []
     for case in cases:
         try:

@@ -155,7 +155,6 @@ cnt: 1, ((T([1000, 64], f32), T([200], i64), T([10], i64)), {})
 
 
 def values_of(op: str, *args: object, **kwargs: object) -> tuple[torch.Tensor, ...]:
-    """Return the tensors for a call of an operator whose arguments are unrecorded."""
     signature, models = with_values(Signature(0, OPERATOR, op, args, kwargs), {}, RECORDED)
     made, named = Inputs(signature.args, signature.kwargs, models, device_map("cpu", None), 0).make()
     flat = [*made, *named.values()]

@@ -88,7 +88,6 @@ def test_wheel_names_existing_files() -> None:
 
 
 def counts_on_the_page() -> dict[str, int]:
-    """Return the counts of distinct items over all traces in docs/zoo.md."""
     text = (ROOT / "docs" / "zoo.md").read_text()
     line = re.search(
         r"^Over all of them \((?P<traces>\S+) traces\) there are \*\*(?P<operators>\S+) operators\*\*, "
@@ -102,7 +101,6 @@ def counts_on_the_page() -> dict[str, int]:
 
 
 def test_zoo_has_the_required_size() -> None:
-    """The counts are on the zoo's page, which another test compares with the traces that ship."""
     counts = counts_on_the_page()
     assert counts["traces"] == len(MADE)
     assert counts["operators"] >= 300

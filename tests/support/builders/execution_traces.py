@@ -22,7 +22,6 @@ SILENT = "aten.detach.default"
 
 
 def make_program() -> Callable[[], None]:
-    """Return a step of training with labels, lists of tensors, numbers, dtypes and infinities."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -52,7 +51,6 @@ def make_program() -> Callable[[], None]:
 
 
 def observe(program: Callable[[], None], path: Path) -> None:
-    """Write torch's own execution trace of a program."""
     observer = ExecutionTraceObserver()
     observer.register_callback(str(path))
     observer.start()
@@ -62,7 +60,6 @@ def observe(program: Callable[[], None], path: Path) -> None:
 
 
 def capture(program: Callable[[], None], path: Path) -> None:
-    """Write our trace of a program."""
     with Capture(path):
         program()
 
@@ -111,12 +108,10 @@ def node(number: int, parent: int, name: str, schema: str = "", **fields: Any) -
 
 
 def tensor(number: int, storage: int, shape: list[int], stride: list[int], kind: str = "float") -> tuple[Any, ...]:
-    """Return the value, shape, type and stride of a tensor, as `node` takes them."""
     return [number, storage, 0, 4, 4, "cpu"], shape, f"Tensor({kind})", stride
 
 
 def write_nodes(path: Path, nodes: list[dict[str, Any]], schema: str = "1.1.1-chakra.0.0.4") -> Path:
-    """Write a file of nodes in one thread."""
     thread = node(2, 1, "[pytorch|profiler|execution_trace|thread]")
     process = node(1, 1, "[pytorch|profiler|execution_trace|process]")
     facts = {"schema": schema, "pid": 7, "time": "2026-01-02 03:04:05", "start_ts": 1}

@@ -80,7 +80,6 @@ class NsysStandIn:
         (folder / "told.json").write_text(json.dumps({"help": help_text, "reports": [str(path) for path in reports]}))
 
     def calls(self) -> list[list[str]]:
-        """Return the arguments of each `nsys profile`."""
         return [json.loads(line) for line in self._log.read_text().splitlines()]
 
 
@@ -90,7 +89,6 @@ def write_report(
     launches: Sequence[tuple[int, int]] = (),
     work: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
 ) -> Path:
-    """Write an exported report."""
     work = work or {}
     names = [*dict.fromkeys([message for _, _, message, _ in ranges])]
     names += [item["name"] for items in work.values() for item in items if "name" in item]
@@ -124,7 +122,6 @@ def add_table(database: sqlite3.Connection, kind: str) -> None:
 
 
 def insert(database: sqlite3.Connection, table: str, **cells: Any) -> None:
-    """Insert a row with the cells, by column, into a table."""
     columns, places = ", ".join(cells), ", ".join("?" * len(cells))
     database.execute(f"INSERT INTO {table} ({columns}) VALUES ({places})", list(cells.values()))
 

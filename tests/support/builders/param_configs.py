@@ -42,7 +42,6 @@ def read(path: Path, operators: Any, cut: Cut = Cut()) -> Trace:
 
 
 def shapes(trace: Trace) -> list[list[tuple[int, ...]]]:
-    """Return the shapes of the tensors among the positional arguments of each signature."""
     return [[arg.shape for arg in signature.args if isinstance(arg, TensorSpec)] for signature in trace.signatures]
 
 

@@ -17,7 +17,6 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def read_again(model: ValueModel) -> ValueModel:
-    """Return the model after writing and reading it."""
     return value_model_from_json(json.loads(json.dumps(value_model_to_json(model), allow_nan=False)))
 
 
@@ -34,7 +33,6 @@ def drawn(model: ValueModel, tensor: torch.Tensor, seed: int = 1) -> torch.Tenso
 
 
 def fitted(tensor: torch.Tensor, kind: type[Model]) -> Model:
-    """Return the model of a tensor, which must be of class `kind`."""
     model = fit(tensor)
     assert type(model) is kind, model
     return model

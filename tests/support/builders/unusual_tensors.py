@@ -102,7 +102,6 @@ ALL = UNUSUAL | STRIDED
 
 
 def outline(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Return the metadata of a tensor, and of the tensors that it consists of."""
     same = (type(tensor), tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad)
     with torch.no_grad():
         if tensor.is_nested:

@@ -27,12 +27,10 @@ def case_files(pattern: str) -> list[Path]:
 
 
 def data_files(pattern: str) -> list[Path]:
-    """Return the files that match a pattern below the folder, sorted by name; empty if there are none."""
     return sorted(DATA.glob(pattern))
 
 
 def write_as(name: str, trace: Trace, path: Path) -> Losses:
-    """Write a trace as a file of a format, and return what the file lacks."""
     losses = Losses()
     format_ = formats.get(name)
     assert format_ is not None
@@ -50,6 +48,5 @@ def results_of(trace: Trace) -> Iterator[tuple[Signature, Any]]:
 
 
 def operator_of(signature: Signature) -> Any:
-    """Return the operator that a signature names."""
     namespace, name, overload = signature.op.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), name), overload)

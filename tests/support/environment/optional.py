@@ -62,7 +62,6 @@ def needs(*names: str) -> pytest.MarkDecorator:
 
 
 def needs_mode(name: str) -> pytest.MarkDecorator:
-    """Return a mark that skips a test if a mode lacks a package."""
     reason = missing_mode(name)
     return pytest.mark.skipif(reason is not None, reason=reason or "")
 
@@ -84,7 +83,6 @@ def missing(name: str) -> str | None:
 
 
 def missing_mode(name: str) -> str | None:
-    """Return the package that a mode lacks and how to install it, or None."""
     try:
         find_mode(name)
     except UserError as error:

@@ -18,5 +18,4 @@ PACKAGES = ("capture", "replay", "samples", "tools", "traces", "zoo")
 
 
 def pyproject(folder: Path = ROOT) -> dict[str, Any]:
-    """Return the content of a folder's pyproject.toml."""
     return tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))

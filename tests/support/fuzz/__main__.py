@@ -76,7 +76,6 @@ def main() -> int:
 
 
 def _files(args: argparse.Namespace, folder: Path) -> Iterator[Sequence[Path]]:
-    """Yield batches of files to try."""
     if args.files:
         yield from ([path] for path in args.files if ".jsonl" in path.suffixes or format_name_of(path) is not None)
         return

@@ -48,7 +48,6 @@ class Unprintable(Exception):
 
 @contextmanager
 def _shown() -> Any:
-    """Check that printed text has no control sequences of a terminal."""
     streams = sys.stdout, sys.stderr
     sink = io.TextIOWrapper(io.BytesIO(), "utf-8", newline="")
     sys.stdout = sys.stderr = sink
@@ -64,8 +63,6 @@ def _shown() -> Any:
 
 
 def _verb(*words: str) -> Callable[[Path], None]:
-    """Return a consumer that runs a verb of the command on the file and writes to the file's folder."""
-
     def consume(path: Path) -> None:
         names = [word.replace("OUT", str(path.parent / "out")) for word in words]
         places = [str(path) if name == "TRACE" else name for name in names]
@@ -138,7 +135,6 @@ def _units(path: Path) -> None:
 
 
 def _live(path: Path) -> None:
-    """Make the arguments of gripped calls."""
     trace: Trace = load(path)
     live = LiveArguments(trace, {})
     for signature in trace.signatures[:MOST_CASES]:
@@ -203,7 +199,6 @@ def chosen(path: Path) -> Sequence[Callable[[Path], None]]:
 
 
 def consume(path: Path, consumer: Callable[[Path], None]) -> None:
-    """Run one consumer on a file."""
     with warnings.catch_warnings(), suppress(UserError):
         warnings.simplefilter("ignore")
         consumer(path)

@@ -16,7 +16,6 @@ TOKENS = (b"99999999999999999999", b"-1", b"1e999", b"NaN", b"null", b"__import_
 
 
 def foreign_mutant(seed: ForeignSeed, random: Random) -> ForeignSeed:
-    """Return a seed with one of its files changed."""
     files = dict(seed.files)
     name = random.choice(sorted(files))
     files[name] = _changed(files[name], random)

@@ -41,7 +41,6 @@ class ForeignSeed:
     opens: str
 
     def write(self, folder: Path) -> Path:
-        """Write the seed into a new folder, and return the path to open."""
         for name, content in self.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,12 +49,10 @@ class ForeignSeed:
 
 
 def readable_formats() -> list[str]:
-    """Return the formats that can be read from untrusted files."""
     return [name for name, format_ in formats.items() if format_.read is not None]
 
 
 def make_foreign_seeds(folder: Path, trace: Path) -> list[ForeignSeed]:
-    """Return seeds of all readable formats."""
     return [seed for name in readable_formats() for seed in seeds_of(name, folder, trace)]
 
 

@@ -59,7 +59,6 @@ def change_lines(lines: list[Line], random: Random) -> None:
 
 
 def dump(line: Any) -> bytes:
-    """Return a line as it is written to a file."""
     try:
         return json.dumps(line, ensure_ascii=False).encode("utf-8", "backslashreplace")
     except RecursionError:

@@ -50,7 +50,6 @@ FUNCTION_ARGUMENTS: list[Any] = [
 
 
 def make_seeds(folder: Path) -> list[list[Line]]:
-    """Return the lines of some traces."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         train_tiny_net(folder / "tiny.jsonl")
@@ -70,14 +69,12 @@ def make_seeds(folder: Path) -> list[list[Line]]:
 
 
 def _merged_ranks(folder: Path) -> Path:
-    """Return a merged trace of two ranks with collectives."""
     paths = [make_rank(folder / f"rank{rank}.jsonl", rank, 2, 40, slow=1, every=4) for rank in range(2)]
     merge(paths, folder / "ranks.jsonl", force=True)
     return folder / "ranks.jsonl"
 
 
 def _program() -> None:
-    """Run operators on values of many kinds, unusual layouts and indexed tensors."""
     x = torch.randn(40, 6)
     for name in ("coo", "csr", "quint8", "nested"):
         torch.relu(UNUSUAL[name]())
@@ -101,7 +98,6 @@ def _lines(path: Path) -> list[Line]:
 
 
 def _calls_of(lines: list[Line]) -> list[Line]:
-    """Return a block with one call of each signature, and the end record."""
     signatures = [line["id"] for line in lines if line["type"] == "signature"]
     scope = next((line["id"] for line in lines if line["type"] == "scope"), 0)
     count = len(signatures)

@@ -27,7 +27,6 @@ def extract(function: Any, *calls: tuple[Any, ...], owner: type | None = None, e
 
 
 def load_extracted(made: ModuleText) -> ModuleType:
-    """Return the module of a sample, which cannot access the project."""
     assert not [word for word in made.text.split() if word.startswith("gripped_project")]
     module = ModuleType("sample")
     sys.modules["sample"] = module
@@ -43,7 +42,6 @@ def entry_of(made: ModuleText) -> Any:
 
 
 def check_same_results(function: Any, *args: Any, **keywords: Any) -> ModuleText:
-    """Check that the original function and the extracted one return the same."""
     made = extract(function)
     one, other = function(*args, **keywords), entry_of(made)(*args, **keywords)
     assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other

@@ -67,7 +67,6 @@ def run_forked(
     terminal: int | None = None,
     together: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python program with its output captured."""
     request = {"argv": list(argv), "cwd": str(cwd or Path.cwd()), "env": dict(os.environ if env is None else env)}
     mine, theirs = socket.socketpair()
     with mine, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(os.devnull, "rb") as none:
@@ -207,7 +206,6 @@ def serve(control: socket.socket) -> dict[str, Any] | None:
 
 
 def _report_end(ended: int, child: int, reply: int) -> None:
-    """Send the exit status and processor time in us of the fork `child` that has ended."""
     _, status, usage = os.wait4(child, 0)
     used_us = 1e6 * (usage.ru_utime + usage.ru_stime)
     # its client may have given up
@@ -244,7 +242,6 @@ def _take_files(request: Mapping[str, Any], files: Sequence[int]) -> None:
 
 
 def prepare(request: Mapping[str, Any]) -> None:
-    """Set the working directory and environment of this process to the request's."""
     path = request["env"].get("PYTHONPATH", "")
     known = os.environ.get("PYTHONPATH", "")
     os.environ.clear()
@@ -258,14 +255,12 @@ def prepare(request: Mapping[str, Any]) -> None:
 
 
 def registries() -> list[Any]:
-    """Return the registries of plug-ins of all modules."""
     kind = importlib.import_module("opgrip.cli.plugins").Registry
     modules = [module for name, module in sys.modules.items() if name.startswith("opgrip.")]
     return [value for module in modules for value in vars(module).values() if isinstance(value, kind)]
 
 
 def run(argv: list[str]) -> None:
-    """Run a program as `python` runs it."""
     sys.argv[:] = argv
     if argv[0] == "-c":
         sys.argv[:] = ["-c", *argv[2:]]
@@ -284,7 +279,6 @@ def run(argv: list[str]) -> None:
 
 
 def status_of(argv: list[str]) -> int:
-    """Run a program, and return the status that `python` would exit with."""
     try:
         run(argv)
     except SystemExit as error:

@@ -108,7 +108,6 @@ def differences(one: Any, other: Any, where: str = "result") -> list[str]:
 
 
 def write(folder: Path, gripped: Gripped, made: ModuleText) -> None:
-    """Write a sample's module and its calls for `run_all`."""
     folder.mkdir(parents=True)
     (folder / "sample.py").write_text(made.text)
     calls = [
@@ -118,7 +117,6 @@ def write(folder: Path, gripped: Gripped, made: ModuleText) -> None:
 
 
 def run_all(folders: Iterable[Path], blocked: Iterable[str]) -> dict[str, list[str]]:
-    """Return the errors of the sample in each folder, run in one Python that cannot import the `blocked` packages."""
     done = run_python(__file__, ",".join(blocked), *folders, status=0)
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found

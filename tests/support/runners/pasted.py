@@ -173,7 +173,6 @@ def _blocks(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def prepare_folder(folder: Path, name: str, text: str, detector_trace: Path) -> None:
-    """Write the files that a document's commands name into a folder."""
     (folder / "traces").mkdir()
     (folder / "docs").mkdir()
     for trace in SHIPPED_TRACES:
@@ -190,7 +189,6 @@ def prepare_folder(folder: Path, name: str, text: str, detector_trace: Path) -> 
 
 
 def why_not(name: str, pasted: Pasted) -> str | None:
-    """Return the reason why a command of the document `name` cannot run here, or None if it can."""
     words = shlex.split(pasted.command, comments=True)
     options = dict(zip(words, [*words[1:], ""], strict=True))
     if words[:3] == ["opgrip", "zoo", "make"]:
@@ -215,7 +213,6 @@ def why_not(name: str, pasted: Pasted) -> str | None:
 
 
 def lacking_modes() -> set[str]:
-    """Return the modes that cannot run here."""
     return {name for name, mode in modes.items() if any(not is_installed(package) for package in mode.needs)}
 
 

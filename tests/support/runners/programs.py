@@ -29,7 +29,6 @@ SHIPPED_TRACES = sorted((ROOT / "traces").glob("*.jsonl"))
 
 
 def program_path(name: str) -> str:
-    """Return the path of one of the project's commands."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -41,7 +40,6 @@ def run_command(
     fresh: bool = False,
     timeout: float = 900,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one of the project's commands, in a fork of a process that has imported its modules."""
     return run_python(program_path(name), *args, cwd=cwd, env=env, fresh=fresh, timeout=timeout)
 
 
@@ -83,7 +81,6 @@ def run_python(
     timeout: float = 900,
     status: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python` with arguments, in a fork of a process that has imported torch and the commands, or a fresh one."""
     words = list(map(str, args))
     if fresh or not can_fork(env):
         command = [sys.executable, *words]
@@ -141,15 +138,14 @@ class TinyNet(nn.Module):
         return self.head(pooled + self.embedding(words).sum(dim=1))
 
 
-def captured(folder: Path, program: Callable[[], Any], **options: Any) -> Trace:
-    """Return the trace of a program, which is captured into `t.jsonl`."""
-    with Capture(folder / "t.jsonl", force=True, **options):
+def captured(folder: Path, program: Callable[[], Any], name: str = "t.jsonl", **options: Any) -> Trace:
+    """Return the trace of a program, which is captured into the file `name`."""
+    with Capture(folder / name, force=True, **options):
         program()
-    return load(folder / "t.jsonl", partial=False)
+    return load(folder / name, partial=False)
 
 
 def train_tiny_net(path: Path, steps: int = 2, **options: object) -> Capture:
-    """Capture training steps of a `TinyNet`."""
     torch.manual_seed(0)
     model = TinyNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -74,7 +74,6 @@ def processes_below(pid: int) -> set[int]:
 
 
 def workers_below(pid: int) -> list[int]:
-    """Return the ids of the replay workers that the process `pid` started, directly or indirectly."""
     workers = []
     for child in processes_below(pid):
         with suppress(OSError):

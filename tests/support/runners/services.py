@@ -60,7 +60,6 @@ while True:
 
 
 def environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a program with its sockets in a folder, and of its clients."""
     return (
         NO_RANK
         | {"XDG_RUNTIME_DIR": str(short_name(folder)), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
@@ -69,12 +68,10 @@ def environment(folder: Path, env: Mapping[str, str] | None = None) -> dict[str,
 
 
 def on_demand(*options: object) -> tuple[object, ...]:
-    """Return the command line of a script with an agent: `opcapture --on-demand` and these words."""
     return (program_path("opcapture"), "--on-demand", *options)
 
 
 def ask(folder: Path, *words: object, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    """Run a subcommand of `opcapture` on the programs whose sockets are in a folder."""
     return subprocess.run(
         [program_path("opcapture"), *map(str, words)],
         capture_output=True,
@@ -87,5 +84,4 @@ def ask(folder: Path, *words: object, timeout: float = 120) -> subprocess.Comple
 
 
 def python(*words: object) -> tuple[object, ...]:
-    """Return a command line of a Python program without an agent."""
     return (sys.executable, *words)

@@ -22,14 +22,11 @@ sys.path += [str(PACKAGE), str(ROOT / "benchmarks")]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """Return environment variables with which a child Python has the simulated accelerator."""
     paths = [str(PACKAGE), SUPPORT_PATH, os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
 
 
 def on_simulator(**variables: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Run a test in a process with the device."""
-
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(**fixtures: Any) -> None:

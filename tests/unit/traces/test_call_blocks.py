@@ -23,7 +23,6 @@ def runs_of(calls: int) -> st.SearchStrategy[tuple[int, int]]:
 
 @st.composite
 def records(draw: st.DrawFn) -> Calls:
-    """Draw blocks of calls as captures and attackers write them."""
     calls = draw(st.integers(1, 12))
 
     def column(values: st.SearchStrategy[int]) -> list[int]:

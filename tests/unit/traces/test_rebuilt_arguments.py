@@ -25,8 +25,6 @@ from opgrip.traces.schema.python_objects import (
 
 
 class Point:
-    """Class that counts its constructor calls."""
-
     ran = 0
 
     def __init__(self) -> None:

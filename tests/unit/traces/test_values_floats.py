@@ -194,7 +194,6 @@ def told(boxes: torch.Tensor, groups: int) -> Boxes:
 
 
 def kept(boxes: torch.Tensor, scores: torch.Tensor, threshold: float, offset: int) -> int:
-    """Return the number of boxes that a greedy suppression keeps."""
     boxes = boxes[scores.argsort(descending=True)]
     areas = (boxes[:, 2:] - boxes[:, :2] + offset).prod(1)
     alive = torch.ones(len(boxes), dtype=torch.bool)

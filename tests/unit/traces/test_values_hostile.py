@@ -35,7 +35,6 @@ ODD: list[Any] = [
 
 
 def examples() -> dict[str, dict[str, Any]]:
-    """Return a model of every kind in JSON form, with all its optional fields."""
     generator = torch.Generator().manual_seed(0)
     corners = torch.rand(100, 2, generator=generator) * 100
     factor = torch.randn(20, 20, generator=generator)

@@ -40,7 +40,6 @@ ONE: tuple[Any, ...] = (1, [], "Int", [])
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return torch's execution trace and our trace of the same program."""
     folder = tmp_path_factory.mktemp("watched")
     program = make_program()
     paths = folder / "torch.json", folder / "ours.jsonl"

@@ -56,7 +56,6 @@ def workload(name: str, axes: dict[str, Any], inputs: dict[str, Any] | None = No
 
 
 def data_set(root: Path, *definitions: dict[str, Any], lines: str) -> Path:
-    """Write a data set of these definitions and return its workload file."""
     for definition in definitions:
         path = root / "definitions" / definition["op_type"] / f"{definition['name']}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -169,7 +168,6 @@ def test_reference_is_never_run(tmp_path: Path, text: str) -> None:
 
 
 def problem(folder: Path, change: dict[str, Any] | None = None) -> Path:
-    """Write a kernel of SOL-ExecBench with two workloads, and return its folder."""
     folder.mkdir(parents=True)
     definition = {
         "name": "moe_combine",

@@ -68,7 +68,6 @@ def export(model: nn.Module, example: torch.Tensor, path: Path, exporter: str) -
 
 
 def check_results(trace: Trace) -> None:
-    """Check that every call's results have the shapes and types of the model's node."""
     for signature, results in results_of(trace):
         for actual, expected in zip(leaves(results), leaves(signature.outputs), strict=True):
             if isinstance(expected, TensorSpec):
@@ -189,7 +188,6 @@ def run_calls(trace: Trace, operands: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def call_by(signature: Signature, operands: list[torch.Tensor]) -> Any:
-    """Return the result of an operator on tensors in the given memory."""
     remaining = iter(operands)
 
     def make(leaf: Any) -> Any:
@@ -255,7 +253,6 @@ def test_tensors_with_too_many_dimensions_are_named(tmp_path: Path) -> None:
 
 
 def functions_of(bodies: dict[str, list[Any]], first: str) -> Any:
-    """Return a model that calls a function defined in it."""
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     functions = [helper.make_function("own", name, ["a"], ["b"], body, imports) for name, body in bodies.items()]
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
@@ -265,7 +262,6 @@ def functions_of(bodies: dict[str, list[Any]], first: str) -> Any:
 
 
 def chained(op: str, times: int) -> list[Any]:
-    """Return nodes of an own function, each applied to the result of the one before."""
     names = ["a", *(f"t{place}" for place in range(times - 1)), "b"]
     return [helper.make_node(op, [names[at]], [names[at + 1]], domain="own") for at in range(times)]
 

@@ -161,7 +161,6 @@ def plain(signature: Signature) -> str:
 
 
 def counted(trace: Trace) -> dict[str, int]:
-    """Return the number of calls by their text in the format."""
     texts = {signature.number: plain(signature) for signature in trace.signatures}
     counts: dict[str, int] = trace.own_calls["signature"].map(texts).value_counts().to_dict()
     return counts

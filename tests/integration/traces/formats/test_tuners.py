@@ -28,7 +28,6 @@ UNTUNED = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle"
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a trace with products in several layouts, convolutions and an attention, each twice or once."""
     path = tmp_path_factory.mktemp("tuners") / "step.jsonl"
     x, weight, bias = torch.randn(32, 64), torch.randn(48, 64), torch.randn(48)
     with Capture(path), torch.no_grad():
@@ -49,13 +48,11 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lines_for(tuner: str, trace: Path, folder: Path) -> list[str]:
-    """Return the lines of a tuner's first list."""
     assert main(["trace", "tuner", str(trace), "--for", tuner, "-o", str(folder / "list.txt")]) == 0
     return (folder / "list.txt").read_text(encoding="utf-8").splitlines()
 
 
 def products_of(trace: Path) -> set[tuple[Any, ...]]:
-    """Return shapes and strides of both matrices of each recorded product."""
     products = set()
     for signature in load(trace).signatures:
         name = signature.op.split(".")[1]
@@ -66,8 +63,6 @@ def products_of(trace: Path) -> set[tuple[Any, ...]]:
 
 
 class Products(TorchDispatchMode):
-    """Collects shapes and strides of both matrices of each product that runs."""
-
     def __init__(self) -> None:
         super().__init__()
         self.products: set[tuple[Any, ...]] = set()
@@ -145,7 +140,6 @@ def test_lists_for_hipblaslt_and_benchdnn_have_the_forms_of_their_documentation(
 
 
 def tuned_files(trace: Path, folder: Path) -> Iterator[Path]:
-    """Yield files as tuners write them, with an entry for one of the recorded problems."""
     entry = next(line for line in lines_for("tunableop", trace, folder) if "_NN,nn_48_32_64" in line)
     files = {
         "tunableop.csv": f"Validator,PT_VERSION,2.13.0\n{entry},Gemm_Hipblaslt_1219,1.262\n",
