@@ -40,7 +40,7 @@ def raise_if_from_program(error: BaseException) -> None:
 
 
 def is_from_program(error: BaseException) -> bool:
-    """Return True if a signal handler, trace function or other thread raised it, or if it is no `Exception`."""
+    """Return True if a signal handler, trace function or other thread raised an error, or it is no `Exception`."""
     if not isinstance(error, Exception):
         return True
     entries = list(_entries(error.__traceback__))
@@ -120,7 +120,7 @@ class UserError(Exception):
 
 
 class NothingSelectedError(UserError):
-    """Raised if a trace contains nothing that the user selected; not an error if another of several traces does.
+    """Raised if a trace contains nothing that the user selected; ignored if another of several traces does.
 
     advice : end of the hint that also applies to other traces, such as a better pattern to try
     """
@@ -182,7 +182,7 @@ MOST = 1000  # maximum number of characters of an unknown error's message
 
 
 def place_of(error: BaseException) -> str:
-    """Return ` at FILE:LINE` for the innermost line of a traceback that belongs to the user's code, if any."""
+    """Return ` at FILE:LINE` for the innermost line of a traceback in the user's code; empty if there is none."""
     files = [(entry.tb_frame.f_code.co_filename, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     own = [(name, line) for name, line in files if name.endswith(".py") and not _LIBRARY.search(name)]
     return f" at {own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""

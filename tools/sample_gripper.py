@@ -104,12 +104,12 @@ class Gripper:
         by_reference: bool = False,
         **unknown: Any,
     ) -> Any:
-        """Decorate a function to record its calls, and write them as a sample when the program ends.
+        """Decorate a function to record its calls, and write `calls` of them, or fewer when the program ends, as a sample.
 
         Parameters
         ----------
         entry : for a class, the method to grip
-        calls : number of calls to record, each with a different signature; the sample is written when they are recorded
+        calls : number of calls to record, each with a different signature
         tags : words of `opgrip.samples.tags.Tag`, in addition to detected ones
         name : name of the sample; by default, the function's name
         to : folder of samples

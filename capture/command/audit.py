@@ -180,9 +180,6 @@ def _marked(function: Callable[..., str]) -> Callable[..., str]:
 
 
 def _is_made_of_others(event: Any) -> bool:
-    """Return True if only the operators that an operator calls are counted: it does nothing else, or autocast calls it
-    again.
-    """
     below = {child.name for child in event.cpu_children}
     return MADE_OF.get(event.name) in below or {event.name, "aten::to"} <= below
 

@@ -118,7 +118,7 @@ def capture_steps(capture: Capture, program: ModelProgram, args: argparse.Namesp
 
     During the last warm-up steps, the capture examines new signatures without recording calls.
 
-    Raises UserError: a step fails, or calls no operator; the trace is discarded then.
+    Raises `UserError` if a step fails, or if no operator is called; no trace is written then.
     """
     total, learned = args.warmup + args.steps, capture.schedule.warmup
     doing = f"running {args.warmup} warm-up and {counted(args.steps, 'recorded step')}"
@@ -176,7 +176,7 @@ def check_written(capture: Capture) -> None:
 
 
 def values_problem(capture: Capture) -> str | None:
-    """Return the reason why full values were requested and could not be written, or None."""
+    """Return why the requested full values could not be written; None if they were written or not requested."""
     full = capture.full_values
     if full is None or full.failure is None:
         return None
@@ -203,9 +203,9 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
     options : options of `opcapture --help` by their long names, with `_` in place of `-`; a list for options that take
         several values. With `run="train"`, the module's parameters change. The module's training mode is restored
 
-    Raises TypeError: unknown option.
+    Raises TypeError if an option is unknown.
 
-    Raises UserError: invalid values, a model that cannot be built or fails, or a trace that cannot be written.
+    Raises `UserError` if a value is invalid, the model cannot be built or fails, or the trace cannot be written.
     """
     excluded = (*OF_COMMAND, "model", "output")
     with in_words_of_python(), warnings.catch_warnings():

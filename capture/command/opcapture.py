@@ -263,8 +263,8 @@ def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
     """Return in ns the time that a capture adds to a call of a small operator, and the time that it adds between two
     calls.
 
-    Without a capture, only the time between starts is known. A recorded call's duration beyond it counts as added to
-    the call.
+    Without a capture, only the time from one call's start to the next is known. The part of a recorded call's duration
+    beyond that time counts as added to the call.
     """
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:

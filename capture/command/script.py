@@ -52,13 +52,13 @@ def run_script(
 ) -> int:
     """Run a script or module, and return the exit status that `python` would have.
 
-    An exception that ends the script is reported by `sys.excepthook`.
+    An exception that ends the script is reported by `sys.excepthook`; `KeyboardInterrupt` is raised again.
 
     arguments : as in `check_script`
     compiled : compiles source, given its file name; None for Python's own `compile`
     ended_in : called with the exception that ends the script, including `SystemExit`
 
-    Raises UserError: the script could not be started.
+    Raises `UserError` if the script cannot be started.
     """
     before = list(sys.argv), list(sys.path)
     # keeps the script's objects, or the error whose frames hold them, alive as long as the script's threads

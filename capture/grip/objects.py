@@ -53,7 +53,7 @@ class Arrays:
     def take(self, array: Array) -> ArraySpec:
         """Return the `ArraySpec` of an array; its tensor is a copy if torch does not support the array's strides.
 
-        Raises TypeError, ValueError: the array's dtype does not exist in torch.
+        Raises TypeError or ValueError if the array's dtype does not exist in torch.
         """
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         root = _root(array)

@@ -68,7 +68,7 @@ class GripTarget:
     function : the function; for an inner function, the function that contains it
     owner : class in which the function was found, or None
     inside : for an inner function, the function that creates it at each call; else None
-    inherited : True if `owner` inherits the method
+    inherited : True if `owner` inherits the method from another class
     """
 
     function: FunctionType
@@ -235,7 +235,7 @@ def decorated_inside(
 ) -> CodeType:
     """Return the code of a function that decorates its inner functions for which `is_gripped(qualname)` is true.
 
-    Raises CannotDecorate: the source is missing, or differs from the loaded code.
+    Raises `CannotDecorate` if the source is missing, or differs from the loaded code.
     """
     code = function.__code__
     try:

@@ -352,7 +352,7 @@ def source_tags(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def tags_of(requirements: Requirements) -> frozenset[str]:
-    """Return the tags, such as `ForLoop`, that follow from the source of everything that a function certainly needs."""
+    """Return the tags, such as `ForLoop`, that follow from the source of all code that a function is sure to need."""
     # excludes `may_need`: code that may never be called
     uncertain = {needed for item in requirements.items for needed in item.may_need}
     certain = set(reachable(requirements.root, uncertain))
@@ -516,7 +516,7 @@ WHOLE_BYTES = 64 << 20
 def write_calls(folder: Path, gripped: Gripped) -> None:
     """Write the recorded calls of a gripped function into its sample's folder.
 
-    Raises UserError: a file exists already, or safetensors is not installed.
+    Raises `UserError` if a file exists already, or safetensors is not installed.
     """
     full = FullValues(folder / VALUES, most_bytes=WHOLE_BYTES)
     records: list[Record] = [Thread(0, "MainThread")]

@@ -61,8 +61,8 @@ class ModuleWatch(ABC):
 class ExtensionWatch(ModuleWatch):
     """A context in which calls of the named extension modules' functions are recorded.
 
-    The operators inside a function are also recorded, with the function's name in their scope. For modules that use
-    ctypes, functions of their libraries are recorded.
+    The operators inside a function are also recorded, with the function's name in their scope. For a module in Python
+    that loads libraries with ctypes, the libraries' functions are recorded.
     """
 
     def __init__(self, recorder: Recorder, names: Iterable[str] = KNOWN_EXTENSIONS) -> None:
@@ -82,7 +82,9 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return the reason for each requested module of which no function is recorded."""
+        """Return why no function of a requested module is recorded, by module; leave out known ones that are not
+        loaded.
+        """
         if not self._has_begun:
             return {}
         reasons = {}
@@ -273,10 +275,10 @@ def name_of(kernel: Any) -> str:
 
 
 def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
-    """Return the description of a launch, from the arguments of the kernel's `run` method.
+    """Return the description of a launch of a Triton kernel, given the arguments of the kernel's `run` method.
 
-    Raises Exception: the program's function for the grid failed. Triton should then call it again, so that the
-    error reaches the program.
+    Raises the error of the program's function for the grid, if it fails. Triton should then call that function again,
+    so that the program gets the error.
     """
     parameters = _parameters_of(kernel)
     named = {name: kwargs[name] for name in parameters.names if name in kwargs}

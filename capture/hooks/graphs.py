@@ -36,10 +36,10 @@ Launch = tuple[Generations, int, int, int, Callable[..., Any]]
 
 
 class GraphWatch:
-    """A context in which the calls in each capture of a CUDA graph are recorded once, and each launch as one call.
+    """A context in which each CUDA or HIP graph is recorded once, with the calls in it, and each of its launches as one
+    call.
 
-    If the capture of a graph was seen neither by this recording nor by a `GraphKeeper`, the trace has the graph's
-    launches, but not the calls in the graph.
+    If a graph was captured before, and without a `GraphKeeper`, the trace has its launches, but not the calls in it.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -39,6 +39,7 @@ def measured(
 ) -> Run | None:
     """Return a function that calls `run` and measures device time or page faults, or None if neither is needed.
 
+    number : number of the call's signature
     func : operator, or None for other functions
     values : arguments of the call
     started : returns the start of the running call in ns, which identifies the measurement
@@ -56,10 +57,12 @@ def measured(
 def timed_on(
     recorder: Recorder, mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]
 ) -> Run:
-    """Return a function that calls `run`, measures its device time with events, and notes the stream.
+    r"""Return a function that calls `run`, measures its device time with events, and notes the current stream.
 
     If records of kernels will provide the device time, the function only notes the stream, or is `run` itself if the
     program uses a single stream.
+
+    \n
     """
     if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
         return mode.device.timed(run, device, started)
@@ -88,7 +91,7 @@ class _Watched:
 
 
 def schedule_observation(node: CallNode, mode: ThreadMode) -> None:
-    """Wrap the operator of a node so that the tensor values in its next call are recorded."""
+    """Wrap the operator of a node, so that the tensor values of the node's next call are recorded."""
     operator = node.op
     # wrap only once, even for several reasons: an observation inside another one would be part of the measured time
     if not isinstance(operator, _Watched):
@@ -119,7 +122,7 @@ def _look(
 def higher_order_node(
     recorder: Recorder, mode: ThreadMode, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: int
 ) -> CallNode | None:
-    """Return a node for a call of a higher-order operator, such as `torch.cond` or `flex_attention`.
+    """Return a `CallNode` for a call of a higher-order operator, such as `torch.cond` or `flex_attention`.
 
     torch turns a dispatch mode off while an operator runs, and therefore also while the functions passed to it run. The
     node's `op` turns the mode on again around the operator's code, so that calls in these functions are recorded too.

@@ -111,7 +111,7 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss in a model's output, or the mean of its first differentiable tensor."""
+    """Return the loss in a model's output, else the mean of the first tensor in it that requires a gradient."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss if loss.dim() == 0 else loss.mean()
@@ -159,7 +159,7 @@ def model_types() -> tuple[str, ...]:
 
 
 def usual_class(model_type: str) -> str | None:
-    """Return the class of a model type for the first possible task in `_TASKS`, else its class without a head."""
+    """Return the class name of a model type for the first task in `_TASKS` that it has, else without a head."""
     tables = needed("transformers.models.auto.modeling_auto", EXTRA)
     for table in (*(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _TASKS), "MODEL_MAPPING_NAMES"):
         name = getattr(tables, table, {}).get(model_type)
@@ -190,7 +190,7 @@ def _class_named(package: Any, name: str) -> Any:
 
 
 def make_config(model_class: type[Any], cfg_options: Sequence[str], sizes: Mapping[str, Any]) -> Any:
-    """Build the config of a model class; raise `UserError` for an unknown setting, or one that contradicts others.
+    """Build the config of a model class; raise `UserError` if a setting is unknown or contradicts others.
 
     cfg_options : `key=value` each, with dots for nested configs; or `small`, for few and narrow layers
     sizes : settings derived from other options; a setting that the config lacks is ignored

@@ -96,10 +96,13 @@ class Agent:
         armed: Callable[[RecordingSession], None] = lambda session: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record steps as requested, and return the result, as `finish` does; raise `UserError` if not possible.
+        """Record steps as requested; return a dictionary with the trace's `file`, numbers of `steps` and `calls`, and
+        others.
 
         armed : called with the recording once it can begin at the next step
         waiting : called with the reason if no step begins for some time
+
+        Raises `UserError` if this process is recording already, has not loaded torch, or cannot record.
         """
         asked_ns = time.perf_counter_ns()
         _wait_for_torch(request.wait_s)
@@ -113,7 +116,7 @@ class Agent:
         return self.finish(session, waiting)
 
     def begin(self, request: RecordingRequest, asked_ns: int) -> RecordingSession:
-        """Prepare a recording that begins at the next step; return it, to be passed to `finish`.
+        """Prepare a recording that begins at the next step; raise `UserError` if another one is running.
 
         asked_ns : time at which the request arrived, by `perf_counter_ns`
         """
@@ -133,7 +136,9 @@ class Agent:
             raise
 
     def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
-        """Wait until a recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others."""
+        """Wait until a recording ends; return a dictionary with its `file`, numbers of `steps` and `calls`, and
+        others.
+        """
         try:
             result = session.finish(waiting)
             self.recordings += bool(result["file"])
@@ -296,9 +301,9 @@ _watches_forks = False
 
 
 def start_agent(settings: AgentSettings) -> Agent:
-    """Return the agent of this process, which is started if there is none.
+    """Return the agent of this process; start one with `settings` if it has none.
 
-    Raises UserError: a socket or thread cannot be created.
+    Raises `UserError` if a socket or thread cannot be created.
     """
     global _agent, _watches_forks
     with _starting:
@@ -359,7 +364,7 @@ def _renew() -> None:
 def listen_to(number: signal.Signals) -> None:
     """Record the next steps whenever a signal arrives, and report each recording on stderr.
 
-    Raises UserError: the program already handles that signal, or this is not its main thread.
+    Raises `UserError` if the program already handles that signal, or this is not its main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         raise UserError(
@@ -503,7 +508,7 @@ def trigger(
     step_module : pattern for the classes of modules whose outermost calls count as steps
     options : options of `Capture`
 
-    Raises UserError: the agent, or the thread that records, cannot be started. Later failures are in
+    Raises `UserError` if the agent, or the thread that records, cannot be started. Later failures are in
     `Triggered.problem`.
     """
     # import here: two threads that import torch at once get incomplete modules

@@ -76,7 +76,7 @@ def _start() -> None:
 def start(settings: AgentSettings) -> Agent:
     """Start the agent of this process, including its signal handler, and return it.
 
-    Raises UserError: a socket or thread cannot be created.
+    Raises `UserError` if a socket or thread cannot be created. If the signal cannot be handled, that is only printed.
     """
     from opgrip.capture.on_demand.agent import start_agent
     from opgrip.errors import UserError

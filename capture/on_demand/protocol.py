@@ -44,9 +44,10 @@ class MessageSocket:
         self._link.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self, seconds: float | None) -> dict[str, Any] | None:
-        """Return the next message, or None if the other end has closed.
+        """Return the next message, or None if the other process has closed the connection.
 
-        Raises ValueError: the data is not a message. TimeoutError: the message is not complete within `seconds`.
+        Raises ValueError if the data is not a message, and TimeoutError if the message is not complete within
+        `seconds`.
         """
         until = None if seconds is None else monotonic() + seconds
         while b"\n" not in self._buffer:
@@ -96,13 +97,14 @@ _Seconds: TypeAlias = Annotated[float, Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class RecordingRequest:
-    """A client's request to record; for fields that are None, the process uses its own settings.
+    """A client's request to record. If a field is None, the process uses its own setting.
 
     output : pattern for the path of the trace
     warmup : number of steps before the recorded ones that are examined but not recorded
     seconds : time in seconds during which steps to record may begin
     step_module : pattern for the classes of modules whose calls are steps
     wait_s : time in seconds after which the request fails if no step begins
+    options : options of `Capture` by name
     """
 
     output: str | None = None
@@ -174,7 +176,7 @@ def _converted(values: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """Return lines for the user about a recording's result, as `Agent.finish` returns it."""
+    """Return lines for the user about the result of a recording, a dictionary from `Agent.finish`."""
     if result.get("problem"):
         return [f"no trace was written: {result['problem']}"]
     if not result.get("file"):
@@ -197,7 +199,7 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 def make_folder() -> Path:
     """Return this user's private folder for sockets, which is created if it does not exist.
 
-    Raises UserError: other users own the folder or can enter it.
+    Raises `UserError` if other users own the folder or can enter it, or if no folder can be created.
     """
     problem: UserError | None = None
     for folder in _own_folders(os.geteuid()):
@@ -220,7 +222,7 @@ def make_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise `UserError` if another user owns a folder or can enter it."""
+    """Raise `UserError` if a path is not a folder, other users can enter it, or another user than root owns it."""
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
         raise UserError(f"{folder} is not a folder", "remove it")

@@ -57,7 +57,7 @@ class Extent:
 
 
 class ThreadLife:
-    """Object in a thread's local storage that identifies the thread, whose number may be reused, and ends with it."""
+    """Object that identifies a thread and ends with it, because a thread's number may be used again."""
 
     __slots__ = ("__weakref__",)
 
@@ -187,7 +187,6 @@ class StepRecording:
         return self._learning or self.extent.steps is None or self._begun < self.extent.steps
 
     def _check_end(self) -> None:
-        """End the recording if it has enough steps or its time is over. The caller must hold the lock."""
         enough = self.extent.steps is not None and self.steps + self.cut >= self.extent.steps
         over = self._until is not None and monotonic() >= self._until
         if (enough or over) and not self._running:
@@ -203,7 +202,7 @@ class _MarkingThread(threading.local):
 class ProgramSteps:
     """Detects steps that last from one call of `opgrip.capture.step()` of a thread to its next.
 
-    After `leave`, it continues until each thread has called it, because only a thread itself can remove its dispatch
+    After `leave`, each thread is watched until it calls `step()` again, because only a thread can remove its dispatch
     mode.
     """
 
@@ -265,7 +264,8 @@ class _CallingThread(threading.local):
 
 
 class ModuleSteps:
-    """Detects outermost calls of modules as steps, or outermost calls of modules whose class matches a pattern.
+    """Detects steps: calls of modules that are inside no other module's call. With `pattern`, only modules whose class
+    matches count.
 
     passed : names of classes of modules whose calls were not steps, by reason
     trains : True if a step was a call of a module in training mode
@@ -338,8 +338,8 @@ class ModuleSteps:
 
 
 class StepDetector:
-    """The steps of a recording: calls of modules that match `step_module`, if it is given; else what the program marks
-    with `opgrip.capture.step`, if it does; else outermost calls of modules.
+    """Detects the steps of a recording: calls of modules whose class matches `step_module`, if it is given; otherwise
+    the steps that the program marks with `opgrip.capture.step()`; if it marks none, outermost calls of modules.
     """
 
     def __init__(self, recording: StepRecording, step_module: str | None) -> None:
@@ -453,11 +453,13 @@ class StepCapture(Capture):
             self._recorder.budget.leave_steps()
 
     def enter_step(self, nested: bool, label: str | None) -> ThreadStep:
-        """Start recording this thread; `nested` as for `StepRecording.begin_step`.
+        """Start recording this thread.
 
+        nested : True if the step is sure to end before every dispatch mode that is on now
         label : label of the step's calls in the trace
 
-        Raises RuntimeError: a dispatch mode of the program is active, which might end before the step.
+        Raises RuntimeError if `nested` is False and a dispatch mode of the program is on, which might end before the
+        step.
         """
         if not nested and innermost_mode() is not None:
             raise RuntimeError("a torch dispatch mode of the program is active and might end before the step")
@@ -479,8 +481,8 @@ class StepCapture(Capture):
     def leave_step(self, step: ThreadStep) -> bool:
         """Stop recording this thread at the end of a step.
 
-        Return False if that is not possible yet, because a dispatch mode of the program is active on top of the
-        capture's.
+        Return False if that is not possible yet, because the program has entered another dispatch mode that is still
+        on.
         """
         mark, step.mark = step.mark, None
         try:
@@ -548,7 +550,9 @@ class RecordingSession:
             raise
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
-        """Wait until the recording has ended; return its result: `file`, numbers of `steps` and `calls`, and others."""
+        """Wait until the recording ends; return a dictionary with its `file`, numbers of `steps` and `calls`, and
+        others.
+        """
         try:
             self._wait(waiting)
         finally:

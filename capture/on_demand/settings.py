@@ -28,11 +28,12 @@ class AgentSettings:
     """Settings for the recordings of one process.
 
     name : name of the process in `opcapture list`
-    output : pattern for the absolute paths of recordings
-    steps, seconds, warmup : steps of a recording whose request does not name them; see `Extent`
+    output : pattern for the paths of recordings
+    steps, seconds, warmup : extent of recordings whose request does not set it (see `Extent`)
     step_module : pattern for classes of modules whose calls are steps; None for the default (see `StepDetector`)
     signal : name of the signal that requests a recording, or None
     at_start : True to record the first steps without a request
+    options : options of `Capture` by name
     """
 
     name: str
@@ -56,7 +57,7 @@ def program_name() -> str:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `UserError` if a pattern for paths of traces has unknown fields or no suffix of a trace."""
+    """Raise `UserError` if a pattern for traces' paths has unknown fields, or no suffix of trace files at its end."""
     strange = next((field for field in FIELD.findall(pattern) if field not in FIELDS), None)
     if strange is not None:
         fields = ", ".join(f"%{name}" for name in FIELDS)
@@ -71,7 +72,7 @@ def recording_path(pattern: str, number: int) -> Path:
 
 
 def signal_of(name: str) -> signal.Signals:
-    """Return the signal with a name such as USR1; raise `UserError` if it does not exist or has another purpose."""
+    """Return the signal with a name such as USR1; raise `UserError` if it does not exist or has another use."""
     word = name.upper().removeprefix("SIG")
     number = getattr(signal, f"SIG{word}", None)
     if not isinstance(number, signal.Signals) or word in _OTHER_SIGNALS:
@@ -103,7 +104,7 @@ VARIABLES: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def settings_of(environment: Mapping[str, str]) -> AgentSettings:
-    """Return the settings that environment variables contain; raise `UserError` for an invalid value."""
+    """Return the settings in variables such as `OPGRIP_CAPTURE`; raise `UserError` for invalid values."""
     pattern = environment["OPGRIP_CAPTURE"]
     check_pattern(pattern)
     values: dict[str, Any] = {}

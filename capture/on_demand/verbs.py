@@ -103,9 +103,9 @@ def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableP
 
     Processes that a process of the same name started, such as data loaders, are only found by process id.
 
-    rank : the process's rank, if several ranks of a job have the name
+    rank : the process's rank, if several ranks of a job have this name
 
-    Raises UserError: no process matches, or several do.
+    Raises `UserError` if no process matches, or several do.
     """
     everyone = processes()
     items = [item for item in everyone if str(item.pid) == word]
@@ -133,9 +133,10 @@ def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableP
 
 
 def record(process: RecordableProcess, request: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Record steps of a process, report the progress, and return the result, as `Agent.finish` does.
+    """Ask a process to record steps, report its progress, and return a dictionary with `file`, `steps`, `calls` and
+    others.
 
-    Raises UserError: the process refuses the request, or ends before its recording does.
+    Raises `UserError` if the process refuses the request, or ends before its recording does.
     """
     connection = _send(process, RECORD, request)
     try:
@@ -171,9 +172,9 @@ def _follow(
 
 
 def converse(process: RecordableProcess, do: str) -> Iterator[dict[str, Any]]:
-    """Send a request without fields to a process and yield its answers as they arrive.
+    """Send the request `do`, such as `stop`, to a process, and yield its answers as they arrive.
 
-    Raises UserError: the process refuses the request, or does not answer in time.
+    Raises `UserError` if the process refuses the request, or does not answer in time.
     """
     connection = _send(process, do, {})
     try:

@@ -21,7 +21,7 @@ _SAME = nullcontext()
 
 
 def accelerators() -> tuple[str, ...]:
-    """Return the device types whose operators run asynchronously, whether or not this machine has such a device."""
+    """Return the types of accelerators that captures support, such as `cuda`, whether or not this machine has one."""
     outside = out_of_tree_device()
     # do not use getattr: torch takes long to search for a missing attribute
     return (*KINDS, outside) if outside in vars(torch) else KINDS
@@ -43,9 +43,10 @@ def started_devices() -> list[str]:
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) -> torch.device | None:
-    """Return the accelerator that a call uses, or None if it uses none that the process has started.
+    """Return the first accelerator on which a call has a tensor, or which its arguments `values` name.
 
-    The device has no index if the call names a device without one.
+    Return None if there is none, or if the process has not started it. The device has no index if `values` name it
+    without one.
     """
     devices = [tensor.device for tensor in tensors]
     devices += [value for value in values if isinstance(value, torch.device)]
@@ -55,7 +56,7 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return a device with its index, by default that of this thread's current device of the same kind."""
+    """Return a device with an index: its own, or else that of this thread's current device of the same type."""
     index: int | None = device.index
     if index is not None:
         return device
@@ -92,7 +93,7 @@ def is_own_stream() -> bool:
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which `device` is this thread's current device.
 
-    Without it, an event's query or recording creates a CUDA context on the current device, which takes memory.
+    Otherwise, to query or record an event would create a CUDA context on the current device, which takes memory.
     """
     module = getattr(torch, device.type)
     if module.current_device() == device.index:
@@ -178,7 +179,7 @@ class GraphCaptures:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the graph captures and queries in progress; also used in a forked process."""
+        """Forget the graph captures and queries in progress, as is necessary in a forked process."""
         self._changed = Condition()
         self._ongoing = self._questions = 0
 

@@ -36,7 +36,7 @@ def check_choices(model: object, values: str, device_time: str) -> None:
 
 
 def check_flight(last: int | None, path: object, values: str, device_time: str, has_limits: bool) -> None:
-    """Raise `UserError` if another option of `Capture` needs all calls although it keeps only the `last` ones."""
+    """Raise `UserError` if `last`, a number of calls, is below 1 or conflicts with another option of `Capture`."""
     if last is None:
         return
     if last < 1:
@@ -60,7 +60,7 @@ OUTPUT = "private.jsonl"  # the default name, of the script or model, would reve
 
 
 def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:
-    """Raise `UserError` if another option, given as for `Capture`, conflicts with `private`."""
+    """Raise `UserError` if an option of `Capture` conflicts with `private`, or `salt_file` is set without it."""
     if salt_file is not None and not private:
         raise UserError("--salt-file needs --private", "add --private")
     if not private:

@@ -82,12 +82,12 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def read_context() -> tuple[Any, ...]:
-    """Return the current values of the settings in `MODES`, `SETTINGS` and `CUDA_SETTINGS`, in this order."""
+    """Return whether gradient mode and inference mode are on, followed by the values that `read_settings` returns."""
     return (*[read() for read in MODES.values()], *read_settings())
 
 
 def read_settings() -> tuple[Any, ...]:
-    """Return the values of the settings in `SETTINGS` and `CUDA_SETTINGS`; None for settings that cannot be read."""
+    """Return the values of `SETTINGS` and, if CUDA is used, `CUDA_SETTINGS`; None for those that cannot be read."""
     values = [_read(read) for read in SETTINGS.values()]
     if is_started("cuda"):
         values += [_read(read) for read in CUDA_SETTINGS.values()]
@@ -95,7 +95,7 @@ def read_settings() -> tuple[Any, ...]:
 
 
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return the values that `read_context` returned, by name, without settings that could not be read."""
+    """Return, by name of the setting, values in the order of `read_context`, without those that are None."""
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
     return {
         name: plain_name(value) if isinstance(value, torch.dtype) else value

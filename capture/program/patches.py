@@ -66,7 +66,7 @@ class Patches:
         self._all: list[tuple[Any, str, _Patch]] = []
 
     def replace(self, owner: Any, name: str, watching: Callable[[Callable[..., Any]], Any]) -> None:
-        """Replace an attribute of `owner` by the wrapper `watching(attribute)`."""
+        """Replace the attribute `name` of a module or class by `watching(attribute)`, which returns a wrapper."""
         original = getattr(owner, name)
         patch = _Patch(original)
         wrapper = watching(original)

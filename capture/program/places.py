@@ -103,7 +103,7 @@ class Places:
         return self.at(place.module, place.module_type, phase, place.inside, place.autocast, place.gripped)
 
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
-        """Return the location inside a recorded call of the function `name`.
+        """Return a location like `place`, but inside a recorded call of the function `name`.
 
         gripped : True if the calls in the function are recorded too
         """
@@ -129,8 +129,9 @@ class ModulePaths:
         return entry[1] if entry is not None and entry[0]() is module else None
 
     def called(self, module: nn.Module, above: str | None) -> str:
-        """Return the path of a module that is being called by the module with the path `above`; None outside all
-        modules.
+        """Return the path of a module that is being called.
+
+        above : path of the module that calls it; None if the call is outside all modules
         """
         path = self.of(module)
         if path is None and above is None:
@@ -193,9 +194,9 @@ class SourceLines:
 
 
 def innermost_module() -> nn.Module | None:
-    """Return the module whose method, such as `head.loss`, is innermost on this thread's stack, or None.
+    """Return the module whose method, such as `head.loss`, is innermost on this thread's stack.
 
-    The search ends at the frame of the module's call that the hooks reported.
+    Return None if no such method was called since the innermost call of a module began.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not _CALLS_FORWARD:

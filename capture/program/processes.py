@@ -43,7 +43,7 @@ def own_path(path: str | Path, number: int = 1) -> str | Path:
 
 
 def unused(path: Path) -> Path:
-    """Return `path`, or if a trace or a file of full values exists there, `path` with a number before its suffixes."""
+    """Return `path`, with a number before its suffixes if a trace or a file of full values exists there."""
     # import here, because modules that run before torch is loaded import this module
     from opgrip.traces.io.tensor_file import values_path
 

@@ -37,7 +37,9 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return a mask of the calls of a thread, by their start times, made while the graph was captured."""
+        """Return which calls of a thread, given by their starts in ns, were made while the program captured the
+        graph.
+        """
         if mode is not self.mode and mode.thread_name != ENGINE:
             return np.zeros(len(starts), dtype=np.bool_)
         mask: NDArray[np.bool_] = (starts >= self.started_ns) & (starts < self.ended_ns)
@@ -59,7 +61,7 @@ class GraphCapture:
         return Graph(self.signature, list(signature), list(scope), tensors[order].tolist(), storages.tolist())
 
     def written(self) -> Iterator[WrittenCalls]:
-        """Yield the graph's calls by thread, with the index of each call in the graph in place of its signature."""
+        """Yield the graph's calls by thread, with each call's index in the graph instead of its signature number."""
         starts = np.concatenate([part.calls[:, 1] for part in self.parts])
         places = np.argsort(np.argsort(starts, kind="stable"), kind="stable")
         ends = np.cumsum([len(part.calls) for part in self.parts])

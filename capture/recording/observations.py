@@ -152,7 +152,7 @@ class SiteTimes:
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, SiteKey]]:
-        """Add calls; yield the signature and call site of calls whose values should be observed.
+        """Add calls; yield (signature, call site) for calls whose values should be observed when they recur.
 
         All arrays are (N,), one element per call; `memory` has the storage number of each call's first tensor.
         """
@@ -200,7 +200,8 @@ class Observations:
 
     share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
-    spent_ns : total time of the capture's own work, except for calls that were predicted
+    spent_ns : total time of the capture's own work in ns, except its work on calls whose signature was recognized
+        without a lookup by key
     """
 
     def __init__(self, share: float = VALUE_SHARE) -> None:
@@ -219,7 +220,7 @@ class Observations:
         self._idle_since_ns: int | None = None
 
     def set_idle(self, idle: bool) -> None:
-        """Begin or end a period in which no calls are recorded, which is not counted as the program's time."""
+        """Begin or end a period in which no calls are recorded; its time does not count as the program's time."""
         now = perf_counter_ns()
         if idle and self._idle_since_ns is None:
             self._idle_since_ns = now
@@ -230,8 +231,8 @@ class Observations:
     def set_learning(self, learning: bool) -> None:
         """Begin or end the warm-up steps, in which the capture examines calls and records none.
 
-        During these, observations have no time limit. Afterwards, a signature's values are observed again only after
-        `LATE` of its calls, or at the call sites that `want_at` requested.
+        During these, observations have no time limit. Afterwards, a signature's values are observed again only once it
+        has `LATE` calls, or at call sites requested with `want_at`.
         """
         self._learning = learning
         # the time spent on learning must not reduce the time for observations in later steps
@@ -247,13 +248,13 @@ class Observations:
         self._due.clear()
 
     def want(self, number: int) -> None:
-        """Request that some later calls of a signature are observed, whose first call was recorded."""
+        """Request that some later calls of a signature, whose first call was recorded, are observed."""
         if number not in self._next:
             self._key_lookups[number] = 1
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return after how many lookups by key the calls of a signature may be predicted."""
+        """Return how many lookups by key a signature needs before its later calls may be recognized without the key."""
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS
@@ -276,7 +277,8 @@ class Observations:
         return number in self._sites
 
     def take(self, number: int, here: Callable[[], SiteKey]) -> Look:
-        """Return the reason to observe a call of a signature, and count that observation as done.
+        """Return why a call of a signature is to be observed now, and count the observation as done; `Look.NO` if it is
+        not.
 
         here : function that returns the call site of the call
         """

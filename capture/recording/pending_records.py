@@ -19,7 +19,7 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 class OwnCalls(threading.local):
     """Marks a thread while it runs operators for the capture itself, which are not recorded.
 
-    lock : held meanwhile; each thread has its own. A flag could stay set when an exception arrives at a bad moment
+    lock : held while this thread does so; each thread has its own. A flag could stay set after an exception
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class PendingRecords:
 
     redacts_late : True to leave redaction and encoding to the code that writes records to a file
 
-    lock : held while the recording's tables are extended
+    lock : lock to hold while the recording's tables are extended
     """
 
     def __init__(self, own_calls: OwnCalls, privacy: Policy | None = None, redacts_late: bool = False) -> None:

@@ -58,10 +58,11 @@ from opgrip.traces.table.step_starts import MOST_STEPS
 class SignatureTable:
     """The signatures of one recording, with their numbers.
 
-    note_new : called before a new signature is added
+
 
     closed : number of signatures whose records were made
     marks : signatures of `record_function` labels
+    differentiable : signatures with an argument that requires a gradient
     on_accelerator : signatures with a tensor on an accelerator
     families : for each signature, the first signature of the same operator with similar tensors
     """
@@ -105,7 +106,7 @@ class SignatureTable:
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:
-        """Return the number of the signature with this key; add `record` of another recording if there is none."""
+        """Return the number of the signature with this key; if new, add `record`, made by another recording."""
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
@@ -143,7 +144,7 @@ class SignatureTable:
         return self._large_outputs.get(number, 0)
 
     def close(self, number: int, result: Any, raised: BaseException | None) -> None:
-        """Make the record of an open signature when the first of its calls has ended or raised an error."""
+        """Make the record of a signature if it is open, because its first call has ended or raised an error."""
         with self._lock:
             signature = self._open.get(number)
             if signature is None:
@@ -174,7 +175,8 @@ class SignatureTable:
         since_ns: int | None = None,
         storage: int | None = None,
     ) -> Callable[[Any], None]:
-        """Observe the values of a later call of a signature before it runs; return a function that records its result.
+        """Observe the values of a later call of a signature before the call runs; return a function that records the
+        call's result.
 
         name : operator
         since_ns, storage : start time of the observation, and storage number of the first tensor, by which the trace
@@ -222,14 +224,14 @@ class SignatureTable:
         return lambda result: note_outputs(self._outputs(result))
 
     def forget(self) -> None:
-        """Start new tables; the caller must hold the lock. Records to which calls refer stay until `prune`."""
+        """Clear the tables that find signatures again; keep records until `prune`. The caller must hold the lock."""
         self._numbers.clear()
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], generations: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open ones, and those of the generations; return those kept.
+        """Remove all signatures except `numbers`, open ones, and those numbered in `generations` (see `Generations`).
 
-        The caller must hold the lock.
+        Return the numbers that are kept. The caller must hold the lock.
         """
         remaining = {*numbers, *self._open, *self._generations.numbers(Signature, generations)}
         self.families = {number: self.families[number] for number in remaining if number in self.families}
@@ -293,7 +295,7 @@ class Recorder:
 
     model : module to which module paths are relative; without it, each outermost module that is called starts its own
         path
-    stack_depth : number of source lines kept per scope
+    stack_depth : number of frames of the program kept per call
     write_ahead : function called before every call runs, or None
     redacts_late : True to redact and encode records only when they are written to a file
     kernels : source of device times from kernel records, or None to time calls with events
@@ -325,7 +327,7 @@ class Recorder:
         self.begin()
 
     def begin(self) -> None:
-        """Create empty tables and start to record; also used in a forked process, where only this thread exists."""
+        """Create empty tables and start to record. A forked process, which has only this thread, calls this too."""
         self.started_ns = perf_counter_ns()
         self.pid = os.getpid()
         self.uses_streams = False
@@ -410,16 +412,16 @@ class Recorder:
         )
 
     def forget(self) -> None:
-        """Start new tables, so that signatures get new numbers; records of the old ones stay until `prune`."""
+        """Clear the tables, so that signatures and scopes get new numbers; keep old records until `prune`."""
         with self.pending.lock:
             self.generations.begin()
             for table in (self.signatures, self.scopes, self.fitter, self.observations):
                 table.forget()
 
     def prune(self, generations: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
-        """Remove old numbers and their records; return type and number of all records to which calls may still refer.
+        """Remove records with old numbers; return the type and number of each record to which calls may still refer.
 
-        generations : generations of numbers that a thread may still use
+        generations : periods between calls of `forget` from which a thread may still use numbers
         pairs : (signature, scope) pairs of calls that are not written yet
         running : signature and scope of each call that has not ended
         """

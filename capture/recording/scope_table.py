@@ -58,7 +58,7 @@ class Generations:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, generations: set[int]) -> Iterator[int]:
-        """Yield the numbers of a kind that were assigned in some generations; forgotten generations have none."""
+        """Yield the numbers of a kind that were assigned in some generations, except generations removed by `keep`."""
         for generation in sorted(generations & self._firsts.keys()):
             end = self._next[kind] if generation == self.current else self._ends[generation].get(kind, 0)
             yield from range(self._firsts[generation].get(kind, 0), end)
@@ -100,7 +100,7 @@ class ScopeTable:
         self._pair_numbers: dict[tuple[int, int, int], int] = {}
 
     def point(self, signature: int, place: Location, tensors: int) -> tuple[int, int]:
-        """Return the number of the scope, and of the (signature, scope) pair, for calls from the current source line.
+        """Return the numbers of the scope, and of the (signature, scope) pair, of calls from the current source line.
 
         tensors : number of input and output tensors of the calls
         """
@@ -132,7 +132,10 @@ class ScopeTable:
         return number
 
     def backward_scope(self, scope: int, forward: int) -> int:
-        """Return the number of a scope equal to `scope` that also refers to `forward`, the scope of a forward call."""
+        """Return the number of a scope equal to `scope` that also refers to `forward`, the scope of a forward call.
+
+        Return `scope` if there is no such scope yet and the record of `forward` was removed.
+        """
         key = (scope, forward)
         number = self._scopes.get(key)
         if number is None:
@@ -142,7 +145,7 @@ class ScopeTable:
         return number
 
     def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
-        """Return the number of the scope that equals `scope` of another recording; add one if there is none.
+        """Return the number of the scope that equals `scope` of another recording; add the scope if there is none.
 
         records : records of that recording by type and number
         """
@@ -157,12 +160,12 @@ class ScopeTable:
         return self._add(self._scopes, record, record)
 
     def forget(self) -> None:
-        """Start new tables; the caller must hold the lock. Records to which calls refer stay."""
+        """Clear the tables that find equal scopes again; keep their records. The caller must hold the lock."""
         for table in (self._pair_numbers, self._scopes, self._contexts):
             table.clear()
 
     def prune_pairs(self, generations: set[int], pairs: set[int]) -> None:
-        """Remove all (signature, scope) pairs except those with these numbers and those of these generations."""
+        """Keep only the (signature, scope) pairs numbered in `pairs`, or in `generations` (see `Generations`)."""
         of_generations = (FIRST_PAIR + number for number in self._generations.numbers(PAIR, generations))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
             number: self.pairs[number] for number in of_generations if number in self.pairs

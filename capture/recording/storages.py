@@ -60,7 +60,7 @@ class StorageNumbers:
     def numbers_of(self, tensors: Iterable[torch.Tensor | None]) -> list[int]:
         """Return the storage numbers of an operator's results, without results that are None.
 
-        Raises RuntimeError, NotImplementedError for a tensor without storage.
+        Raises RuntimeError or NotImplementedError if a tensor has no storage.
         """
         number, add = self.numbers.get, self._add
         numbers: list[int] = []

@@ -71,14 +71,14 @@ class ThreadMode(OrderlyMode):
     The subclass `RecordingMode` processes the calls.
 
     idents : numbers by which an accelerator's records may identify the thread
-    last : node of the last operator call; after the thread has moved to another location, the one that predicts the
-        first call there
+    last : `CallNode` of the last operator call, or after the thread has moved to another location, the node that
+        predicts the first call there
     started, launched : start in ns of the last operator call, and of the last launch of a CUDA graph
     rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
         scope) pair, start and end in ns, autograd sequence number (negative in a backward pass), and storages of input
         and output tensors. A call is added in one step that cannot be interrupted
-    generations : first and last generation of numbers that this thread may use; the last is None while the thread looks
-        up a call
+    generations : first and last generation (see `Generations`) from which this thread may use numbers; the last is None
+        while the thread looks up a call
     """
 
     number: int
@@ -108,7 +108,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start to record this thread, without the calls and measurements collected so far; its location stays."""
+        """Discard this thread's calls and measurements, and record it anew; its location in the program is kept."""
 
     @abstractmethod
     def call(
@@ -131,8 +131,7 @@ class ThreadMode(OrderlyMode):
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallNode]]:
         """Return the start in ns and the node of each call that the thread is running, outermost first.
 
-        last_start, last_end : start and end of the last call that was removed from `rows`, by which an ended call is
-            recognized
+        last_start, last_end : start and end of the last call that was removed from `rows`; calls up to it have ended
         """
 
     @abstractmethod
@@ -141,7 +140,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def forget_calls(self) -> None:
-        """Look each call up again, because more is recorded about calls from now on."""
+        """Forget how to recognize calls, so that each is looked up again and more is recorded about it."""
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None:
@@ -159,7 +158,7 @@ class ThreadMode(OrderlyMode):
         self._go(place)
 
     def leave(self, token: object) -> None:
-        """Return to the location before the `enter` with this token."""
+        """Return to the location before the call of `enter` with this token; do nothing if it was left already."""
         outer = self._outer
         depth = len(outer) - 1
         if depth < 0 or outer[depth][0] is not token:
@@ -232,7 +231,7 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Start with the mode of this thread only; also for a forked process, where no other thread exists."""
+        """Forget the modes of all threads but this one, whose mode begins anew; a forked process calls this too."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []

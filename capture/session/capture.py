@@ -77,8 +77,8 @@ else:
 class SpawnWatch:
     """Sends the capture's settings to the processes that this process spawns between `start` and `stop`.
 
-    describe : returns the settings for `begin` in a process that is being spawned, or None to leave it unrecorded
-    failed : called with an error because of which a spawned process is not recorded
+    describe : returns the capture's settings for a process that is being spawned, or None if it is not to be recorded
+    failed : called with the error because of which a spawned process is not recorded
     """
 
     def __init__(self, describe: Callable[[], Mapping[str, Any] | None], failed: Callable[[Exception], None]) -> None:
@@ -212,7 +212,7 @@ class Capture:
     max_memory : stop recording when the data that the capture keeps in memory reaches about this size in bytes
     max_overhead : share of the program's time that the capture may take; beyond it, whole steps are left out if the
         program calls `step`
-    stack_depth : number of source lines recorded per scope
+    stack_depth : number of frames of the program recorded per call, each with function, file and line, innermost first
     compiled : `operators` runs regions of torch.compile as their original operators; `opaque` runs the compiled regions
         and records each run as one call
     write_ahead : True to write every call before it runs, so that the trace of a crash ends with the call that caused
@@ -364,7 +364,7 @@ class Capture:
         ]
 
     def discard(self, if_empty: bool = False) -> None:
-        """Leave no file at the end of the block; an older file with the same path stays.
+        """Leave no trace file at the end of the block; an older file with the same path is kept.
 
         Parameters
         ----------
@@ -376,7 +376,7 @@ class Capture:
         self._flusher.discarded |= not if_empty
 
     def step(self) -> None:
-        """Note the end of a step of the program, which advances the schedule."""
+        """Mark the end of a step of the program, by which the schedule decides whether to record the next one."""
         if self._flusher is None:
             return
         self._step += 1
@@ -405,9 +405,7 @@ class Capture:
         return self._flights.dump(reason)
 
     def note_error(self, error: BaseException, is_last: bool = True) -> None:
-        """Report an error that ended the program (`is_last`) or a step; with the option `last`, write the latest
-        calls.
-        """
+        """Write the latest calls, if `last` was set, because an error ended the program (`is_last`) or a step."""
         if self._flights is not None:
             self._flights.dump_for_error(error, always=is_last)
 
@@ -628,7 +626,7 @@ class Capture:
         return self._recorder.pending.custom_operators
 
     def notes(self) -> Iterator[str]:
-        """Yield messages for the user about requested data that the trace lacks."""
+        """Yield messages for the user about requested data that the trace lacks, and options without effect."""
         for name, reason in self.grips.refused.items():
             yield f"{name} was not gripped: {reason}"
         for name, reason in self.extensions.refused().items():

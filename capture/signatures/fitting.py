@@ -173,7 +173,7 @@ class _Fitted:
 
 
 class Fitter:
-    """Fits value models to the arguments of one recording's calls, and gives them numbers.
+    """Fits value models to the arguments of one recording's calls, and numbers the models.
 
     pend : function that adds a record to be written
 

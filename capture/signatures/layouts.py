@@ -37,7 +37,7 @@ _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """Return the spec of a custom object of torch: a process group, a reduction, or `Opaque`."""
+    """Return the spec of a custom object of torch: of a process group or a reduction, else `Opaque`."""
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if not _is_distributed():
         return Opaque(name)

@@ -98,7 +98,7 @@ class Recognizer:
         self.sharing = sharing
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the compiled test shows that a call has this signature; it may fail for a call that has it."""
+        """Return True if the compiled test shows that a call has this signature; False does not exclude it."""
         try:
             return self.check_both(args, kwargs) if kwargs else self.check(args)
         except RuntimeError as error:
@@ -151,7 +151,7 @@ class CallPredictor:
         self._newest_alike: dict[Point, CallNode] = {}
 
     def start_of(self, place: Location, last: CallNode, before: Location) -> CallNode:
-        """Return the node that predicts the first call at location `place`, after the call `last` at `before`."""
+        """Return the node that predicts the first call at `place`, after the call of `last` at location `before`."""
         start = last.turns.get(place)
         if start is None:
             history = (-1, id(before), *last.history[-2:])
@@ -170,7 +170,8 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallNode | None:
-        """Return the latest successor of the node `last` that recognizes a call, or None; it becomes the predicted one.
+        """Return the latest successor of the node `last` that recognizes a call, and predict it next time; None if none
+        does.
 
         pattern : memory that the call's tensors share, as returned by `sharing`
         """
@@ -203,11 +204,12 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Return the recognizer of the signature with this number.
+        """Count a lookup of the signature `number` by its key, and return its recognizer, which is made if it is new.
 
-        If it has been looked up often enough, it gets a test that these arguments pass.
+        From lookup `sightings` on, the recognizer gets another test if these arguments fail its tests, up to
+        `MOST_TESTS`.
 
-        sightings : number of lookups of the signature from which on it gets a test
+        family : number of the operator's first signature with similar tensors
         """
         entry = self._entries.get(number)
         if entry is None:
@@ -233,9 +235,10 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallNode:
-        """Return the node for a recognized call that follows the node `last`; make it if it is new.
+        """Return the node for a call with the recognizer `entry` that follows the node `last`; make the node if it is
+        new.
 
-        modes : True if gradient mode is on, and True if inference mode is
+        modes : (True if gradient mode is on, True if inference mode is on)
         point : returns the number of the call's scope, and that of its (signature, scope) pair
         """
         key = place, modes, last.history, entry.number

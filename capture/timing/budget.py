@@ -53,7 +53,7 @@ class Budget:
         self._rests_until_ns = self._last_ns
 
     def spent_ns(self) -> float:
-        """Return the time by which the capture has slowed the program so far."""
+        """Return the estimated time by which the capture has slowed the program, with that of the writing thread."""
         extra_ns = self._steps.extra_ns()
         calls = self.calls + self._waiting() / INTEGERS
         # a later estimate does not change the cost of earlier steps
@@ -86,7 +86,8 @@ class Budget:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Return True, and count the step that begins now as left out, if that needs no update of the credit.
+        """Return True if the step that begins now is left out without an update of the credit, and count it; else
+        False.
 
         This must be fast, because a program's steps can be very short.
         """
@@ -141,8 +142,7 @@ class StepTimes:
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float) -> None:
-        """Note that this thread begins a step, or with None that it is now outside of all steps. Either ends its
-        previous step.
+        """Note that this thread's previous step ends, and that a step begins, or none if `is_recorded` is None.
 
         measured_ns : measured time of the capture's own work in the program's threads since the recording began
         """

@@ -144,9 +144,7 @@ class KernelTimes:
         return prepare
 
     def _abandon(self) -> None:
-        """Drop the current window in another thread: only the thread that began a profile may end it, else the process
-        crashes.
-        """
+        # called in another thread: only the thread that began a profile may end it, else the process crashes
         self._patches.undo()
         self._profile, self._ended_ns = None, perf_counter_ns()
 
@@ -184,8 +182,8 @@ class KernelTimes:
             self._ended_ns = perf_counter_ns()
 
     def expect(self, signature: int, device: torch.device, graphs: GraphCaptures) -> bool:
-        """Return True if records of kernels, and not events, will provide the times of a signature's calls on a
-        device.
+        """Return True if records of kernels will provide the times of a signature's calls on a device, False if events
+        must.
         """
         if self._profile is None and not self._is_required:
             is_here = self._is_entered and threading.get_ident() == self._thread
@@ -209,7 +207,8 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Keep calls that are written now, until their records have arrived; the calls of a thread must come in order.
+        """Keep calls that are written now until the records of their kernels have arrived; a thread's calls must come
+        in order.
 
         thread : number of the thread in the trace
         idents : numbers by which the accelerator's records may identify the thread
@@ -305,9 +304,10 @@ class GraphNodes:
         return signature in self._graphs
 
     def note(self, graph: Graph, parts: Iterable[WrittenCalls]) -> None:
-        """Remember a captured graph.
+        """Remember a CUDA graph that the program captured.
 
-        parts : its calls by thread, with the index of each call in the graph in place of its signature
+        parts : its calls by thread; `signatures` holds the index of each call in the graph instead of its signature
+            number
         """
         self._graphs[graph.signature] = _Nodes(graph.calls)
         self._calls += ((graph.signature, part) for part in parts)
@@ -324,11 +324,11 @@ class GraphNodes:
     def divide(
         self, of_launches: Mapping[GraphLaunch, Sequence[LaunchedWork]], kernels: KernelCounts
     ) -> Iterator[Record]:
-        """Yield a record of the time of each call's kernels in a graph, and count the kernels for the calls'
-        signatures.
+        """Yield, for each graph, a record of the time that each call's kernels took in launches of the graph, and add
+        the kernels to `kernels`, under the calls' signatures.
 
-        The kernels of a launch are in the order in which the nodes were added. If there are more or fewer kernels than
-        nodes, they count for the signature of the launch.
+        The kernels of a launch are in the order in which the nodes were added. A launch with more or fewer kernels than
+        nodes has no times by call, and its kernels count under the signature of the launch.
         """
         times: dict[int, list[int]] = {}
         for (number, *_), items in of_launches.items():
@@ -387,7 +387,8 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield the work that a thread launched, each with the block and index of the innermost call around the launch.
+    """Yield each kernel, copy or fill that a thread launched during a call: the element of `blocks` and the index in it
+    of the innermost such call, and the work.
 
     The time of the work is added to the device time of all calls around the launch.
     """
@@ -439,7 +440,7 @@ class Window:
         return launched_by(self.events, self.distance_ns)
 
     def complete_from_ns(self, launched: Iterable[LaunchedWork]) -> int:
-        """Return the time from which the records are complete.
+        """Return the time from which on the records are complete.
 
         With CUDA 12.6 to 13.0, torch drops the records of the first kernels, because their times are invalid
         (https://github.com/pytorch/pytorch/issues/192021).

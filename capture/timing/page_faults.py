@@ -5,7 +5,8 @@ the number of faults, so that a replay can reproduce them.
 
 A virtual machine may have returned free memory to its host; the first use of such a page takes up to a hundred times as
 long. Calls whose kernel time per fault is at least twice the usual one are marked. Most kernels count this time in
-ticks, which are longer than many calls, so it is evaluated for all calls of a block together, and then per signature.
+ticks, which are longer than many calls, so it is evaluated for all calls that are written together, and then per
+signature.
 """
 
 from __future__ import annotations
@@ -122,10 +123,10 @@ class SlowMemory:
         self.excess_ns = 0.0
 
     def slow_calls(self, counted: Mapping[int, CountedCall], signatures: Sequence[int]) -> list[tuple[int, int]]:
-        """Return the index of each call of a block whose page faults were slow, and its estimated additional time in
-        ns.
+        """Return, for each call whose page faults were slow, its index and its estimated additional time in ns.
 
         counted : measured page faults by index of the call
+        signatures : signature number of each call, by the same index
         """
         places = [place for place, call in sorted(counted.items()) if call.faults >= FEWEST]
         if self.usual_ns is None or not places:
@@ -154,9 +155,6 @@ class SlowMemory:
 def _means(
     group: NDArray[np.intp], values: NDArray[np.float64], weights: NDArray[np.float64], prior: float
 ) -> NDArray[np.float64]:
-    """Return, for each call, the ratio of summed values to summed weights in its group; in small groups close to the
-    overall ratio.
-    """
     overall = values.sum() / weights.sum()
     sums, totals = (np.bincount(group, weights=column) for column in (values, weights))
     ratios: NDArray[np.float64] = (sums + prior * overall) / (totals + prior)

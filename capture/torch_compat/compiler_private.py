@@ -116,7 +116,7 @@ class OrderlyMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Tell torch whether it may compile although this mode is active: True inside `modes_hidden_from_compiler`."""
+        """Return True inside `modes_hidden_from_compiler`, where torch may compile although this mode is on."""
         return getattr(_hidden, "modes", False)
 
 
@@ -238,9 +238,6 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
 
 
 def _under_modes(code: FunctionType) -> Callable[..., Any]:
-    """Return code that runs while the capture's mode is on: a copy that does not see the mode, if it asserts that none
-    is on.
-    """
     if _MODE_HERE not in code.__code__.co_names:
         return code
     names = {**code.__globals__, _MODE_HERE: lambda: None}

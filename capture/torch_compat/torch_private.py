@@ -314,8 +314,8 @@ _current_mode: Callable[[], Any] = _places.take(
 
 
 def innermost_mode() -> Any:
-    """Return the dispatch mode that sees the calls of this thread first; None if no mode is on, or if torch does not
-    tell.
+    """Return the dispatch mode that sees the calls of this thread first; None if no mode is on, or if this version of
+    torch does not report it.
     """
     return _current_mode()
 
@@ -429,9 +429,6 @@ def _module_of_file(operator: str) -> str | None:
 
 
 def _library_called(namespace: str) -> str | None:
-    """Return the compiled module whose name ends in a namespace, such as `vllm._C` for `_C`, else the only loaded
-    library.
-    """
     for file, name in _files().items():
         if name.rpartition(".")[2] == namespace and file.endswith(tuple(EXTENSION_SUFFIXES)):
             return name

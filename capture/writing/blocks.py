@@ -1,4 +1,4 @@
-"""Conversion of the calls that threads' modes have collected to blocks of calls in the trace."""
+"""Conversion of the calls that threads' dispatch modes have collected to records of the trace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Blocks:
     looks : True to request observations of the values of later calls
 
     marks : number of `record_function` labels, by signature
-    newest : largest storage number in the calls
+    newest : largest storage number among the written calls
     is_contended : True if other processes used the processors while the next calls ran
     """
 
@@ -63,7 +63,7 @@ class Blocks:
         self._first_pair, self._described = FIRST_PAIR, np.empty((0, 5), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
-        """Remove and return the calls that all threads have collected, in parts of at most `BLOCK` calls.
+        """Remove and return the calls that all threads have collected, in parts of at most `BLOCK` calls of one thread.
 
         room : maximum number of calls to take in total, or None for all
         """
@@ -125,7 +125,7 @@ class Blocks:
         return signatures.tolist(), self._pair_with_forward(scopes, calls[:, 3])
 
     def records(self, block: ThreadCalls, learning: bool = False) -> Iterator[Record]:
-        """Yield the records of a block that `take` returned.
+        """Yield the records for calls of one thread that `take` returned.
 
         learning : True to yield only the records to which calls refer, and not to count the calls
         """
@@ -198,7 +198,7 @@ class Blocks:
         return self.calls - self.marks.total()
 
     def count_own(self) -> int:
-        """Return the number of calls without `record_function` labels, including calls that are not written yet."""
+        """Return the number of calls except `record_function` labels, including calls that are not written yet."""
         pairs, marks = self.recorder.scopes.pairs, self.recorder.signatures.marks
         with self._counting:
             for mode in self.recorder.threads.all:
@@ -217,7 +217,7 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Discard what was measured for calls that are not written."""
+        """Discard the page faults, device times and own work measured for calls that are not written."""
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
@@ -235,7 +235,7 @@ class Blocks:
             yield replace(entered, thread=self._threads[mode.number])
 
     def entered(self) -> Iterator[tuple[ThreadMode, Entered]]:
-        """Yield the calls that each thread is running now, each with the mode whose number it has as thread number."""
+        """Yield (dispatch mode of the thread, record) for each call that a thread is running now, outermost first."""
         for mode in self.recorder.threads.all:
             for start, node in self._running(mode):
                 opened = self.recorder.signatures.open_record(node.number)
@@ -259,8 +259,8 @@ class Blocks:
         return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[:used][is_flow], open_since_ns), used
 
     def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return signature, scope, and three flags for each pair number, (N, 5): is a `record_function` label, has an
-        argument that requires a gradient, has a tensor on an accelerator.
+        """Return an array, (N, 5), with signature, scope and three flags for each number of a (signature, scope) pair:
+        is a `record_function` label, has an argument that requires a gradient, has a tensor on an accelerator.
         """
         pairs, signatures = self.recorder.scopes.pairs, self.recorder.signatures
         if pairs is not self._pairs:

@@ -94,7 +94,7 @@ class Definitions:
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
-        """Return the size in bytes of the lines that records with these names need and the file does not contain yet.
+        """Return the size in bytes of the encoded records that these names need and the file does not contain yet.
 
         besides : names of further records that are not counted, to which the names of the counted ones are added
         """
@@ -109,7 +109,7 @@ class Definitions:
         return b"".join(map(encode_line, records))
 
     def prune(self, names: Iterable[Hashable]) -> None:
-        """Remove all records except those with these names and the records to which these refer."""
+        """Remove all records except those named in `names` and the records to which these refer."""
         needed = set(self._closure(names, lambda name: True))
         self._lines = {name: lines for name, lines in self._lines.items() if name in needed}
 
@@ -201,10 +201,10 @@ class RecordingLimits:
 def parts_within(
     block: ThreadCalls, pairs: Mapping[int, tuple[int, int, int]], held: Definitions, room: int
 ) -> tuple[ThreadCalls, ThreadCalls]:
-    """Split a block in two: the first calls (at least one) that, with the records they need, take at most about `room`
-    bytes, and the rest.
+    """Split calls of one thread into the first ones (at least one) that, with the records they need, take about `room`
+    bytes or less, and the rest.
 
-    pairs : signature, scope and number of tensors, by number of a pair in `block.calls`
+    pairs : signature, scope and number of tensors, by the number of their pair, which `block.calls` contain
     held : records that are not in the file yet
     """
     names: set[Hashable] = set()

@@ -116,7 +116,7 @@ class FlightRecorder(Flusher):
         self._mirror = RingMirror(self, path, make_header)
 
     def prepare(self) -> None:
-        """Raise any error that would prevent writing a trace, by opening a file and discarding it."""
+        """Open a trace file and discard it, so that errors are raised before the program runs."""
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
@@ -324,6 +324,7 @@ class RingFile:
     def add(self, kind: int, numbers: Sequence[int], payload: Payload = ()) -> bool:
         """Add a chunk to the file; return False if it does not fit.
 
+        kind : kind of the chunk, such as `CALLS` in `flight_ring`
         numbers : up to three integers for the head of the chunk
         """
         pieces = [piece if isinstance(piece, bytes) else piece.tobytes() for piece in payload]
@@ -614,8 +615,10 @@ class Flights:
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write the latest calls because an error ended a step or the program; this happens only once for each
-        error.
+        """Write the latest calls because an error ended a step or the program; do this only once for each error.
+
+        Ignore errors that are no failures, such as `SystemExit(0)`, and those by which a signal's handler ends the
+        program.
         """
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)

@@ -103,9 +103,9 @@ class Flusher:
                 self._contention.close()
 
     def run_job(self, job: Callable[[], object]) -> None:
-        """Run a function in the writing thread, which the program's exceptions do not reach, and wait for it.
+        """Run a function in the writing thread, in which no exception of the program can occur, and wait for it.
 
-        If the program is interrupted, this ends the wait but not the job.
+        If the program is interrupted, the wait ends, but not the job.
         """
         if not self._is_running() or self._thread.ident == threading.get_ident():
             job()
@@ -144,10 +144,11 @@ class Flusher:
         self.write_running()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Write the data since the last flush. Do nothing in a forked child, whose file belongs to the parent.
+        """Write the data collected since the last flush. Do nothing in a forked child, because the file belongs to the
+        parent.
 
-        pause_s : pause in seconds after each block of calls; without pauses, writing would delay the program's threads
-            by the interpreter's switch interval of 5 ms
+        pause_s : pause in seconds after each part of up to 1,024 calls; without pauses, writing would delay the
+            program's threads by the interpreter's switch interval of 5 ms
         """
         if os.getpid() != self.recorder.pid or self.failure is not None:
             return

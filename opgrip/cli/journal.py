@@ -27,7 +27,7 @@ class Codec(Generic[T]):
 
 
 def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
-    """Return the words that tell the user that a journal belongs to a run with other options."""
+    """Return the words by which an error message says that a journal belongs to a run with other options."""
     return "of a run with other options"
 
 

@@ -111,7 +111,7 @@ def interval(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """Return the number of bytes in a text such as `8GB`; the units `k`, `M`, `G` and `T` are powers of 1000."""
+    """Return the bytes in a text such as `8GB`, at least 1 MiB; `k`, `M`, `G` and `T` are powers of 1000."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")

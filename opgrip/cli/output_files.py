@@ -65,7 +65,7 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Check an output file, if there is one, as `check_writable` does, and the ending of its name."""
+    """Raise `UserError` if a file, unless None, cannot be written, exists without `force`, or has another suffix."""
     if path is None:
         return
     if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):
@@ -95,7 +95,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def open_ordinary(path: Path) -> IO[bytes]:
-    """Open or create a file for reading and writing; refuse a link, folder, pipe or device."""
+    """Open or create a file for reading and writing; raise `UserError` for a link, folder, pipe or device."""
     problem = UserError(f"{path} is not a regular file", "remove it")
     try:
         # opening a link would change its target, and opening a pipe would block
@@ -111,7 +111,7 @@ def open_ordinary(path: Path) -> IO[bytes]:
 
 
 def give_name(part: Path, path: Path, force: bool) -> None:
-    """Rename a completely written temporary file to the output file; without `force`, refuse to replace one."""
+    """Rename a finished temporary file to the output file; raise `ExistingFileError` if that exists without `force`."""
     if not force:
         try:
             os.link(part, path)

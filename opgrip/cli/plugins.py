@@ -26,7 +26,8 @@ class MissingPackageError(UserError):
 
 
 def needed(module: str, extra: str = "") -> Any:
-    """Import a module of an optional package, or one that loads slowly, and return it.
+    """Import and return a module that loads slowly, or whose package is optional; raise `MissingPackageError` if it is
+    missing.
 
     extra : name of the extra of opgrip that lists the package; empty if none does
     """
@@ -62,7 +63,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """The plug-ins of one kind, by name; they are imported when one is first asked for.
+    """The plug-ins of one kind, by name; all are imported when one is first requested.
 
     package : package whose modules register plug-ins, such as `opgrip.replay.modes`; None if only entry points do
     group : name of the entry-point group in which other packages declare plug-ins, such as `opgrip.modes`

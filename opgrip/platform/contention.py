@@ -45,8 +45,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage of the processors that this process may run on, in ns summed over processors since the start of the
-    machine.
+    """Usage of the processors that this process may run on, in ns summed over processors since the machine was booted.
 
     busy_ns : time in which a processor ran any program, or which a hypervisor took
     stolen_ns : the part of `busy_ns` that a hypervisor took

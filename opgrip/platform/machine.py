@@ -230,7 +230,7 @@ class Gpu:
         return {name: value for name, value in readings.items() if value is not None}
 
     def versions(self) -> dict[str, str]:
-        """Return the version of the GPU's driver (`driver`) and of the newest CUDA that it supports (`driver_cuda`)."""
+        """Return the versions of the driver (`driver`) and its newest CUDA (`driver_cuda`), if NVML reports them."""
         driver = self._read("nvmlSystemGetDriverVersion")
         newest = self._read("nvmlSystemGetCudaDriverVersion_v2")
         # older versions of the package return bytes

@@ -1,4 +1,4 @@
-"""Peaks of a machine: bandwidth of each memory level, arithmetic rate by dtype, and launch time of an operator.
+"""Peak bandwidth of each memory level of a machine, arithmetic rates by dtype, and launch time of an operator.
 
 They are measured once and stored in a file. The fastest run counts, because no run can exceed the peak.
 """
@@ -60,7 +60,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Peaks of a machine.
+    """Peak bandwidths and arithmetic rates of a device, and launch times of operators on it.
 
     machine : name of the processor or GPU, and other facts on which the peaks depend
     threads : largest number of threads that was measured
@@ -108,7 +108,7 @@ def peaks_path(device: str) -> Path:
 
 
 def read_cached_peaks(device: str) -> Peaks | None:
-    """Return the peaks in this machine's file, or None if there is no file or it is damaged."""
+    """Return the bandwidths and rates measured earlier on this machine; None if there are none, or they are damaged."""
     try:
         return from_json(json.loads(peaks_path(device).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):
@@ -131,7 +131,7 @@ def to_json(peaks: Peaks) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Peaks:
-    """Return the peaks in the JSON object of a file; raise ValueError or KeyError if the file is damaged."""
+    """Return the bandwidths and rates in a file's JSON object; raise ValueError or KeyError if it is damaged."""
     if fields["form"] != FORM:
         raise ValueError(f"the file has form {fields['form']}, expected {FORM}")
     peaks = msgspec.convert(fields, Peaks, strict=False, str_keys=True)
@@ -175,7 +175,7 @@ CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def levels(device: str, threads: Sequence[int]) -> list[Level]:
-    """Measure the bandwidth of the caches and the main memory; `threads` are numbers of copying threads on the CPU."""
+    """Measure the bandwidth of caches and main memory; on the CPU for each number of copying threads in `threads`."""
     if torch.device(device).type == "cpu":
         levels = [*_cpu_caches(threads), memory(device, threads)]
     else:
@@ -367,6 +367,6 @@ _SHEETS: Mapping[str, Datasheet] = {
 
 
 def datasheet_of(name: str) -> Datasheet | None:
-    """Return the datasheet of a GPU by the name that its driver reports; None if there is none, as for a MIG slice."""
+    """Return the datasheet of a GPU by the name that its driver reports; None if it is unknown, as for a MIG slice."""
     product = re.sub(r"^(NVIDIA|Tesla) ", "", name)
     return next((sheet for pattern, sheet in _SHEETS.items() if re.fullmatch(pattern, product)), None)

@@ -1,9 +1,9 @@
 """Start and watch child processes that may crash, hang or use too much memory, and report their end.
 
-`run_program` runs a command to its end. A `Child` exchanges JSON lines with this process. It runs either a function in
-a fork, which starts fast but must not be used once torch has started threads, or a module in a new Python process. It
-writes a `Heartbeat` before each step, so that its supervisor knows which step crashed or hangs, and leads a process
-group, so that its own children end with it. A confined child runs in bubblewrap.
+`run_program` runs a command to its end. A `Child` exchanges JSON lines with this process. The child runs either a
+function in a fork, which starts fast but must not be used once torch has started threads, or a module in a new Python
+process. The child writes a `Heartbeat` before each step, so that this process knows which step crashed or hangs. It
+leads a process group, so that its own children end with it. A confined child runs in bubblewrap.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Heartbeat:
     """Shared memory in which a child process stores the step that it is at.
 
     Writing takes a fraction of a microsecond. The memory contains the number of writes and the newest entries, each
-    with a hash. It lets a reader detect an incomplete entry; if a child is killed while it writes, the previous one is
-    valid.
+    with a hash, by which a reader detects an incomplete entry. If a child is killed while it writes, the previous entry
+    is valid.
     """
 
     _COUNT, _ENTRY = struct.Struct("q"), struct.Struct("qqqq")
@@ -72,7 +72,6 @@ class Heartbeat:
             self.rest()
 
     def enter(self, item: int, part: int = IDLE) -> None:
-        """Store that the child begins a step."""
         number, since_ns = self._count[0] + 1, monotonic_ns()
         check = hash((number, item, part, since_ns))
         self._ENTRY.pack_into(self._memory, self._offset(number), item, part, since_ns, check)
@@ -121,8 +120,8 @@ class Ended:
 class Child:
     """A child process that exchanges JSON lines with this process.
 
-    run : a function to call in a forked process, with a descriptor to read from, a descriptor to write to, and its
-        heartbeat; or the name of a module to run in a new Python process, which calls `receive_request` first
+    run : a function to call in a forked process, with a descriptor to read from, a descriptor to write to, and the
+        child's heartbeat; or the name of a module to run in a new Python process, which calls `receive_request` first
     request : for a module, what `receive_request` returns there
     timeout_s : seconds that a step may take before the child is killed; None for no limit
     confined : for a module, the folders that it may write to in bubblewrap; None to run it without bubblewrap
@@ -294,7 +293,7 @@ class Child:
 
 
 def receive_request() -> tuple[dict[str, Any], Heartbeat, int]:
-    """Return the request of a module that a `Child` runs, its heartbeat, and the descriptor for its messages."""
+    """Return, in a module run by a `Child`, the request, the child's heartbeat, and a descriptor for messages."""
     # output of extensions must not come between messages
     output = os.dup(1)
     os.dup2(2, 1)
@@ -385,7 +384,7 @@ def run_program(
 ) -> Finished:
     """Run a command in a new process group until it ends, then kill the processes that it left running.
 
-    log : file to which its stdout and stderr are written; None to return them
+    log : file to which the command's stdout and stderr are written; None to return them
     started : called with the process id when the command has started
     """
     process = subprocess.Popen(
@@ -418,7 +417,7 @@ BWRAP = "bwrap"
 
 
 def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return the words before a command that make it run without network, with only `writable` folders."""
+    """Return the words before a command that confine it: no network, and only the folders `writable` to write to."""
     binds = [word for folder in writable for word in ("--bind", folder, folder)]
     mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
     return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]

@@ -42,7 +42,7 @@ PHASES = ("forward", "backward", "optimizer")
 def export_case(trace: Trace, number: int, mode: str = "eager") -> str:
     """Return the source of a script that runs one call of a trace.
 
-    number : number of the call's signature
+    number : number of the call's signature in the trace
     mode : mode in which the script also runs the call, such as `compile`
 
     Raises UserError if the trace has no such signature, or if running it needs more than torch.

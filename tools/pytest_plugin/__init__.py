@@ -164,7 +164,8 @@ MOST_OF_NAME = 100
 
 
 class TraceTest(pytest.Item):
-    """A test that consists of one or more cases of a trace; it passes if all their rows are ok.
+    """A test that consists of one or more cases of a trace. It fails if a case fails, and is skipped if no case has a
+    time.
 
     indices, numbers : indices of the cases among the selected ones, and their case numbers
     """

@@ -121,7 +121,7 @@ class StoredBaseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """Return the baseline's rows for the same cases as measured rows, each with the node id of the test that
+        """Return the baseline's rows for the same tests or cases as `rows`, each with the node id of the test that
         measured it.
 
         The node id is empty if the baseline is a results file of opreplay.
@@ -402,7 +402,7 @@ class Benchmarks:
         return Judged(pairs, header, base_rows, comparison, hold_all(self.gates, comparison))
 
     def add(self, test: str, text: str) -> None:
-        """Add the results of a test from its report, as `Judged.of_test` wrote them."""
+        """Add the results of a test; `text` is JSON from `Judged.of_test`, carried in the test's report."""
         from opgrip.replay.results.results import Result
 
         carried = json.loads(text)

@@ -203,8 +203,8 @@ POINTS_A_DECADE = 10  # number of points per decade of the curve over the launch
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
-    """Return the launches in all calls (`all`), by `module`, `op` and `case`, and the distribution of their times
-    (`curve`).
+    """Return statistics of the launches in all calls (`all`), by `module`, `op` and `case`, and the distribution of the
+    launches' times (`curve`).
 
     Each group is a tuple: its name, number of calls, number of launches, their time in us, number of launches shorter
     than `SHORT_US`, and the time in us of these. A launch is a kernel if the trace contains the kernels of calls on an
@@ -333,8 +333,8 @@ def _table(table: pd.DataFrame) -> Plain:
 
 
 def plain(cell: Any, infinite: Any = None) -> Any:
-    """Return a cell as JSON and browsers accept it: six significant digits, no lone surrogates, `infinite` for
-    infinity.
+    """Return a cell in a form that JSON and browsers accept: a float with six significant digits, `infinite` for
+    infinity and None for NaN, and a text without lone surrogates.
     """
     if isinstance(cell, float):
         return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)
@@ -431,7 +431,6 @@ def make_page(
 
 
 def _embedded(data: Any) -> str:
-    """JSON text that is safe within a script element, even with untrusted names."""
     text = json.dumps(data, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -222,7 +222,7 @@ class Collector(ItemTable):
     def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
         """Return the source of a function as a piece that belongs to `item`.
 
-        Default arguments that refer to names which no longer exist are written as values.
+        Default arguments that refer to names which no longer exist, or have changed, are written as values.
 
         cls : class whose body contains the function, or None
         """
@@ -348,7 +348,7 @@ def is_whole(cls: type) -> bool:
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the first class in a method resolution order that defines an attribute, or None if every class has it."""
+    """Return the first class of `mro` that defines an attribute; None if none does, or if all classes have it."""
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
 
@@ -361,14 +361,14 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return True if an imported base class of `cls` may call the method `name`."""
+    """Return True if an imported base class of `cls` may call the method `name`; always False for modules of torch."""
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     # modules have too many such methods
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
 
 
 def functions_of(attribute: Any) -> list[Any]:
-    """Return the functions behind a class's attribute, such as getter and setter of a property."""
+    """Return the functions behind an attribute of a class, such as the getter and setter of a property."""
     if isinstance(attribute, property):
         return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
     for name in ("__func__", "func"):
@@ -415,7 +415,7 @@ class ClassParts:
         self._reads = 0
 
     def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
-        """Note that the item `user` needs a class of which objects exist, or a function passed as an argument."""
+        """Note that the item `user` needs `thing`: a class with objects, or a function passed as an argument."""
         if isinstance(thing, FunctionType):
             item = self._collector.function(thing, thing.__name__)
         else:
@@ -480,7 +480,8 @@ class ClassParts:
     # attributes that may be read
 
     def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
-        """Add all parts of classes that code of the sample may use, until no further code is added.
+        """Add to the sample all methods and attributes of classes that its code may use, until that adds no further
+        code.
 
         objects : arguments and results of recorded calls
         root : item that needs the classes of these objects

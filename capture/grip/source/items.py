@@ -309,7 +309,7 @@ def unit(item: SampleItem) -> SampleItem:
 
 
 def pieces_of(item: SampleItem) -> list[Piece]:
-    """Return the pieces of source of an item; those of a class do not include the pieces of its parts."""
+    """Return the parts of the original source that make up an item; for a class, without its methods and attributes."""
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):
@@ -321,7 +321,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return the items that cannot be extracted, each with the chain of needed items that leads to the cause."""
+    """Return the items that cannot be extracted, each with the chain of needed items up to the cause."""
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
@@ -339,7 +339,7 @@ def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
 
 
 def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the root item, everything that it needs, and everything that it may need and that is not refused."""
+    """Return the root item and, recursively, the items that an item needs, or may need if they are not in `refused`."""
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):

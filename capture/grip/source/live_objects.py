@@ -254,7 +254,9 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """Return the live object to which an expression such as `a` or `a.b.c` refers; `ABSENT` for other expressions."""
+    """Return the live object of an expression such as `a.b.c`; `ABSENT` if a name is missing, or for other
+    expressions.
+    """
     chain = dotted(expression)
     if chain is None:
         return ABSENT
@@ -319,7 +321,7 @@ def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | Functi
 
 
 def words_in(objects: Iterable[Any]) -> set[str]:
-    """Return the strings in nested containers that are valid names in Python."""
+    """Return the strings in nested lists, tuples and values of dictionaries that are valid names in Python."""
     words: set[str] = set()
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -496,7 +498,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
 
 
 def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
-    """Return file and syntax node of a function's definition; raise `UserError` if they are not found."""
+    """Return the file and syntax node of a function's definition; raise `UserError` if they are not found."""
     code, what = function.__code__, function.__qualname__
     file = source_file(code.co_filename, function.__globals__, what)
     nodes = [
@@ -546,7 +548,7 @@ def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
 
 
 def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
-    """Return file and syntax node of a class's definition; raise `UserError` if they are not found."""
+    """Return the file and syntax node of a class's definition; raise `UserError` if they are not found."""
     what = cls.__qualname__
     methods = [thing for thing in map(_plain_function, vars(cls).values()) if thing is not None]
     own = [
@@ -594,7 +596,7 @@ class FunctionDefinition:
     """The definition of a live function in its source file.
 
     function : the function inside all decorators
-    dropped : decorators that return the function unchanged, or that a sample leaves out
+    dropped : decorators that had no part in creating the callable from the function
     """
 
     function: FunctionType
@@ -604,9 +606,9 @@ class FunctionDefinition:
 
 
 def find_definition(thing: Any) -> FunctionDefinition:
-    """Return the definition of a callable, with the decorators that created the callable from its function.
+    """Return the definition of the function inside a callable; raise `UserError` if its source is not found.
 
-    A wrapper that was not applied as a decorator, as in `fast = cached(slow)`, is replaced by the wrapped function.
+    If a wrapper was not applied as a decorator, as in `fast = cached(slow)`, look for the definition of what it wraps.
     """
     layers = layers_of(thing, unmarked=True)
     for index in range(len(layers) - 1, -1, -1):

@@ -604,7 +604,7 @@ def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> Module
 
 
 def owner_of(gripped: Gripped) -> type | None:
-    """Return the class of a method, even if it was gripped inside the class's body."""
+    """Return the class of a gripped method, even if it was gripped inside the class's body; None for a function."""
     path = gripped.entry.rpartition("<locals>.")[2].rpartition(".")[0]
     if gripped.owner is not None or not path:
         return gripped.owner
@@ -651,7 +651,7 @@ def _enter_function(gripped: Gripped, collector: Collector) -> tuple[SampleItem,
 
 
 def objects_of(gripped: Gripped) -> Iterator[Any]:
-    """Yield the arguments and results of all recorded calls of a function."""
+    """Yield the arguments and results of all recorded calls, and the arguments after calls that wrote into them."""
     for call in gripped.calls:
         yield from (call.args, call.kwargs, call.results)
         if call.after is not None:

@@ -352,7 +352,7 @@ def is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield the default arguments whose expressions no longer evaluate to their values, each with its value."""
+    """Yield (expression, value) for each default argument whose expression no longer evaluates to its value."""
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [

@@ -135,7 +135,7 @@ def _import(name: str) -> None:
 def operators_program(
     source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions
 ) -> ModelProgram:
-    """Build the program that runs the operators in some categories or with some names.
+    """Build the program that runs the operators in the categories, or with the names, in `names`.
 
     source : the user's text with these names
     """

@@ -39,8 +39,8 @@ MOST_REASON = 200  # maximum number of characters of the reason for a failed cal
 class Coverage:
     """How many of torch's operators a capture of single operators covers.
 
-    entries : number of entries of torch's OpInfo tables, or of registered operators, that were run
-    samples : number of recorded calls of these entries, with sample inputs
+    entries : number of operators that were run, from torch's OpInfo tables or registered
+    samples : number of recorded calls of these operators
     operators : operators of torch that these calls reach
     failures : number of failed calls by operator, dtype and reason
     uncovered : reason why no call reaches an operator, by name of the operator
@@ -194,7 +194,7 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
-    """Result of trying a sample call before it is run under the capture.
+    """What a sample call does, found before it runs under the capture.
 
     calls : keys of the operator calls that the sample made, one per signature
     backward : reason why the gradients could not be computed, empty if they were; None if the call has none, or if they
@@ -224,7 +224,7 @@ class Probe(OrderlyMode):
 
 
 def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients: bool) -> SampleTrial:
-    """Run a sample call and compute its gradients if requested; exceptions of the call are passed on."""
+    """Run a sample call, and its gradients if requested; raise errors of the call, but not of the gradients."""
     probe = Probe()
     with probe:
         result = function(*arguments[0], **arguments[1])
@@ -240,7 +240,7 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
 
 
 def run_backward(result: Any, arguments: Arguments) -> Any:
-    """Return the gradients of a call's results by its arguments; None if no result or no argument requires one."""
+    """Return the gradients of a call's results with respect to its arguments; None if nothing requires a gradient."""
     outputs = [item for item in tensors_in(result) if item.requires_grad]
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
     if not outputs or not inputs:
@@ -255,7 +255,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Yield samples in an order in which the first ones cover all combinations of argument types.
+    """Yield samples in an order in which the first ones cover all combinations of argument types that occur.
 
     Samples whose tensors have one element at most come later, and samples with empty tensors last.
     """
@@ -300,7 +300,7 @@ class SampleScope(nn.Module):
 class SampleRunner:
     """Runs the sample calls of operators.
 
-    most : maximum number of samples per entry and dtype; 0 for all
+    most : maximum number of samples per operator and dtype, in-place variants excluded; 0 for all
     resize : yields a sample in other shapes; None to keep its shapes
     calls : keys of the operator calls in the trace so far
     """
@@ -379,7 +379,6 @@ class SampleRunner:
     def _run_in_place(
         self, entry: OperatorEntry, function: Callable[..., Any], dtype: torch.dtype, scope: nn.Module
     ) -> None:
-        """Run `function`, the in-place variant of an operator, on the first sample that it accepts, inside `scope`."""
         with without_modes(), without_functions():
             samples = list(islice(spread(entry.samples(self.device, dtype, False)), TRIALS))
         for sample in samples:
@@ -537,7 +536,7 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by name of dtype, the index of the first sample that runs; raise the error of one if none runs."""
+    """Return, by dtype name, the index of the first sample that runs; raise the first error if none runs."""
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():
