@@ -104,7 +104,7 @@ class Gripper:
         by_reference: bool = False,
         **unknown: Any,
     ) -> Any:
-        """Decorate a function to record its calls, and write `calls` of them, or fewer when the program ends, as a sample.
+        """Decorate a function to record `calls` calls, and write them, or fewer when the program ends, as a sample.
 
         Parameters
         ----------
