@@ -82,26 +82,18 @@ def test_cut_trace_is_replayed_only_with_partial(tmp_path: Path) -> None:
     ("args", "message"),
     [
         (["none.jsonl"], "none.jsonl cannot be read: no such file"),
-        (["empty.jsonl"], "empty.jsonl is empty"),
         (["foreign.jsonl"], "foreign.jsonl is not a trace"),
         (["newer.jsonl"], "format version 2.0, newer than the 1.x"),
         (["nothing.jsonl"], "the trace contains no calls"),
         (["t.jsonl", "--op", "aten.nothing*"], "no op matches --op aten.nothing*: the trace has 'aten.mul.Tensor'"),
-        (["t.jsonl", "--module", "decoder.*"], "no module matches --module decoder.*"),
         (["t.jsonl", "--device", "cuda"], "no CUDA device here"),
         (["t.jsonl", "--iterations", "0"], "argument --iterations: '0' is not an integer of at least 1"),
-        (["t.jsonl", "--top", "many"], "argument --top"),
-        (["t.jsonl", "--top", "-1"], "argument --top: '-1' is not an integer of at least 1"),
         (["t.jsonl", "--memory-limit", "8"], "'8' is 8 bytes, but at least 1 MiB is needed: add a unit, as in 8GB"),
-        (["t.jsonl", "--start", "9"], "no case is left from --start 9: the file has "),
-        (["t.jsonl", "-o", "/proc/results.json"], "error: /proc/results.json cannot be written: "),
         (["t.jsonl", "-o", "results.xls"], "results.xls has no known suffix: end its name in .csv, .json, .md"),
         (["t.jsonl", "-o", "existing.json"], "existing.json exists"),
         (["t.jsonl", "--append"], "--append needs --output"),
-        (["t.jsonl", "--list", "-o", "l.csv"], "--list runs no case and writes no results: leave out --output"),
         (["t.jsonl", "--values", "recordd"], "unknown kind of values: 'recordd': did you mean recorded? see "),
         (["t.jsonl", "--tpo", "1"], "unknown option --tpo: did you mean --top? see opreplay --help"),
-        (["t.jsonl", "-o", "no/such.json"], "the folder no does not exist"),
         ([], "there is nothing to replay: name a trace"),
     ],
 )
@@ -112,7 +104,6 @@ def test_usage_error_is_reported_in_one_line_and_leaves_no_file(
     write(tmp_path / "t.jsonl")
     write(tmp_path / "nothing.jsonl", [End(0, 0, 1)])
     (tmp_path / "existing.json").write_text("precious", encoding="utf-8")
-    (tmp_path / "empty.jsonl").touch()
     (tmp_path / "foreign.jsonl").write_text('{"a": {"b": 1}}', encoding="utf-8")
     newer = {"type": "header", "format": "opgrip-trace", "version": "2.0"}
     (tmp_path / "newer.jsonl").write_text(json.dumps(newer), encoding="utf-8")
@@ -145,17 +136,13 @@ def tensor(shape: list[int], **rest: object) -> dict[str, object]:
         ({"args": [tensor([10**15])]}, "failed: out of memory: "),
         ({"args": [tensor([2**62, 2**62])]}, "unsupported: an argument needs more memory than a process can address"),
         ({"args": [tensor([3]), 1, 2]}, "failed: RuntimeError"),
-        ({"args": [tensor([3], values=77)]}, "1 ok"),
-        ({"args": [[[[[]]]]]}, "failed: RuntimeError"),
         ({"args": [tensor([3], device="hpu:0")]}, "error: no HPU device here"),
-        ({"args": [tensor([3, 3], stride=[1])]}, "damaged after record 1"),
         ({"op": "os.system.default", "args": ["true"]}, "unsupported: os.system.default is not registered"),
         ({"op": "aten.from_file.default", "args": ["/etc/passwd"]}, "unsupported: aten.from_file.default reads or"),
         ({"op": "aten.relu\udc80.default"}, "aten.relu\ufffd.default' is not an operator's name"),
         ({"kwargs": {"a": "\x1b[31mred"}}, "a=\\x1b[31mred"),
         ({"args": [float("nan")]}, "damaged after record 1"),
         ({"id": 5}, "error: the trace lacks the signatures of its calls"),
-        ({"id": 10**30}, "damaged after record 1"),
     ],
 )
 def test_untrusted_trace_causes_a_row_or_a_line_and_never_a_traceback(
@@ -268,15 +255,12 @@ def lines_of(rows: list[Result], *words: str) -> list[str]:
             replace(LACKING, values="zeros"),
             "nothing ran with --values zeros: it cannot",
         ),
-        (["--streams", "1,2"], replace(LACKING, streams=2), "nothing ran with --streams 2: it cannot"),
-        (["--cache", "program,cold"], replace(LACKING, cache="cold"), "nothing ran with --cache cold: it cannot"),
         (
             ["--mode", "eager,tvm", "--tune", "4"],
             replace(RAN, mode="tvm"),
             "nothing ran with --tune: no row belongs to it",
         ),
         (["--energy"], RAN, "nothing ran with --energy: no row has an energy"),
-        (["--nsys"], RAN, "nothing ran with --nsys: it added nothing to any row"),
         (["--roofline"], RAN, "nothing ran with --roofline: it added nothing to any row"),
         (["--op", "aten.add*", "--op", "aten.mm"], RAN, "nothing ran with --op aten.mm: no case matches it"),
     ],

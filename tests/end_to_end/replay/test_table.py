@@ -20,7 +20,6 @@ from opgrip.replay import load_results
 from opgrip.replay.analyses.speed_ups import print_points
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.results.results import Result
 from opgrip.traces import load
 from opgrip.traces.schema.arguments import TensorSpec
@@ -215,13 +214,3 @@ def test_single_times_are_stored_and_rates_use_the_median(tiny_trace: Path, tmp_
     assert row["median_us"] == pytest.approx(sorted(row["times_us"])[2], rel=1e-4)
     assert row["gflop_per_s"] == pytest.approx(row["flops"] / row["median_us"] / 1e3)
     assert row["gb_per_s"] == pytest.approx(row["bytes_moved"] / row["median_us"] / 1e3)
-
-
-def test_reason_starts_with_the_operators_that_it_concerns() -> None:
-    text = io.StringIO()
-    print_results(
-        [replace(ROW, op=f"aten.op{number}.default", status="failed", error="why") for number in range(5)], text
-    )
-    assert text.getvalue().splitlines()[-1] == (
-        "aten.op0.default, aten.op1.default, aten.op2.default, 2 more: failed: why"
-    )

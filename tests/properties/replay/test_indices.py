@@ -42,11 +42,6 @@ def test_lengths_are_valid_beyond_the_precision_of_floats() -> None:
     assert int(lengths.max()) <= most
 
 
-def test_many_short_lengths_keep_their_distribution() -> None:
-    drawn = torch.tensor([0, 0, 0, 100, 0, 0, 0, 300])
-    assert fitting_lengths(drawn, 1000, 200).tolist() == [0, 0, 0, 50, 0, 0, 0, 150]
-
-
 @given(rows(), st.randoms(use_true_random=False))
 def test_columns_ascend_in_each_row_without_duplicates(case: tuple[torch.Tensor, int, int], random: object) -> None:
     drawn, most, total = case

@@ -329,21 +329,6 @@ def test_tensors_of_any_kind_are_compared(name: str) -> None:
     assert "cannot be compared" not in verdict.reason
 
 
-def test_quantized_element_may_be_the_adjacent_one() -> None:
-    numbers = torch.quantize_per_tensor(drawn(32, 32), 0.05, 100, torch.quint8)
-    whole = numbers.int_repr()
-    some = whole.clone()
-    some[3, :4] += 1
-
-    def quantized(stored: Tensor) -> Tensor:
-        return torch._make_per_tensor_quantized_tensor(stored, 0.05, 100)
-
-    assert_right(quantized, whole, met=quantized(some))
-    assert_wrong(quantized, whole, met=quantized(whole + 1))
-    some[3, 1] += 1
-    assert_wrong(quantized, whole, met=quantized(some))
-
-
 def test_result_that_cannot_be_compared_is_wrong_with_the_reason() -> None:
     class Odd:
         def __eq__(self, other: object) -> bool:
@@ -380,7 +365,7 @@ def attention_operators() -> list[torch._ops.OpOverload]:
 
 
 @pytest.mark.parametrize("share", slow_except([0.5], [0.0, 0.5]))
-@pytest.mark.parametrize("operator", attention_operators(), ids=str)
+@pytest.mark.parametrize("operator", slow_except(attention_operators()[:2], attention_operators()), ids=str)
 def test_attention_is_compared_without_its_generator_state(operator: torch._ops.OpOverload, share: float) -> None:
     names = [item.name for item in operator._schema.returns]
     query = torch.rand(2, 3, 40, 8, generator=torch.Generator().manual_seed(0))

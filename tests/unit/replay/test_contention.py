@@ -106,20 +106,6 @@ def test_stolen_time_of_a_hypervisor_is_contention(machine: Machine, tmp_path: P
         assert not watch.is_contended()
 
 
-def test_ended_threads_are_forgotten_and_new_ones_are_watched(machine: Machine, tmp_path: Path) -> None:
-    with closing(Contention(tmp_path)) as watch:
-        task = tmp_path / "self" / "task"
-        (task / "9").mkdir()
-        (task / "9" / "schedstat").write_text("1 0 0\n")
-        (task / "7" / "schedstat").write_text("")
-        machine.passes(100 * MS)
-        (task / "7" / "schedstat").write_text("")
-        assert not watch.is_contended()
-        (task / "9" / "schedstat").write_text(f"1 {50 * MS} 1\n")
-        machine.passes(100 * MS)
-        assert watch.is_contended()
-
-
 def test_workers_are_watched_instead_and_are_not_other_programs(machine: Machine, tmp_path: Path) -> None:
     counts = tmp_path / "41" / "task" / "41" / "schedstat"
     counts.parent.mkdir(parents=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from several_traces import small_trace
-from shortened import slow_except
 
 from opgrip.errors import UserError
 from opgrip.replay.command.opreplay import main
@@ -115,9 +114,8 @@ def test_engine_lost_before_the_first_row_leaves_no_files(
     assert sorted(path.name for path in output.parent.iterdir()) == ["traces"]
 
 
-@pytest.mark.parametrize(
-    "cases", slow_except([1], [1, 2, 5]), ids=["journal", "finished", "finished after one that is not"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("cases", [1, 2, 5], ids=["journal", "finished", "finished after one that is not"])
 def test_resume_refuses_rows_of_another_machine_kind(
     run: Any, output: Path, cases: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +134,8 @@ def test_resume_refuses_rows_of_another_machine_kind(
     assert {row.added["machine_kind"] for row in read_run(output)} == {"big"}
 
 
-@pytest.mark.parametrize("absent", slow_except(["a"], ["a", "b"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("absent", ["a", "b"])
 def test_earlier_rows_are_kept_if_the_device_is_unavailable(run: Any, output: Path, absent: str) -> None:
     run(Elsewhere(cases=3))
     before = kept(output)

@@ -71,7 +71,6 @@ ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
         [
             heatmaps,
             lambda draw: (*heatmaps(draw), draw.uniform(2, 3, 16, 16), "none"),
-            lambda draw: (*heatmaps(draw, objects=0), None, "mean", 3.0, 1.5, 3.0),
         ],
     ),
     (
@@ -79,8 +78,6 @@ ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
         [
             scores,
             lambda draw: (*scores(draw), draw.uniform(12), 1.5, 0.4, "none"),
-            lambda draw: (*scores(draw), draw.uniform(12), 2.0, 0.25, "mean", 4.0),
-            lambda draw: (draw.normal(9, grad=True), draw.mask(9), None, 2.0, 0.25, "sum"),
         ],
     ),
     (
@@ -88,7 +85,6 @@ ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
         [
             overlaps,
             lambda draw: (*overlaps(draw), draw.uniform(12, 5), 0.6, 1.5, False, "sum"),
-            lambda draw: (draw.normal(3, 2, grad=True), torch.zeros(3, 2), None, 0.75, 2.0, True, "mean", 1.0),
         ],
     ),
     (
@@ -96,7 +92,6 @@ ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
         [
             lambda draw: (*teaching(draw), 10.0),
             lambda draw: (*teaching(draw), 2.0, draw.uniform(6), "mean", 4.0),
-            lambda draw: (*teaching(draw), 1.0, None, "none"),
         ],
     ),
     (loss_originals.edge_wbceloss, [edges, lambda draw: edges(draw, share=0.0)]),
@@ -104,7 +99,6 @@ ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
         loss_originals.label_smooth_celoss,
         [
             lambda draw: (draw.normal(5, 7, grad=True), draw.integers(5, high=7)),
-            lambda draw: (draw.normal(5, 1, grad=True), torch.zeros(5, 1)),
             lambda draw: (draw.normal(5, 7, grad=True), draw.integers(5, 1, high=7).float(), 0.3),
         ],
     ),
@@ -130,9 +124,7 @@ ORIGINALS: list[tuple[Callable[..., Any], list[Maker]]] = [
         loss_originals.denoising_queries,
         [
             lambda draw: truths(draw, 4),
-            lambda draw: truths(draw, 5, 0, 2),
             lambda draw: truths(draw, 30, 2, rest=(10, 1.0, 0.4)),
-            lambda draw: truths(draw, 0, 0),
         ],
     ),
 ]
@@ -229,7 +221,6 @@ REFERENCES: list[tuple[Callable[..., Any], list[Maker]]] = [
         [
             smooth,
             lambda draw: smooth(draw, 2.0, 5, 4.0, "ps"),
-            lambda draw: smooth(draw, 1.0, 3, 2.0, "gps"),
         ],
     ),
     (
@@ -256,7 +247,6 @@ REFERENCES: list[tuple[Callable[..., Any], list[Maker]]] = [
         [
             lambda draw: (*students(draw), 3),
             lambda draw: (*students(draw, (6, 5)), 3, False),
-            lambda draw: (*students(draw, classes=1), 1),
         ],
     ),
     (
@@ -270,8 +260,6 @@ REFERENCES: list[tuple[Callable[..., Any], list[Maker]]] = [
         [
             lambda draw: (*pixels(draw, classes=200), 2.0),
             lambda draw: (*mostly_right(draw, 1, 3, (64, 200)), 2.0),
-            lambda draw: (torch.ones(1, 1, *SIZE), torch.zeros(1, *SIZE, dtype=torch.int64)),
-            lambda draw: (torch.ones(1, 1, *SIZE), torch.full((1, *SIZE), IGNORED)),
         ],
     ),
     (loss_references.softgbw_loss, [pixels]),

@@ -179,21 +179,6 @@ def test_cases_are_repeated_until_their_difference_is_decided() -> None:
     assert len({number for number in range(40) if 10 ** (3 * number / 40) > 50} - set(slower)) <= 1
 
 
-def test_cases_that_the_base_ran_once_are_not_repeated_in_vain() -> None:
-    base = make_run(1, cases=40, repeats=1)
-    asked: list[int] = []
-
-    def run_once(numbers: Collection[int], which: str) -> dict[int, list[Result]]:
-        asked.append(len(numbers))
-        again = make_run(10 + len(asked), cases=40, repeats=1)
-        return {number: [again.rows[number]] for number in numbers}
-
-    repeat({row.case: [row] for row in make_run(10, cases=40, repeats=1)}, run_once, 3, base)
-    # two rounds of all cases as requested, then the few cases that one run of the base decides
-    assert asked[:2] == [40, 40]
-    assert sum(asked[2:]) < 40
-
-
 def test_missing_base_of_until_decided_is_reported_before_anything_runs(tiny_trace: Path, tmp_path: Path) -> None:
     done = run_command("opreplay", tiny_trace, "--until-decided", tmp_path / "none.json")
     assert (done.returncode, "is neither a file nor a run in" in done.stderr) == (2, True)

@@ -230,12 +230,6 @@ def test_options_without_a_column_are_in_the_name_of_a_score() -> None:
     )
 
 
-def test_rows_of_another_dtype_are_refused_as_baseline() -> None:
-    rows = [replace(row, dtype="bfloat16") for row in made_zoo(0.5).rows]
-    with pytest.raises(UserError, match="replayed as recorded"):
-        baseline_of(Results(rows, HEADER))
-
-
 def test_skipped_case_does_not_replace_an_equal_one() -> None:
     base = made_zoo()
     raised = replace(base.rows[0], status=SKIPPED, median_us=None)
