@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,8 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from opgrip.replay.batch_scale import BatchScale, scaled
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.traces import Trace, load
+from opgrip.traces import Trace
 from opgrip.traces.schema.arguments import TensorSpec, leaves
-
-SHIPPED = Path(__file__).parents[3] / "traces" / "faster_rcnn.jsonl"
 
 
 class ConvNet(nn.Module):
@@ -148,14 +145,6 @@ def test_scaled_batch_has_the_calls_of_a_larger_one(
     assert sum((wanted - got).values()) == unsupported <= (1 - known) * sum(wanted.values())
 
 
-def test_part_of_the_calls_of_a_signature_scales_as_all_of_them(tmp_path: Path) -> None:
-    trace = captured(tmp_path, predicted(ConvNet(), images(2), torch.zeros(2, dtype=torch.int64)))
-    batches = BatchScale(trace)
-    for case in make_cases(trace):
-        part = replace(case, signature=replace(case.signature, number=10_000), part_of=case.number)
-        assert described(scaled(part, 2, batches).signature) == described(scaled(case, 2, batches).signature)
-
-
 @pytest.mark.parametrize("way", [list, lambda x: [x[place] for place in range(len(x))]])
 def test_calls_per_batch_element_keep_their_size_and_stacking_is_unsupported(tmp_path: Path, way: Any) -> None:
     conv = nn.Conv2d(3, 4, 1)
@@ -192,20 +181,6 @@ def test_data_dependent_shapes_and_their_consumers_are_not_scaled(tmp_path: Path
     assert scaled(cases["aten.abs.default"], 2, batches) is cases["aten.abs.default"]
 
 
-def test_unscalable_call_does_not_affect_calls_before_it(tmp_path: Path) -> None:
-    conv = nn.Conv2d(3, 4, 1)
-
-    def program() -> None:
-        features = conv(torch.ones(2, 3, 5, 5)).relu()
-        for _ in range(3):
-            features = features.index_put((features > 0,), torch.tensor(1.0)).where(features.nonzero().sum() > 9, 2.0)
-            features.relu()
-
-    trace = captured(tmp_path, program)
-    (case,) = (case for case in make_cases(trace) if case.op == "aten.relu.default")
-    assert scaled(case, 2, BatchScale(trace)).signature.args[0].shape == (4, 4, 5, 5)
-
-
 def test_batch_of_a_trace_without_a_network_is_unknown(tmp_path: Path) -> None:
     trace = captured(tmp_path, lambda: torch.ones(2, 3).sin())
     with pytest.raises(Unsupported, match="batch size of the trace is unknown"):
@@ -223,30 +198,3 @@ def test_scaled_case_returns_the_expected_shapes(tmp_path: Path) -> None:
     settings = settings_of(warmup=0, iterations=1, cache="warm")
     for row in rows_of(cases, settings):
         assert (row.status, row.error, row.faithful) in (("ok", None, True), ("ok", None, None)), row.op
-
-
-def test_shipped_detector_scales_except_for_calls_after_its_proposals() -> None:
-    trace = load(SHIPPED)
-    batches = BatchScale(trace)
-    assert batches.batch == 1
-    cases, known = make_cases(trace), 0
-    for case in cases:
-        try:
-            changed = scaled(case, 4, batches)
-        except Unsupported:
-            continue
-        known += 1
-        if case.op in ("aten.convolution.default", "aten.native_batch_norm.default", "aten.relu_.default"):
-            before, after = case.signature.args[0].shape, changed.signature.args[0].shape
-            assert after == (before[0] * 4, *before[1:])
-    print(f"{known} of {len(cases)} signatures are known")
-    assert known >= 0.7 * len(cases)
-
-
-def test_batch_in_another_dimension_is_unsupported(tmp_path: Path) -> None:
-    linear = nn.Linear(5, 3)
-    trace = captured(tmp_path, lambda: linear(torch.ones(2, 4, 5)).transpose(0, 1).exp())
-    batches = BatchScale(trace)
-    (case,) = (case for case in make_cases(trace) if case.op == "aten.exp.default")
-    with pytest.raises(Unsupported, match="with the batch as its first dimension"):
-        scaled(case, 2, batches)

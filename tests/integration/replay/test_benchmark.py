@@ -26,18 +26,8 @@ def softmax(x: Tensor) -> Tensor:
     return torch.softmax(x, -1)
 
 
-def drop(x: Tensor) -> Tensor:
-    return functional.dropout(x + 9)
-
-
 def write_and_return(x: Tensor) -> Tensor:
     return x.copy_(torch.softmax(x, -1))
-
-
-def write_out_of_sight(x: Tensor) -> Tensor:
-    result = torch.softmax(x, -1)
-    x.data.zero_()
-    return result
 
 
 def test_operator_is_timed_on_shapes_with_its_gradients() -> None:
@@ -88,38 +78,22 @@ def test_values_reach_the_function_unchanged() -> None:
     assert set(map(str, seen)) == {str(([1.5], [2, 3], torch.bool, [0]))}
 
 
-def test_failing_function_fails_only_in_its_row() -> None:
-    results = benchmark([lambda x: 1 // 0, torch.neg], [[(3,)]], **FAST)
-    assert [(row.status, row.error) for row in results] == [
-        ("failed", "ZeroDivisionError: integer division or modulo by zero"),
-        ("ok", None),
-    ]
-
-
 CANDIDATES: dict[str, tuple[Any, Any, str, str]] = {
     "zeros": (softmax, torch.zeros_like, "wrong", "output 0: 128 of 128 elements differ, by 0.54 (rel 1) at most"),
     "nan": (softmax, lambda x: torch.softmax(x.sqrt(), -1), "wrong", "by inf (rel inf) at most"),
-    "other formula": (softmax, lambda x: x.exp() / x.exp().sum(-1, True), "ok", ""),
     "in place": (softmax, write_and_return, "ok", "writes into its arguments"),
-    "in place by .data": (softmax, write_out_of_sight, "ok", "writes into its arguments"),
     "out of place": (write_and_return, softmax, "ok", ""),
     "out argument": (lambda x: None if x.mul_(2) is x else x, lambda x: None, "wrong", "argument 0: 128 of 128"),
-    "tuple": (lambda x: (x, x + 1), lambda x: [x, 1 + x], "ok", ""),
     "tuple for tensor": (
         softmax,
         lambda x: (softmax(x), x),
         "wrong",
         "returns a tuple of 2, but the reference returns a",
     ),
-    "None": (softmax, lambda x: None, "wrong", "returns None, but the reference returns a tensor"),
     "dictionary": (lambda x: {"a": x, "b": -x}, lambda x: {"b": -x, "a": x}, "ok", ""),
     "other keys": (lambda x: {"a": x}, lambda x: {"b": x}, "wrong", "a dictionary of 1: 'b', but"),
-    "strides": (lambda x: x.t().contiguous(), torch.t, "ok", ""),
-    "shape": (softmax, lambda x: softmax(x)[:1], "wrong", "output 0 is (1, 16), not (8, 16)"),
     "promoted": (softmax, lambda x: softmax(x.double()), "wrong", "output 0 is float64, not float32"),
     "integers": (lambda x: (x > 0).int(), lambda x: (x > 1).int(), "wrong", "elements differ, by 1 (rel 1)"),
-    "bools": (lambda x: x > 0, lambda x: x > 1, "wrong", "elements differ, by 1 (rel 1)"),
-    "random": (lambda x: functional.dropout(x + 9), lambda x: functional.dropout(9 + x), "ok", ""),
     "other chance": (
         lambda x: functional.dropout(x + 9),
         lambda x: functional.dropout(x + 9, 0.1),
@@ -176,9 +150,7 @@ def test_functions_of_one_name_have_separate_printed_rows(tmp_path: Path) -> Non
     ("functions", "inputs", "words"),
     [
         pytest.param(torch.neg, [], "expected a list with the inputs of each case", id="no inputs"),
-        pytest.param(torch.neg, torch.ones(3), "expected a list with the inputs of each case", id="a tensor"),
         pytest.param(torch.neg, [torch.ones(3)], "for each case, got Tensor", id="a tensor for a case"),
-        pytest.param(torch.neg, ["x"], "for each case, got str", id="a text for a case"),
         pytest.param([], [[(3,)]], "no function to time", id="no function"),
         pytest.param({"neg": torch.neg}, [[(3,)]], "expected functions to time, got str", id="a dictionary"),
     ],
@@ -186,11 +158,6 @@ def test_functions_of_one_name_have_separate_printed_rows(tmp_path: Path) -> Non
 def test_functions_and_inputs_of_other_types_are_refused(functions: Any, inputs: Any, words: str) -> None:
     with pytest.raises(UserError, match=words):
         benchmark(functions, inputs, **FAST)
-
-
-def test_functions_of_a_generator_are_compared() -> None:
-    results = benchmark((f for f in (functional.gelu, sigmoid_gelu)), [[(8,)]], **FAST)
-    assert [row.status for row in results] == ["ok", "ok"]
 
 
 def test_options_of_replay_are_refused_by_benchmark() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pytest
 
 from opgrip.replay import Results, load_results
-from opgrip.replay.analyses import in_order
 from opgrip.replay.analyses.nsys import NsysColumns
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import all_columns, read_results
-from opgrip.replay.reports.results_table import print_results
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import identity
 from opgrip.traces import UserError
@@ -34,13 +31,6 @@ def test_files_and_frames_have_all_columns_in_order_and_round_trip(tmp_path: Pat
     assert (first.case, first.flops, second.threads) == (3, 16, None)
 
 
-def test_table_shows_added_columns_except_empty_ones() -> None:
-    text = io.StringIO()
-    print_results([ROW.adding(NsysColumns(nsys_us=2.0, nsys_gap_us=0.0))], text)
-    assert "gaps us" in text.getvalue()
-    assert "gpu us" not in text.getvalue()
-
-
 def test_roofline_drawing_requires_limits(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="replay with roofline="):
         Results([ROW], {"trace": "t.jsonl"}).save(tmp_path / "out.svg")
@@ -56,9 +46,3 @@ def test_explicit_default_options_do_not_change_the_identity(tiny_trace: Path) -
         != plain
     )
     assert identity(request_with(tiny_trace, top=3)) != plain
-
-
-def test_analyses_that_fork_run_before_those_that_use_torch() -> None:
-    names = [analysis.__name__ for analysis in in_order()]
-    assert names[:3] == ["TimelineAnalysis", "NsysAnalysis", "NcuAnalysis"]
-    assert names[-1] == "RooflineAnalysis"

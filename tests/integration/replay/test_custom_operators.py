@@ -12,7 +12,6 @@ import torch
 from programs import run_command, succeed
 
 from opgrip.capture.torch_compat.torch_private import registered_by
-from opgrip.replay.operators.admission import module_of
 from opgrip.traces import load
 
 CUSTOM_OP = """
@@ -91,22 +90,6 @@ def test_row_of_a_custom_operator_shows_the_command_that_runs_it(program: Path) 
     assert len(words) == 7
     by_op = rows(program, *words, env=env)
     assert {row["status"] for row in by_op.values()} == {"ok"}
-
-
-@pytest.mark.slow
-def test_extension_import_failure_is_the_reason_in_the_row(program: Path) -> None:
-    (program / "broken.py").write_text("raise SystemExit(3)", encoding="utf-8")
-    row = rows(program, "t.jsonl", "--extension", "./broken.py")["own.half.default"]
-    assert row["status"] == "unsupported"
-    assert row["error"] == f"--extension {program / 'broken.py'} cannot be imported: SystemExit: 3"
-    done = run_command("opreplay", "t.jsonl", "--list", "--extension", "absent.py", cwd=program)
-    assert f"--extension {program / 'absent.py'} does not exist" in done.stderr
-
-
-def test_module_name_of_a_file_is_its_stem() -> None:
-    assert module_of("/a/kernels.cpython-311-x86_64-linux-gnu.so") == "kernels"
-    assert module_of("/a/train.py") == "train"
-    assert module_of("vllm._C") == "vllm._C"
 
 
 def test_module_of_a_triton_operator_is_found() -> None:

@@ -335,9 +335,3 @@ def test_mmcv_variants_missing_in_torchvision_have_no_equivalent() -> None:
     )
     pixels = Signature(0, EXTENSION, "mmcv._ext:nms", (spec(9, 4), spec(9)), {"iou_threshold": 0.7, "offset": 1})
     assert equivalent_on(largest, "cpu") is equivalent_on(pixels, "cpu") is None
-
-
-def test_installed_mmcv_functions_are_preferred(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(equivalents, "is_installed", lambda name: True)
-    signature = Signature(0, EXTENSION, "mmcv._ext:nms", (spec(9, 4), spec(9)), {"iou_threshold": 0.7, "offset": 0})
-    assert equivalent_on(signature, "cpu") is None

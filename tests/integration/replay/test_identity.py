@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from made_runs import HEADER, make_row
-from optional import needs_mode
 from settings import settings_of
 
 from opgrip.capture import Capture
@@ -18,7 +17,7 @@ from opgrip.cli.options import CASES, EFFORT, IDENTITY, OUTPUT, RUN, options_in
 from opgrip.errors import UserError
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.comparison import compare
-from opgrip.replay.comparison.results_store import merge_runs, summary_of
+from opgrip.replay.comparison.results_store import merge_runs
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.replay_options import make_parser, option_classes, run_settings
 from opgrip.replay.reports.result_files import write_json
@@ -94,13 +93,6 @@ def test_row_has_the_dtype_in_which_it_ran(program: Path) -> None:
     assert rows_with(program, dtype="float32") == recorded
 
 
-@needs_mode("tvm")
-def test_row_has_the_search_settings_of_its_compiler(program: Path) -> None:
-    rows = rows_with(program, mode=["eager", "tvm"], tune=8, tuner="replay-trace")
-    assert rows["aten.relu.default tvm"].tune == "8 replay-trace"
-    assert not rows["aten.relu.default eager"].tune
-
-
 @pytest.mark.parametrize(
     ("column", "old", "new", "difference"),
     [
@@ -151,11 +143,6 @@ def test_results_of_earlier_versions_are_read_and_compared(tmp_path: Path) -> No
     comparison = compare(read_run(path), run_of(make_row(1, TIMES)))
     assert len(comparison.pairs) == 1
     assert not comparison.differs
-
-
-def test_run_list_shows_dtype_and_tuning() -> None:
-    summary = summary_of(run_of(make_row(1, TIMES, dtype="float64"), make_row(1, TIMES, mode="tvm", tune="64")))
-    assert (summary.modes, summary.dtypes) == (("eager", "tvm (tune 64)"), ("float64",))
 
 
 def test_failed_row_is_joined_with_one_that_ran(program: Path) -> None:

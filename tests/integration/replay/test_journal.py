@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from made_runs import make_row
 from programs import run_command, run_python
 
 from opgrip.errors import UserError
-from opgrip.replay import load_results, replay
+from opgrip.replay import load_results
 from opgrip.replay.outcome import Results
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import read_completed
@@ -87,31 +86,6 @@ def test_complete_results_are_reused_only_for_the_same_torch_and_trace(tmp_path:
     assert read_completed(tmp_path / "r.json", [row], ["cpu"], [], header) == [row]
     with pytest.raises(UserError, match=r"r\.json contains other results"):
         read_completed(tmp_path / "r.json", [row], ["cpu"], [], {**header, fact: "01"})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("suffix", [".json", ".csv"])
-def test_complete_results_are_reused_only_by_the_same_replay(tmp_path: Path, suffix: str) -> None:
-    trace, output = write(tmp_path / "t.jsonl"), tmp_path / f"r{suffix}"
-    same: dict[str, Any] = {"op": ["aten.*"], "values": "recorded,zeros", "iterations": 1, "output": output}
-    rows = replay(trace, **same)
-    before = output.read_bytes()
-    again = replay(trace, **same, resume=True)
-    assert [(row.case, row.values, row.median_us) for row in again] == [
-        (row.case, row.values, row.median_us) for row in rows
-    ]
-    others: list[dict[str, Any]] = [{"values": "recorded"}, {"op": []}, {"threads": "1"}, {"cache": "cold"}]
-    # a table does not contain the number of runs
-    others += [{"iterations": 2}] if suffix == ".json" else []
-    for changes in others:
-        with pytest.raises(UserError, match=f"r{suffix} contains other results: choose another name, or replace it"):
-            replay(trace, **(same | changes), resume=True)
-    with pytest.raises(FileNotFoundError):
-        replay(tmp_path / "none.jsonl", **same, resume=True)
-    if suffix == ".json":
-        with pytest.raises(UserError, match="contains other results"):
-            replay(trace, **same, seed=1, resume=True)
-    assert output.read_bytes() == before
 
 
 # command prefix that limits the size of files, to simulate a full disk

@@ -59,13 +59,6 @@ def test_row_has_the_kernels_of_one_run(
     assert to_frame(rows)["gpu_us"].tolist() == [KernelColumns.of(row).gpu_us for row in rows]
 
 
-def test_profiled_runs_change_no_other_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record_on_cpu(monkeypatch)
-    x = torch.ones(9)
-    [row] = replay_calls(tmp_path, lambda: x.sin(), iterations=7)
-    assert (row.samples, row.stopped, len(row.times_us or ())) == (7, "iterations", 7)
-
-
 def test_failing_profile_loses_only_its_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: ProfileOnCpu) -> None:
         raise RuntimeError("Profiler is already enabled on this thread")
@@ -76,12 +69,6 @@ def test_failing_profile_loses_only_its_columns(tmp_path: Path, monkeypatch: pyt
     [row] = replay_calls(tmp_path, lambda: x.sin())
     assert row.median_us
     assert row.added == {}
-
-
-def test_row_without_records_has_no_kernels(tmp_path: Path) -> None:
-    x = torch.ones(9)
-    [row] = replay_calls(tmp_path, lambda: x.sin())
-    assert KernelColumns.of(row) == KernelColumns()
 
 
 def records_of(call: str) -> list[LaunchedWork]:
@@ -112,13 +99,6 @@ def test_columns_are_computed_from_h200_records(
     assert (own.kernels, own.launches, own.launch_bound) == (each, each, is_bound)
     assert own.gpu_us == pytest.approx(gpu_us, abs=0.01)
     assert own.launch_gap_us == pytest.approx(gap_us, abs=0.01)
-
-
-def test_own_work_of_the_profiler_is_not_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An H200 gave the request for memory of records the number of the launch around it."""
-    monkeypatch.setattr(activity_records, "_has_activity_type", False)
-    first = min(records_of("one_sort"), key=lambda item: item.launch)
-    assert (first.name, first.start_ns - first.at_ns) == ("Memcpy DtoD (Device -> Device)", 365_871)
 
 
 def test_work_on_several_streams_and_in_a_graph_is_counted() -> None:

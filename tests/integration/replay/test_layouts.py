@@ -63,38 +63,10 @@ def test_small_sparse_tensor_has_its_recorded_values(tmp_path: Path, name: str) 
     assert torch.equal(again.to_dense(), SPARSE[name]().to_dense())
 
 
-def test_sparse_tensor_has_its_recorded_row_lengths(tmp_path: Path) -> None:
-    rows = torch.rand(500, generator=torch.Generator().manual_seed(0)) < 0.1
-    matrix = (torch.ones(500, 40) * rows[:, None]).to_sparse_csr()
-    (again,), _ = detached(tmp_path, matrix).make()
-    lengths = again.crow_indices().diff()
-    assert sorted(lengths.tolist()) == sorted(matrix.crow_indices().diff().tolist())
-
-
-def test_each_row_of_sparse_indices_keeps_its_range(tmp_path: Path) -> None:
-    (again,), _ = detached(tmp_path, SPARSE["uncoalesced"]()).make()
-    rows, columns = again._indices()
-    assert sorted(rows.unique().tolist()) == [0, 1, 2]
-    assert int(columns.max()) > 900
-    assert len(columns.unique()) > 100
-
-
-def test_quantized_tensor_draws_its_stored_integers(tmp_path: Path) -> None:
-    tensor = torch.quantize_per_tensor(torch.rand(40, 50), 0.1, 100, torch.quint8)
-    (again,), _ = detached(tmp_path, tensor).make()
-    stored = again.int_repr()
-    assert (int(stored.min()), int(stored.max())) == (100, 110)
-
-
 def test_expanded_tensor_takes_no_additional_memory(tmp_path: Path) -> None:
     inputs = detached(tmp_path, torch.randn(3, 1).expand(3, 1 << 20))
     assert inputs.nbytes == 12
     assert inputs.make()[0][0].shape == (3, 1 << 20)
-
-
-def test_overlapping_windows_have_the_recorded_values(tmp_path: Path) -> None:
-    (again,), _ = detached(tmp_path, STRIDED["few windows"]()).make()
-    assert torch.equal(again, STRIDED["few windows"]())
 
 
 def test_overlapping_windows_take_no_additional_memory(tmp_path: Path) -> None:
@@ -107,21 +79,15 @@ def test_overlapping_windows_take_no_additional_memory(tmp_path: Path) -> None:
 
 PROGRAMS: dict[str, tuple[str, Callable[[], Any]]] = {
     "coo by dense": ("aten.mm.default", lambda: torch.mm(SPARSE["coo"](), torch.ones(60, 3))),
-    "coo and itself": ("aten.add.Tensor", lambda: (lambda x: x + x)(SPARSE["coo"]())),
-    "coalesce": ("aten._coalesce.default", lambda: SPARSE["uncoalesced"]().coalesce()),
     "csr by dense": ("aten.mm.default", lambda: torch.mm(SPARSE["csr"](), torch.ones(60, 3))),
-    "csc by dense": ("aten.mm.default", lambda: torch.mm(SPARSE["csc"](), torch.ones(60, 3))),
     "bsr by dense": ("aten.mm.default", lambda: torch.mm(thin(40, 60).to_sparse_bsr((4, 4)), torch.ones(60, 3))),
     "sparse softmax": ("aten._sparse_softmax.default", lambda: torch.sparse.softmax(SPARSE["coo"](), 1)),
     "dequantize": ("aten.dequantize.self", lambda: QUANTIZED["per channel"]().dequantize()),
-    "quantized relu": ("aten.relu.default", lambda: torch.relu(QUANTIZED["quint8"]())),
     "quantized sum": (
         "quantized.add.default",
         lambda: torch.ops.quantized.add(QUANTIZED["quint8"](), QUANTIZED["quint8"](), 0.2, 1),
     ),
-    "nested product": ("aten.mul.Tensor", lambda: NESTED["nested"]() * 2),
     "padding": ("aten.to_padded_tensor.default", lambda: torch.nested.to_padded_tensor(NESTED["nested"](), 0.0)),
-    "nested matmul": ("aten.bmm.default", lambda: torch.bmm(NESTED["nested"](), NESTED["transposed"]())),
     "convolution": (
         "aten.convolution.default",
         lambda: torch.conv2d(STRIDED["channels last"](), torch.ones(4, 3, 2, 2)),
@@ -139,10 +105,7 @@ def test_operator_on_unusual_layouts_returns_the_recorded_shapes(tmp_path: Path,
         case = captured(tmp_path, program, op)
         args, kwargs = inputs_of(case).make()
         result = find_operator(case.signature).function(*args, **kwargs)
-    if name in ("coalesce",):
-        # the number of equal indices is random
-        assert result.shape == expected.shape
-    elif result.layout is torch.sparse_coo:
+    if result.layout is torch.sparse_coo:
         assert (result.shape, result._nnz()) == (expected.shape, expected._nnz())
     else:
         assert outline(result) == outline(expected)
@@ -162,31 +125,12 @@ def test_views_of_one_memory_share_it_again_across_dtypes(tmp_path: Path) -> Non
     assert inputs.nbytes == 160
 
 
-def test_parts_of_a_tensor_shared_with_arguments_are_shared_again(tmp_path: Path) -> None:
-    sparse = SPARSE["csr"]()
-    case = captured(
-        tmp_path, lambda: torch._foreach_add([sparse.values(), sparse.values()], 1), "aten._foreach_add.Scalar"
-    )
-    (pair, _), _ = inputs_of(case).make()
-    assert pair[0].data_ptr() == pair[1].data_ptr()
-    case = captured(tmp_path, lambda: torch.add(SPARSE["coo"](), SPARSE["coo"]()), "aten.add.Tensor")
-    (first, second), _ = inputs_of(case).make()
-    assert first._values().data_ptr() != second._values().data_ptr()
-    case = captured(tmp_path, lambda: (lambda x: torch.add(x, x))(SPARSE["coo"]()), "aten.add.Tensor")
-    (first, second), _ = inputs_of(case).make()
-    assert first._values().data_ptr() == second._values().data_ptr()
-
-
 MUTATIONS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "coo zeroed": ("coo", lambda x: x.zero_()),
-    "coo added to": ("coo", lambda x: x.add_(thin(50, 60).to_sparse())),
     "coo resized": ("coo", lambda x: x.sparse_resize_and_clear_((3, 3), 2, 0)),
-    "coo indices": ("coo", lambda x: x._indices().fill_(-1)),
     "csr scaled": ("csr", lambda x: x.mul_(3)),
-    "csr indices": ("csr", lambda x: x.col_indices().fill_(77)),
     "nested scaled": ("nested", lambda x: x.mul_(3)),
     "quantized": ("quint8", lambda x: x.copy_(torch.zeros(50, 60))),
-    "quantized resized": ("quint8", lambda x: x.resize_(100, 200)),
 }
 
 

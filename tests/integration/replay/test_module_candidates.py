@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from opgrip import Capture, judge
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
+from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.traces import load
 
 WIDTH = 8
@@ -40,7 +41,7 @@ class Fused(nn.Module):
 
 class Delayed(Fused):
     def forward(self, x):
-        until = perf_counter() + 0.25
+        until = perf_counter() + 0.02
         while perf_counter() < until:
             pass
         return super().forward(x)
@@ -55,16 +56,6 @@ class Wide(Fused):
 class Paired(Fused):
     def forward(self, x, mask):
         return x
-
-
-class Sized(Fused):
-    def __init__(self, width):
-        super().__init__()
-
-
-class Recurrent(nn.LSTM):
-    def __init__(self):
-        super().__init__(8, 8)
 """
 
 
@@ -222,7 +213,6 @@ def test_command_holds_a_class_to_a_gate_and_writes_the_judgement(trace: Path, t
             "module",
             "aten.gelu.default is for single calls, not for --unit module",
         ),
-        ("module:1.=kernels.py:Fused", "module", "no module matches --candidate module:1.: the trace has '1.0', "),
         ("module:1.0.lin=kernels.py:Fused", "module", "in full: --candidate module:1.0.linear=FILE.py:NAME"),
         (
             "module:?=kernels.py:Fused",
@@ -232,17 +222,21 @@ def test_command_holds_a_class_to_a_gate_and_writes_the_judgement(trace: Path, t
         ("module:1.0=kernels.py:Fuse", "module", "has no class or function Fuse: did you mean Fused?"),
         ("module:1.0=kernels.py:Wide", "module", "Wide.linear.weight is float32[16,8], which fits no tensor"),
         ("module:1.0=kernels.py:Paired", "module", "Paired.forward(x, mask) does not fit the tensors"),
-        ("module:1.0=kernels.py:Sized", "module", "Sized() needs arguments"),
-        ("module:1.0=kernels.py:Recurrent", "module", "Recurrent keeps its parameters in a list"),
         ("module:1.0=kernels.py:Fused --confirm", "module", "candidates for modules do not support --confirm"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(
-    trace: Path, tmp_path: Path, candidate: str, unit: str, message: str
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    candidate: str,
+    unit: str,
+    message: str,
 ) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
-    words = ["--unit", unit, "--candidate", *candidate.split(), "--iterations", "2"]
-    done = run_command("opreplay", trace, *words, cwd=tmp_path)
-    assert done.returncode
-    assert message in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    monkeypatch.chdir(tmp_path)
+    assert opreplay([str(trace), "--unit", unit, "--candidate", *candidate.split(), "--iterations", "2"])
+    printed = "".join(capfd.readouterr())
+    assert message in printed
+    assert "Traceback" not in printed

@@ -2,49 +2,34 @@
 
 from __future__ import annotations
 
-import shutil
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from busy import compared_times
-from nsys_reports import AUTOGRAD, HELP, RANGE, THREAD, NsysStandIn, insert, write_report
+from nsys_reports import AUTOGRAD, RANGE, THREAD, NsysStandIn, insert, write_report
 from optional import needs
-from programs import ROOT, refusal, succeed
-from settings import rows_of, settings_of
+from programs import refusal, succeed
 
-from opgrip.cli.progress import Reporter
 from opgrip.errors import UserError
-from opgrip.replay.analyses import AnalysisSession, nsys
-from opgrip.replay.analyses.ncu.ncu import FLAGS as NCU_FLAGS
+from opgrip.replay.analyses import nsys
 from opgrip.replay.analyses.nsys import (
-    GRAPH_NAME,
-    PLACES,
     Nsys,
-    NsysAnalysis,
     NsysColumns,
-    NsysOptions,
-    NsysReport,
-    Runs,
     joined,
-    joined_alone,
     profile_rows,
     read_report,
     with_seen,
 )
-from opgrip.replay.analyses.profiler_programs import arguments_in, find_program, merged_arguments
+from opgrip.replay.analyses.profiler_programs import arguments_in, merged_arguments
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.cells import load_results
 from opgrip.replay.results.results import OK, Result
-from opgrip.replay.run.workload import load_workload
-from opgrip.replay.timing import timed_functions
-from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY, Range
-from opgrip.replay.timing.rounds import NO_ROW
+from opgrip.replay.timing.ranges import BEFORE, DROPPED, READY
 
 CASES = 50
 real = needs("nsys")
@@ -73,36 +58,6 @@ def test_every_case_has_ranges_and_nsys_times_agree_with_ours(detector_trace: Pa
         assert ratios.between(0.9, 1.1).sum() >= len(slow) - 1, ratios.to_dict()
 
 
-@pytest.mark.slow
-@OLD_NVTX
-@real
-def test_rows_missing_in_the_first_report_are_run_again(
-    tiny_trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reports: list[set[int]] = []
-
-    def lacking(exported: Iterable[NsysReport]) -> tuple[Runs, int]:
-        seen, outside = joined_alone(exported)
-        reports.append({case for case, _ in seen})
-        if len(reports) == 1:
-            seen.popitem()
-        return seen, outside
-
-    monkeypatch.setattr(nsys, "joined_alone", lacking)
-    job = request_with(tiny_trace, top=3)
-    cases = load_workload(job).cases
-    rows = [Result(case.number, case.signature.op, "", 1, 1.0, "eager", "cpu", OK, 0.0, 0.0) for case in cases]
-    how = nsys.Nsys(find_program("nsys", "", ()), tmp_path / "rows.nsys-rep", iterations=3)
-    notices: list[str] = []
-    rows = nsys.profile_rows(job, rows, how, 120, notices.append, "cpu")
-    assert [NsysColumns.of(row).nsys_runs for row in rows] == [3, 3, 3]
-    assert [len(found) for found in reports] == [3, 1]
-    assert reports[1] < reports[0]
-    assert notices == [
-        f"open nsys's report in Nsight Systems: {tmp_path}/rows{number}.nsys-rep" for number in ("", ".2")
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -116,20 +71,13 @@ def test_nsys_problems_are_reported_before_anything_runs(tiny_trace: Path, words
     assert error.startswith(f"opreplay: error: {message}")
 
 
-def test_missing_nsys_error_names_the_searched_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr("glob.glob", lambda place: [])
-    with pytest.raises(UserError, match=r"/opt/nvidia/nsight-systems"):
-        find_program("nsys", "Nsight Systems", PLACES)
-
-
 def test_arguments_of_a_file_are_parsed_as_in_a_shell(tmp_path: Path) -> None:
     path = tmp_path / "arguments"
     path.write_text("--stats=true  # all\n--env-var='A=1 2'\n", encoding="utf-8")
     assert arguments_in(path, nsys.FLAGS) == ["--stats=true", "--env-var=A=1 2"]
 
 
-@pytest.mark.parametrize("text", ["--output=x", "-o x", "-ox", "--stats=true --output x"])
+@pytest.mark.parametrize("text", ["--output=x", "-ox"])
 def test_arguments_file_must_not_name_the_report(tmp_path: Path, text: str) -> None:
     path = tmp_path / "arguments"
     path.write_text(text, encoding="utf-8")
@@ -141,44 +89,12 @@ def test_arguments_file_must_not_name_the_report(tmp_path: Path, text: str) -> N
 @pytest.mark.parametrize(
     ("text", "merged"),
     [
-        ("--trace=cuda,nvtx,osrt", "--trace=nvtx,cuda,osrt --sample=none"),
         ("--trace cuda -t osrt -s cpu", "--trace=nvtx,cuda,osrt -s cpu"),
         ("-tnone --sample process-tree --stats=true", "--trace=nvtx --sample process-tree --stats=true"),
-        ("", "--trace=nvtx --sample=none"),
     ],
 )
 def test_profiler_options_are_merged_into_one_each(text: str, merged: str) -> None:
     assert merged_arguments(["--trace=nvtx", "--sample=none"], text.split(), nsys.FLAGS) == merged.split()
-
-
-def test_repeatable_profiler_options_are_all_kept() -> None:
-    own = ["--nvtx", "--nvtx-include=a", "--metrics=x,y", "--clock-control=none"]
-    others = ["--metrics", "y,z", "--nvtx-include", "b", "--clock-control", "base", "--set", "full"]
-    merged = ["--nvtx", "--nvtx-include=a", "--metrics=x,y,z", *others[2:]]
-    assert merged_arguments(own, others, NCU_FLAGS) == merged
-
-
-@pytest.mark.slow
-@OLD_NVTX
-@real
-def test_documented_nsys_arguments_work(tiny_trace: Path, tmp_path: Path) -> None:
-    lines = (ROOT / "docs" / "profiling.md").read_text().splitlines()
-    arguments = [line.strip() for line in lines if line.startswith("    --") and "opreplay" not in line]
-    assert arguments
-    (tmp_path / "arguments").write_text("\n".join([*arguments, "--sample=none"]))
-    output = tmp_path / "rows.json"
-    words = ("--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments", "--nsys-iterations", 2)
-    succeed("opreplay", tiny_trace, *words, "-o", output)
-    assert load_results(output)["nsys_runs"].tolist() == [2]
-
-
-@real
-def test_nsys_message_about_an_argument_is_in_the_error(tiny_trace: Path, tmp_path: Path) -> None:
-    (tmp_path / "arguments").write_text("--no-such-option=5")
-    message = refusal("opreplay", tiny_trace, "--top", 1, "--nsys", "--nsys-args-file", tmp_path / "arguments")
-    error = message.splitlines()[-1]
-    assert error.startswith("opreplay: error: nsys wrote no report: ")
-    assert "unrecognised option '--no-such-option=5'" in error
 
 
 RANGES = [(100, 199, READY, 7), (200, 300, "aten.mm", 7), (400, 500, "aten.mm", 7), (600, 650, "aten.sin", 8)]
@@ -224,11 +140,6 @@ def test_kernels_and_copies_belong_to_the_call_that_launched_them(report: Path) 
     assert NsysColumns.of(with_seen(row(8), None, seen)).nsys_launches is None
 
 
-def test_phases_and_ranges_of_others_are_not_runs(report: Path) -> None:
-    seen, _ = joined(read_report(report))
-    assert {key: len(runs) for key, runs in seen.items()} == {(7, "eager"): 2, (8, "eager"): 1}
-
-
 def test_dropped_run_is_in_no_figure(tmp_path: Path) -> None:
     path = made_up_report(tmp_path / "report.sqlite")
     with closing(sqlite3.connect(path)) as database:
@@ -241,17 +152,6 @@ def test_dropped_run_is_in_no_figure(tmp_path: Path) -> None:
     met = NsysColumns.of(with_seen(row(7), row(7), seen))
     assert (met.nsys_us, met.nsys_runs, met.nsys_kernels) == (0.1, 1, "gemm x1")
     assert (met.nsys_copies, met.nsys_copied_bytes) == (1, 4096)
-
-
-def test_report_without_a_gpu_has_only_times(tmp_path: Path) -> None:
-    seen, outside = joined(read_report(write_report(tmp_path / "report.sqlite", RANGES)))
-    assert outside == 0
-    assert NsysColumns.of(with_seen(row(8), None, seen)).nsys_us == 0.05
-
-
-def test_row_missing_in_the_report_is_unchanged(report: Path) -> None:
-    seen, _ = joined(read_report(report))
-    assert with_seen(row(9), None, seen) == row(9)
 
 
 def test_invalid_nsys_report_is_reported_in_one_line(tmp_path: Path) -> None:
@@ -290,20 +190,6 @@ def windows(tmp_path: Path) -> list[Path]:
     return [window(tmp_path / f"window{case}", case) for case in range(WINDOWS)]
 
 
-def test_gpu_trace_is_profiled_on_the_gpu_by_default(tiny_trace: Path, tmp_path: Path, windows: list[Path]) -> None:
-    stand_in = NsysStandIn(tmp_path / "bin", windows[:1])
-    job = request_with(tiny_trace, top=1)
-    loaded = load_workload(job)
-    # settings of a trace whose tensors were on a GPU
-    loaded = replace(loaded, device="cuda:0")
-    session = AnalysisSession(loaded, tmp_path / "rows.json", False, False, Reporter("opreplay"))
-    assert job.inputs.device is None
-    NsysAnalysis(NsysOptions(nsys=True, nsys_bin=str(stand_in.binary)), session).add_to([gpu_row(0)])
-    [words] = stand_in.calls()
-    assert "--trace=cuda,nvtx,cublas,cudnn" in words
-    assert "--capture-range-end=repeat" in words
-
-
 def test_kernels_of_each_part_belong_to_the_cases_of_the_part(
     tiny_trace: Path, tmp_path: Path, windows: list[Path]
 ) -> None:
@@ -321,17 +207,6 @@ def test_kernels_of_each_part_belong_to_the_cases_of_the_part(
     assert notices == [f"open nsys's report in Nsight Systems: {path}" for path in kept]
 
 
-@pytest.mark.parametrize(("help_text", "has"), [(HELP, True), ("\t--cuda-memory-usage=\n", False)], ids=["new", "old"])
-def test_kernels_of_cuda_graphs_are_traced_one_by_one_if_supported(
-    tiny_trace: Path, tmp_path: Path, windows: list[Path], help_text: str, has: bool
-) -> None:
-    stand_in = NsysStandIn(tmp_path / "bin", windows[:1], help_text)
-    nsys = Nsys(str(stand_in.binary), tmp_path / "rows.nsys-rep")
-    profile_rows(request_with(tiny_trace), [gpu_row(0)], nsys, 60, lambda line: None, "cuda:0")
-    [words] = stand_in.calls()
-    assert ("--cuda-graph-trace=node" in words) is has
-
-
 def test_kernels_of_a_cuda_graph_belong_to_the_run_that_launched_it(tmp_path: Path) -> None:
     kernels = [
         {"start": start, "end": start + 10, "correlationId": 1, "name": "kernel", "graphNodeId": node}
@@ -340,33 +215,6 @@ def test_kernels_of_a_cuda_graph_belong_to_the_run_that_launched_it(tmp_path: Pa
     path = write_report(tmp_path / "report", [(200, 300, "aten.mm", 7)], [(205, 1)], {"KERNEL": kernels})
     seen = columns_of(path)
     assert (seen.nsys_launches, seen.nsys_gpu_us, seen.nsys_gap_us) == (3.0, 0.03, 0.01)
-
-
-def test_cuda_graph_traced_as_a_whole_is_one_launch(tmp_path: Path) -> None:
-    work = {
-        "GRAPH_TRACE": [{"start": 210, "end": 250, "correlationId": 1}, {"start": 320, "end": 330, "correlationId": 2}],
-        # a version that traces both reports the time of the second graph twice
-        "KERNEL": [{"start": 320, "end": 330, "correlationId": 2, "name": "kernel"}],
-    }
-    ranges = [(200, 300, "aten.mm", 7), (310, 400, "aten.mm", 7)]
-    seen = columns_of(write_report(tmp_path / "report", ranges, [(205, 1), (315, 2)], work))
-    assert seen.nsys_kernels == f"{GRAPH_NAME} x0.5; kernel x0.5"
-    assert (seen.nsys_launches, seen.nsys_gpu_us) == (1.0, 0.025)
-
-
-def test_memset_is_neither_a_gap_nor_a_kernel(tmp_path: Path) -> None:
-    work = {
-        "KERNEL": [
-            {"start": 210, "end": 220, "correlationId": 1, "name": "first"},
-            {"start": 250, "end": 260, "correlationId": 3, "name": "second"},
-        ],
-        "MEMSET": [{"start": 220, "end": 245, "correlationId": 2, "bytes": 4096}],
-        "MEMCPY": [{"start": 260, "end": 261, "correlationId": 4, "bytes": 0}],
-    }
-    launches = [(205, 1), (206, 2), (207, 3), (208, 4)]
-    seen = columns_of(write_report(tmp_path / "report", [(200, 300, "aten.mm", 7)], launches, work))
-    assert (seen.nsys_kernels, seen.nsys_gap_us) == ("first x1; second x1", 0.005)
-    assert (seen.nsys_memsets, seen.nsys_copies, seen.nsys_copied_bytes) == (1.0, 1.0, 0)
 
 
 def test_work_of_preceding_calls_and_flushes_is_not_reported_as_lost(tmp_path: Path) -> None:
@@ -391,31 +239,3 @@ def test_kernel_that_keeps_the_device_busy_is_not_part_of_a_run(tmp_path: Path) 
     path = write_report(tmp_path / "report", [(200, 300, "aten.mm", 7)], [(202, 1), (203, 2)], {"KERNEL": kernels})
     seen = columns_of(path)
     assert (seen.nsys_kernels, seen.nsys_gpu_us, seen.nsys_gap_us) == ("gemm x1", 0.01, 0.0)
-
-
-def test_preceding_calls_run_in_a_separate_range(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = list[tuple[str, int]]()
-
-    class Recorded(Range):
-        def __init__(self, message: str, category: str, case: int, profiled: str = "") -> None:
-            super().__init__(message, category, case, profiled)
-            self.name = message, case
-
-        def begin(self) -> None:
-            super().begin()
-            begun.append(self.name)
-
-    monkeypatch.setattr(timed_functions, "Range", Recorded)
-    before = list[int]()
-
-    def announce(number: int, row: int) -> None:
-        if row == NO_ROW:
-            before.append(number)
-
-    loaded = load_workload(request_with(tiny_trace, top=3))
-    settings = settings_of(iterations=2, warmup=0)
-    rows_of(loaded.cases, settings, loaded.surroundings, announce)
-    in_ranges = [case for message, case in begun if message == BEFORE]
-    assert in_ranges
-    # rows that are prepared before others run are announced in the same way
-    assert in_ranges == before[-len(in_ranges) :]

@@ -13,12 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import refusal, succeed
 
-from opgrip.cli.option_types import floating_dtype
 from opgrip.errors import UserError
 from opgrip.replay import replay
 from opgrip.replay.cases.selection import Selection
 from opgrip.replay.cases.sources.operator import OperatorSource, target_of
-from opgrip.replay.operators.admission import absent_extensions
 from opgrip.traces.schema.arguments import tensors
 
 ADD = {"self": [16, 8], "other": [16, 8]}
@@ -35,14 +33,6 @@ def test_operator_is_replayed_without_a_trace() -> None:
     done = succeed("opreplay", "--operator", "aten.add.Tensor", "--inputs", inputs, "--iterations", "1", "--strict")
     assert "float32[16,8] float32[16,8]" in done.stdout
     assert "1 case: 1 ok" in done.stderr
-
-
-@pytest.mark.slow
-def test_dtype_and_backward_apply_to_operators() -> None:
-    frame = replay(operator="aten.mul", inputs=json.dumps([ADD]), dtype="bfloat16", backward=True, iterations=1).frame
-    assert list(frame["status"]) == ["ok", "ok"]
-    assert list(frame["direction"]) == ["forward", "backward"]
-    assert frame["bytes_out"][0] is not None
 
 
 def test_overload_is_chosen_by_the_arguments() -> None:
@@ -62,18 +52,6 @@ def test_pattern_selects_the_operators_that_take_the_arguments() -> None:
 )
 def test_operator_is_found_by_its_python_names(name: str) -> None:
     assert [item.op for item in signatures(name, {"self": [3]})] == ["aten.relu.default"]
-
-
-def test_misspelled_operator_gets_a_suggestion() -> None:
-    with pytest.raises(UserError, match=r"did you mean aten\.relu"):
-        signatures("torch.nn.functional.reluu", {"self": [3]})
-    with pytest.raises(UserError, match=r"write aten\.add\.Tensor"):
-        signatures("qqq.qqqqqq", {"self": [3]})
-
-
-@pytest.mark.parametrize(("short", "name"), [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16")])
-def test_dtype_aliases_of_other_tools_are_known(short: str, name: str) -> None:
-    assert floating_dtype(short) == name
 
 
 def test_values_are_converted_by_the_schema() -> None:
@@ -96,20 +74,15 @@ def test_tensor_may_have_strides_and_dtype() -> None:
     ("words", "problem"),
     [
         (["--operator", "aten.add.Tensr"], "no operator 'aten.add.Tensr' is registered: did you mean aten.add"),
-        (["--operator", "unary"], "opcapture --model opinfo:unary"),
         (["--operator", "aten.mm", "--inputs", '{"self": [2, 2]}'], "lacks its argument mat2"),
         (
             ["--operator", "aten.mm", "--inputs", '{"self": [-2, 2], "mat2": [2]}'],
             "from 0): its schema is aten::mm(",
         ),
-        (["--operator", "aten.mm", "--inputs", '{"self": 3, "mat2": [2]}'], "self is a tensor: give its shape"),
-        (["--operator", "aten.neg", "--inputs", '{"self": [2], "self": [3]}'], "'self' has two values"),
         (["--operator", "aten.neg", "--inputs", '{"nobody": [2]}'], "has no argument nobody"),
         (["--operator", "aten.neg", "--inputs", "[" * 100_000], "--inputs cannot be read"),
-        (["--operator", "aten.neg", "--inputs", "[1]"], "--inputs is not a JSON object of arguments"),
         (["--operator", "aten.qq*"], "no operator matches 'aten.qq*': write 'aten.add*'"),
         (["--operator", "aten.neg*", "--inputs", '{"nobody": [2]}'], "that match 'aten.neg*' takes these arguments"),
-        (["--operator", "aten neg"], "is not the name of an operator"),
         (["--operator", "aten.neg", "trace.jsonl"], "--operator replaces a trace"),
         (["--operator", "aten.neg", "--tag", "ForLoop"], "--tag is for samples: leave it out with --operator"),
         (["--inputs", "{}"], "--inputs needs --operator"),
@@ -167,7 +140,6 @@ def test_operator_of_an_extension_is_replayed(own_operators: Path) -> None:
     ("text", "reason"),
     [
         ("import os; os.abort()", "its process ended: Aborted"),
-        ("1 / 0", "ZeroDivisionError: division by zero"),
         ("import sys; sys.exit(0)", "its process ended: status 0"),
     ],
 )
@@ -176,13 +148,3 @@ def test_extension_that_cannot_be_imported_is_reported_in_one_line(own_operators
     words = ("--operator", "myops.twice", "--extension", "myops", "--inputs", '{"x": [8]}')
     error = refusal("opreplay", *words, cwd=own_operators)
     assert error == f"opreplay: error: --extension myops cannot be imported: {reason}\n"
-
-
-def test_package_is_not_imported_to_check_for_a_module(own_operators: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = own_operators / "unsafe"
-    package.mkdir()
-    (package / "__init__.py").write_text("raise SystemExit(3)")
-    (package / "there.py").write_text("")
-    monkeypatch.chdir(own_operators)
-    lines = list(absent_extensions(["unsafe", "unsafe.there", "unsafe.absent", "unsafe.there.more", "absent"]))
-    assert [line.partition(":")[0].split()[1] for line in lines] == ["unsafe.absent", "unsafe.there.more", "absent"]

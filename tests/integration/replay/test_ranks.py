@@ -9,14 +9,10 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from gpu.processes import run_steps
-from gpu.ranks import STEPS, check_collective
-from gpu.step import Place, Verdict, read_facts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made_ranks import make_rank
 
-from opgrip.errors import UserError
 from opgrip.replay.cases.flow import FlowingCall, ProgramFlow
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.sequences.ranks.plan import (
@@ -26,10 +22,9 @@ from opgrip.replay.sequences.ranks.plan import (
     make_plan,
     offer_of,
     part_of,
-    recorded_ranks,
     wait_points,
 )
-from opgrip.replay.sequences.ranks.rank_collectives import as_tensors_alone, is_exchange, read_collective, why_not
+from opgrip.replay.sequences.ranks.rank_collectives import is_exchange, read_collective, why_not
 from opgrip.replay.sequences.ranks.replay_ranks import CollectiveStepTimes, Stamps
 from opgrip.replay.sequences.step_options import launch_of
 from opgrip.traces import load
@@ -134,13 +129,6 @@ def test_reduction_runs_if_torch_supports_it(on_gloo: bool) -> None:
     assert ("gloo does not take int16" in why_not(sent, on_gloo)) == on_gloo
 
 
-def test_collective_receives_only_its_tensors() -> None:
-    record = signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("SUM"), None)
-    record = replace(record, outputs=([tensor(8)], Opaque("c10d.Work")))
-    alone = as_tensors_alone(record)
-    assert (alone.args, alone.outputs) == (([tensor(8)],), [tensor(8)])
-
-
 def offer(kind: str, group: tuple[int, ...], rank: int, peer: int | None = None, size: int = 8) -> Offer:
     return Offer(kind, "g", group, group.index(rank), "", peer, size, "float32", None)
 
@@ -180,41 +168,6 @@ def test_disagreeing_collectives_and_their_successors_are_left_out() -> None:
     assert [meeting.kind for meeting in plan.meetings] == ["all_reduce"]
     assert [sorted(places) for places in plan.left_out] == [[1, 2], [1, 2]]
     assert "different collectives" in plan.left_out[0][2]
-
-
-def test_surplus_collectives_of_other_ranks_are_left_out_for_a_cut_trace() -> None:
-    group = (0, 1)
-    calls = [offer("all_reduce", group, rank) for rank in group]
-    plan = make_plan(tables_of([calls[0]] * 3, [calls[1]]), scale=False)
-    assert len(plan.meetings) == 1
-    assert plan.left_out == [dict.fromkeys((1, 2), "rank 1 has recorded fewer of its group"), {}]
-
-
-def test_unsupported_collective_keeps_its_position() -> None:
-    group = (0, 1)
-    # only rank 1 can find that it cannot run
-    plan = make_plan(
-        tables_of(
-            [offer("all_reduce", group, 0), offer("broadcast", group, 0, 0)],
-            [replace(offer("all_reduce", group, 1), reason="no such reduction"), offer("broadcast", group, 1, 0)],
-        ),
-        scale=False,
-    )
-    assert plan.left_out == [{0: "no such reduction"}] * 2
-    assert [(meeting.kind, dict(meeting.places)) for meeting in plan.meetings] == [("broadcast", {0: 1, 1: 1})]
-    read = read_collective(signature("c10d.allreduce_.default", [tensor(8)], PAIR, ReductionSpec("NEWEST")))
-    assert (offer_of(read, "no such reduction").reason, offer_of(read, "no such reduction").ranks) == (
-        "no such reduction",
-        group,
-    )
-
-
-def test_rank_outside_of_a_group_does_not_run_its_collective() -> None:
-    group = (0, 1)
-    calls = [offer("all_reduce", group, rank) for rank in group]
-    plan = make_plan(tables_of([calls[0]], [calls[1]], [calls[0]]), scale=False)
-    assert [dict(meeting.places) for meeting in plan.meetings] == [{0: 0, 1: 0}]
-    assert list(plan.left_out[2]) == [0]
 
 
 def test_send_and_receive_are_matched_by_both_ranks() -> None:
@@ -321,19 +274,6 @@ def test_launcher_is_recognized_by_its_variables() -> None:
     assert launch_of({name: value for name, value in names.items() if name != "MASTER_ADDR"}) is None
 
 
-def test_trace_of_one_process_has_no_part_for_a_rank() -> None:
-    from opgrip.replay.cases.sources import NO_TRACE
-
-    with pytest.raises(UserError, match="is of one process"):
-        recorded_ranks(NO_TRACE)
-    merged = replace(NO_TRACE, header={"processes": [{"rank": 0}, {"rank": 1}]})
-    with pytest.raises(UserError, match="2 ranks are in the trace, and 3 were started"):
-        part_of(merged, 0, 3)
-    gap = replace(NO_TRACE, header={"processes": [{"rank": 0}, {"rank": 2}]})
-    with pytest.raises(UserError, match="rank 1 is not in the trace"):
-        part_of(gap, 0, 2)
-
-
 def test_part_of_a_rank_is_loaded_without_tables_of_other_ranks(tmp_path: Path) -> None:
     for rank in range(3):
         make_rank(tmp_path / f"t.rank{rank}.jsonl", rank, 3, 100 * (rank + 1), every=10, slow=1)
@@ -358,12 +298,3 @@ def _storages(calls: pd.DataFrame, storages: Integers) -> list[list[int]]:
         storages[first : first + count].tolist()
         for first, count in zip(calls["first_storage"], calls["tensors"], strict=True)
     ]
-
-
-def test_gpu_check_runs_a_collective_on_gloo_and_on_nccl_only_with_cuda(tmp_path: Path) -> None:
-    (step,) = STEPS
-    place = Place("cpu", tmp_path, 1, tmp_path / "facts.jsonl", step.name)
-    check_collective(place)
-    assert read_facts(place.facts, step.name)["backend"] == "gloo"
-    (outcome,) = run_steps([step], place, 60)
-    assert outcome.verdict is Verdict.NOT_HERE

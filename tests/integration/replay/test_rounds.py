@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,11 +20,11 @@ from opgrip.capture import Capture
 from opgrip.platform.contention import Waits
 from opgrip.platform.machine import last_cache_bytes
 from opgrip.replay.cases.cases import Case, make_cases
-from opgrip.replay.cases.preceding_calls import BEFORE, FLUSHING_BYTES, CallPosition, make_preceding_calls, recent_bytes
+from opgrip.replay.cases.preceding_calls import BEFORE, FLUSHING_BYTES, make_preceding_calls, recent_bytes
 from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.replay.operators.lookup import Operator
 from opgrip.replay.results.results import Result
-from opgrip.replay.run.measure import measure_cases, windows
+from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.timing import pages, rounds, stopwatch
 from opgrip.replay.timing.rounds import FunctionGroup, Measurer
 from opgrip.replay.timing.samples import MOST_CONTENDED
@@ -218,7 +217,7 @@ def test_permanently_slow_processor_is_measured_and_reported(monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("options", [{}, {"iterations": None}, {"cache": "warm"}])
+@pytest.mark.parametrize("options", [{}, {"cache": "warm"}])
 def test_row_with_only_contended_runs_is_contended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: dict[str, Any]
 ) -> None:
@@ -251,39 +250,6 @@ def test_clean_runs_between_contended_ones_are_used(
     assert not function.samples.is_contended
     assert function.samples.quantile_us(0.5) == 1.0
     assert function.samples.dropped > 50
-
-
-@pytest.mark.usefixtures("quiet")
-def test_contended_cases_are_repeated_when_the_machine_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[int] = []
-
-    def has_room(_: Contention) -> bool:
-        looks.append(len(looks))
-        return len(looks) > 3
-
-    monkeypatch.setattr(Contention, "has_room", property(has_room))
-    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: len(looks) <= 3))
-    functions = [timed_function_of(torch.sin) for _ in range(2)]
-    functions[1].number = 1
-    measurer = measurer_of(Effort(warmup=0))
-    assert len(list(measurer.in_rounds([FunctionGroup({}, False, functions)]))) == 2
-    assert len(looks) > 3
-    for function in functions:
-        assert not function.samples.is_contended
-        assert len(function.samples) >= 3
-        assert function.samples.slowed == 0
-
-
-@pytest.mark.usefixtures("quiet")
-def test_waiting_for_a_quiet_machine_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Contention, "contended", staticmethod(lambda check: True))
-    monkeypatch.setattr(Contention, "has_room", False)
-    announced: list[int] = []
-    function = timed_function_of(torch.sin)
-    measurer = measurer_of(Effort(warmup=0, budget_s=0.2), lambda number, row: announced.append(row))
-    list(measurer.in_rounds([FunctionGroup({}, False, [function])]))
-    assert function.samples.is_contended
-    assert 1 <= announced.count(rounds.NO_ROW) <= 5
 
 
 @pytest.mark.usefixtures("quiet")
@@ -340,20 +306,6 @@ def test_preceding_calls_start_with_the_last_call_that_flushes_the_cache(tmp_pat
     assert [op[number] for number in before["abs"]] == ["neg", "tan"]
 
 
-@pytest.mark.usefixtures("quiet")
-def test_budget_of_a_case_includes_its_preceding_calls() -> None:
-    before, function = (
-        timed_function_of(lambda *args: time.sleep(0.02)),
-        timed_function_of(lambda *args: time.sleep(0.001)),
-    )
-    function.places, function.number = [CallPosition(0, (1,), ())], 2
-    effort = Effort(warmup=0, iterations=None, precision=1e-9, budget_s=0.1)
-    measurer = measurer_of(effort)
-    list(measurer.in_rounds([FunctionGroup({}, False, [function], {1: before})]))
-    assert 3 <= len(function.samples) + function.samples.dropped <= 6
-    assert function.samples.done(effort) == "budget"
-
-
 def test_recently_used_arguments_are_found_by_bytes_in_between(tmp_path: Path) -> None:
     weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
 
@@ -372,23 +324,6 @@ def test_recently_used_arguments_are_found_by_bytes_in_between(tmp_path: Path) -
     # nothing
     assert place.recent == (0,)
     assert surroundings.places_of(case_of["aten.slice.Tensor"], near)[0].recent == ()
-
-
-def test_larger_cache_holds_arguments_used_longer_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights, other = torch.ones(1 << 20), torch.ones(1 << 22)
-
-    def program() -> None:
-        weights.neg()
-        other.neg()
-        weights.sin()
-
-    (case,) = [case for case in cases_of(tmp_path, program) if case.op == "aten.sin.default"]
-    surroundings = make_preceding_calls(load(tmp_path / "t.jsonl"))
-    sizes = {"cuda:0": 20 << 20, "cuda:1": 100 << 20}
-    monkeypatch.setattr("opgrip.replay.cases.preceding_calls.last_cache_bytes", sizes.__getitem__)
-    for device, recent in {"cpu": (), "cuda:0": (), "cuda:1": (0,)}.items():
-        (place,) = surroundings.places_of(case, recent_bytes(device))
-        assert place.recent == recent
 
 
 FRESH_OR_USED = """
@@ -453,34 +388,6 @@ def test_value_variants_run_in_the_same_rounds_and_are_compared(tmp_path: Path) 
         assert zeros.ratio < 1.0
 
 
-def test_forward_and_backward_are_timed_separately(tmp_path: Path) -> None:
-    weight = torch.randn(128, 128, requires_grad=True)
-
-    def program() -> None:
-        (torch.randn(256, 128) @ weight).sum()
-
-    rows = results(tmp_path, program, backward=True, warmup=2, iterations=10)
-    forward, backward = (rows[f"aten.mm.default recorded {way}"] for way in ("forward", "backward"))
-    assert (forward.status, backward.status) == ("ok", "ok")
-    assert backward.median_us is not None
-    assert backward.median_us > 0
-    unsupported = rows["aten.randn.default recorded backward"]
-    reason = "not differentiable: it has no floating-point tensor argument"
-    assert (unsupported.status, unsupported.error) == ("unsupported", reason)
-
-
-def test_mutating_operator_on_a_gradient_argument_runs_forward(tmp_path: Path) -> None:
-    weight = torch.randn(64, 64, requires_grad=True)
-
-    def program() -> None:
-        (weight * 2).add_(weight).sum()
-
-    rows = results(tmp_path, program, backward=True, warmup=1, iterations=2)
-    forward, backward = (rows[f"aten.add_.Tensor recorded {way}"] for way in ("forward", "backward"))
-    assert forward.status == "ok", forward.error
-    assert backward.error == "a call that writes into its arguments has no separate backward"
-
-
 def test_memory_columns_show_allocated_and_peak_bytes(tmp_path: Path) -> None:
     a, b = torch.randn(100, 50), torch.randn(50, 200)
     row = results(tmp_path, lambda: a @ b, memory=True)["aten.mm.default recorded forward"]
@@ -507,40 +414,3 @@ def test_case_returns_its_rows_before_others_are_done(tmp_path: Path, cache: str
     early = announced.count(quick.number)
     assert next(rows)[0].case == quick.number
     assert announced.count(quick.number) >= early + 5
-
-
-def test_long_running_cases_have_small_windows(tmp_path: Path) -> None:
-    x = torch.ones(5)
-    cases = [replace(case, captured_us=4e6) for case in cases_of(tmp_path, lambda: [x + n for n in range(6)])]
-    assert [len(window) for window in windows(cases, settings_of(warmup=0))] == [2, 2, 2]
-    assert [len(window) for window in windows(cases, settings_of(warmup=0, iterations=1))] == [6]
-
-
-@pytest.mark.parametrize(("slow", "dropped"), [([0], 1), ([0, 1], 2), ([0, 1, 2], 2), ([], 0)])
-def test_run_with_slow_page_faults_is_repeated(slow: list[int], dropped: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[int] = []
-
-    def operator(tensor: torch.Tensor) -> torch.Tensor:
-        ran.append(len(ran))
-        return tensor + 1
-
-    monkeypatch.setattr(pages.FaultCount, "were_slow", lambda self, duration_ns: ran[-1] in slow)
-    function = timed_function_of(operator, fresh=1.0)
-    function.time(Stopwatch(DISCRETE, lambda: None, 0.0), None)
-    assert (len(ran), function.samples.dropped) == (dropped + 1, dropped)
-
-
-def test_page_faults_are_slow_by_their_kernel_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    usage = SimpleNamespace(ru_minflt=0, ru_stime=0.0)
-    monkeypatch.setattr(pages.resource, "getrusage", lambda who: SimpleNamespace(**vars(usage)))
-    monkeypatch.setattr(pages, "usual_fault_ns", lambda: 1_000.0)
-    count = pages.FaultCount()
-    usage.ru_minflt, usage.ru_stime = 3_000, 0.020
-    assert count.were_slow(20e6)
-    # other threads of the process spent time in the kernel meanwhile
-    assert not count.were_slow(0.9e6)
-    usage.ru_stime = 0.012
-    assert not count.were_slow(12e6)
-    monkeypatch.setattr(pages, "usual_fault_ns", lambda: None)
-    usage.ru_stime = 9.0
-    assert not count.were_slow(9e9)

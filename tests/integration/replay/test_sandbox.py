@@ -55,7 +55,7 @@ def test_heartbeat_read_while_it_is_written_is_consistent(heartbeat: Heartbeat) 
     try:
         last = heartbeat.read()
         cases = set()
-        while monotonic_ns() - began < SECOND_NS:
+        while monotonic_ns() - began < SECOND_NS / 4:
             at = heartbeat.read()
             assert at.part == 3 * at.item
             assert last.since_ns <= at.since_ns <= monotonic_ns()
@@ -115,7 +115,7 @@ def test_child_that_ends_names_its_step_and_the_reason(end: Callable[[], object]
 
 def test_program_beyond_its_time_limit_ends_with_all_its_children() -> None:
     started = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); sys.stdin.read(); "
-    finished = run_program([sys.executable, "-c", f"{started} import signal; signal.pause()"], timeout_s=3)
+    finished = run_program([sys.executable, "-c", f"{started} import signal; signal.pause()"], timeout_s=1)
     assert finished.status is None
     with pytest.raises(ProcessLookupError):
         while True:
@@ -178,7 +178,7 @@ def test_sandboxed_child_has_no_network_and_writes_only_to_its_folders(
 
 @bubblewrap_only
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [(), ("--mode", "eager,compile"), ("--sequence",)], ids=" ".join)
+@pytest.mark.parametrize("options", [("--mode", "eager,compile"), ("--sequence",)], ids=" ".join)
 def test_opreplay_in_the_sandbox_measures_as_outside(
     tiny_trace: Path, tmp_path: Path, options: Sequence[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
-from time import perf_counter_ns
 from typing import Any
 
 import pytest
 import torch
-from programs import refusal, succeed
+from programs import succeed
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
@@ -26,7 +25,6 @@ from opgrip.replay.command.replay import replay
 from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.modes import Mode, ModeOptions, Program, Task, modes
 from opgrip.replay.operators.lookup import Unsupported
-from opgrip.replay.operators.memory import Function
 from opgrip.replay.outcome import Results
 from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.step_report import print_sequence
@@ -35,7 +33,7 @@ from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import Workload, workload_for
 from opgrip.replay.sequences import call_timers as slowdown
 from opgrip.replay.sequences import step_passes
-from opgrip.replay.sequences.call_timers import HostTimer, SequenceSettings, Slowdown, sequence_settings
+from opgrip.replay.sequences.call_timers import SequenceSettings, Slowdown, sequence_settings
 from opgrip.replay.sequences.step_options import SequenceColumns, rows_of, totals_of
 from opgrip.replay.sequences.step_passes import Pass, paired_saving, run_timed
 from opgrip.replay.sequences.step_replay import MOST_DROPPED, SequenceResult, replay_sequence
@@ -155,11 +153,6 @@ def test_opreplay_shows_and_writes_the_most_expensive_rows(tiny_trace: Path, tmp
     assert len(load_results(output)) == 3
 
 
-def test_roofline_of_a_sequence_is_refused_in_one_line(tiny_trace: Path, tmp_path: Path) -> None:
-    error = refusal("opreplay", tiny_trace, "--sequence", "-o", tmp_path / "r.svg", in_one_line=True)
-    assert error.endswith("r.svg shows the results of --roofline, which is not given: end its name in .json\n")
-
-
 def test_rows_report_calls_that_were_substituted_or_skipped(odd: tuple[Trace, SequenceResult]) -> None:
     trace, result = odd
     rows = {row.op: row for row in rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))}
@@ -173,45 +166,6 @@ def test_rows_report_calls_that_were_substituted_or_skipped(odd: tuple[Trace, Se
     assert "it raised when it was captured" in product.error
     assert memory.status == UNSUPPORTED
     assert SequenceColumns.of(memory) == SequenceColumns(not_run=1)
-
-
-def test_each_reason_is_printed_once(odd: tuple[Trace, SequenceResult]) -> None:
-    trace, result = odd
-    rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
-    for most in (0, len(rows)):
-        shown = StringIO()
-        print_sequence(result, rows, most, shown)
-        text = shown.getvalue()
-        assert text.count("its results have other shapes than the recorded ones") == 1
-        assert text.count("it raised when it was captured") == 1
-        assert text.count("an argument has the layout _mkldnn") == 1
-        assert (f"{len(rows)} more rows" in text) == (most == 0)
-
-
-def test_missing_times_are_empty_in_files(odd: tuple[Trace, SequenceResult], tmp_path: Path) -> None:
-    trace, result = odd
-    nothing = replace(result, replayed_ms=(), replayed_host_ms=(), replayed_wall_ms=())
-    totals = totals_of(replace(nothing, replayed_critical_ms=float("nan")))
-    assert totals["replayed_ms"] is totals["replayed_p90_ms"] is totals["replayed_critical_ms"] is None
-    rows = rows_of(result, make_cases(trace), workload_for(RunRequest(), trace))
-    Results(rows, {"sequence": totals}).save(tmp_path / "r.json")
-    assert json.loads((tmp_path / "r.json").read_text())["sequence"]["replayed_wall_ms"] is None
-
-
-def test_operator_itself_is_timed(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    timed: list[object] = []
-
-    class Watch(HostTimer):
-        def run(self, function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-            timed.append(function)
-            return super().run(function, args, kwargs)
-
-    monkeypatch.setattr("opgrip.replay.sequences.step_replay.HostTimer", Watch)
-    trace = load(tiny_trace)
-    replay_sequence(trace, replace(sequence_settings(workload_for(RunRequest(), trace)), repeats=1))
-    # its indices are first brought into bounds
-    assert torch.ops.aten.nll_loss_backward.default in timed
-    assert {type(function) for function in timed} == {torch._ops.OpOverload}
 
 
 def test_times_that_a_file_lacks_are_left_out(tmp_path: Path) -> None:
@@ -229,9 +183,6 @@ def test_times_that_a_file_lacks_are_left_out(tmp_path: Path) -> None:
     totals = json.loads((tmp_path / "rows.json").read_text())["sequence"]
     assert totals["captured_ms"] is totals["critical_calls"] is totals["captured_critical_ms"] is None
     assert totals["is_contended"] or totals["replayed_ms"] > 0
-
-
-MS = 1_000_000
 
 
 SETTINGS = SequenceSettings(device_map("cpu", None), "cpu", repeats=3)
@@ -322,50 +273,6 @@ def test_step_with_only_contended_passes_is_contended(tiny_trace: Path, machine:
     assert (result.repeats, result.is_contended) == (MOST_DROPPED, True)
 
 
-def test_clean_calls_in_contended_passes_count(
-    tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slowdown, "CHECK_NS", 0)
-    # however long half of the calls take
-    monkeypatch.setattr(slowdown, "SHARE", 0.0)
-    signatures = load(tiny_trace).own_calls["signature"].tolist()
-    half = len(signatures) // 2
-    # calls of the last signature, and calls directly after them, which also count as contended
-    always = {place for place, signature in enumerate(signatures) if signature == signatures[-1]}
-    contended = set(signatures) - {
-        signature for place, signature in enumerate(signatures) if place not in always and place - 1 not in always
-    }
-
-    def is_contended(asked: int) -> bool:
-        # checked before the first call, after each call, and at the end of a pass
-        number, place = divmod(asked - 1, len(signatures) + 2)
-        return place - 1 in always or (place > half + 1 if number % 2 else place <= half)
-
-    machine.contended = is_contended
-    result, rows = replayed(tiny_trace, repeats=6)
-    assert (result.repeats, result.is_contended) == (6, True)
-    assert {row.case for row in rows if row.status == "contended"} == contended
-    assert {(row.status, row.slowed) for row in rows if row.case not in contended} == {("ok", 0.0)}
-    assert all(row.dropped + row.samples == 6 * row.count for row in rows)
-
-
-def test_contended_pass_is_repeated_when_the_machine_is_quiet(tiny_trace: Path, machine: Machine) -> None:
-    machine.quiet_after = 3
-    machine.contended = lambda asked: machine.looks <= 3
-    result, rows = replayed(tiny_trace)
-    assert machine.looks == 4
-    assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 1, False)
-    assert {row.status for row in rows} == {"ok"}
-
-
-def test_waiting_for_a_quiet_machine_is_limited(tiny_trace: Path, machine: Machine) -> None:
-    machine.quiet_after = None
-    machine.contended = lambda asked: True
-    result, _ = replayed(tiny_trace, repeats=None, budget_s=0.2)
-    assert (result.repeats, result.is_contended) == (3, True)
-    assert 1 <= machine.looks <= 10
-
-
 def test_permanently_slow_processor_is_measured_and_reported(tiny_trace: Path, machine: Machine) -> None:
     machine.slowed = True
     result, rows = replayed(tiny_trace)
@@ -374,61 +281,6 @@ def test_permanently_slow_processor_is_measured_and_reported(tiny_trace: Path, m
     text = shown(result, rows)
     assert "3 of 3 passes: timed while the processor was slowed down, so that times are doubtful" in text
     assert "ok, slowed" in text.replace("ok, noisy, slowed", "ok, slowed")
-
-
-def test_processes_of_one_step_do_not_contend_with_each_other(machine: Machine) -> None:
-    machine.contended = lambda asked: True
-    for processes, is_contended in ((1, True), (1000, False)):
-        watch = Slowdown(processes)
-        watch.begin()
-        watch.check()
-        watch.end()
-        assert (watch.is_slowed, watch.is_contended, 0 in watch.contended_calls) == (True, is_contended, is_contended)
-
-
-def test_passes_are_not_repeated_beyond_the_budget(tiny_trace: Path, machine: Machine) -> None:
-    machine.contended = lambda asked: True
-    result, _ = replayed(tiny_trace, repeats=None, budget_s=0.0)
-    assert (result.repeats, result.dropped_passes, result.is_contended) == (3, 0, True)
-
-
-def test_contention_is_checked_outside_of_timed_calls(
-    tiny_trace: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(slowdown, "CHECK_NS", 0)
-
-    def spin(asked: int) -> bool:
-        end = perf_counter_ns() + MS
-        while perf_counter_ns() < end:
-            pass
-        return False
-
-    machine.contended = spin
-    result, _ = replayed(tiny_trace, repeats=1)
-    assert machine.asked == result.calls + 2
-    assert result.replayed_wall_ms[0] - result.replayed_ms[0] >= result.calls
-
-
-def test_short_interruption_of_a_long_pass_does_not_count(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0
-    monkeypatch.setattr(slowdown, "perf_counter_ns", lambda: now)
-    monkeypatch.setattr(slowdown, "CHECK_NS", 10 * MS)
-
-    def is_slowed(slowed_checks: int) -> bool:
-        nonlocal now
-        watch = Slowdown()
-        watch.begin()
-        first = machine.asked
-        machine.contended = lambda asked: asked <= first + slowed_checks
-        for _ in range(1000):
-            now += MS
-            watch.check()
-        assert machine.asked == first + 100
-        watch.end()
-        assert len(watch.contended_calls) == min(10 * slowed_checks + 1, 1001) * bool(slowed_checks)
-        return watch.is_contended
-
-    assert [is_slowed(checks) for checks in (0, 4, 6, 100)] == [False, False, True, True]
 
 
 SCALE = 3.0
@@ -499,12 +351,6 @@ def test_passes_in_pairs_alternate_with_eager(tmp_path: Path, runs: list[str], m
     assert result.saved is not None
     assert len(result.saved.shares) == in_mode
     assert 0 < sum(share for _, share in result.saved.shares) < 1
-
-
-def test_jit_runs_a_whole_step(tmp_path: Path) -> None:
-    result, rows = replay_under(tmp_path / "t.jsonl", "jit")
-    assert (result.replayed, result.in_eager) == (result.calls, 0)
-    assert {(row.status, row.mode, row.note) for row in rows.values()} == {(OK, "jit", "traced")}
 
 
 @pytest.mark.parametrize(

@@ -16,25 +16,22 @@ from programs import run_command, succeed
 from several_traces import small_trace
 
 from opgrip.errors import UserError
-from opgrip.replay import load_results, replay
+from opgrip.replay import load_results
 from opgrip.replay.comparison.results_store import merge_runs, missing_shards
 from opgrip.replay.outcome import Results, read_run, write_results
 from opgrip.replay.replay_options import request_with
-from opgrip.replay.results.origins import Machine, this_machine
+from opgrip.replay.results.origins import Machine
 from opgrip.replay.run.request import (
     RunRequest,
     Shard,
     cost_us,
-    identity,
     settle_shard,
     shard,
     shard_of_environment,
     take_shard,
 )
 from opgrip.replay.run.workload import load_workload
-from opgrip.replay.workers.journal import MACHINE_KIND
 
-FAST = {"iterations": 2, "warmup": 0, "cache": "warm"}
 costs = st.lists(st.integers(1, 10**9), min_size=1, max_size=40)
 
 
@@ -173,54 +170,10 @@ def test_merged_shards_of_several_traces_equal_one_replay(folder: Path, tmp_path
     assert list(frame["machine_kind"].unique()) == list(merged.header["machines"].values())
 
 
-@pytest.mark.slow
-def test_shard_resumes_its_rows_and_refuses_those_of_another(folder: Path, tmp_path: Path) -> None:
-    output, trace = tmp_path / "r.json", folder / "net.predict.jsonl"
-    rows = replay(trace, shard="1/2", output=output, **FAST).rows
-    # as left by an interrupted run
-    journal = tmp_path / "r.json.journal"
-    lines = [
-        {**identity(request_with(trace, shard="1/2", **FAST)), MACHINE_KIND: this_machine("cpu").kind},
-        [row.to_plain() for row in rows[:1]],
-    ]
-    journal.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    output.unlink()
-    with pytest.raises(UserError, match="of another trace or with other options"):
-        replay(trace, shard="2/2", output=output, resume=True, **FAST)
-    again = replay(trace, shard="1/2", output=output, resume=True, **FAST)
-    assert again.rows[0].times_us == rows[0].times_us
-    assert comparable(again) == comparable(Results(rows, {}))
-
-
-@pytest.mark.slow
-def test_shards_with_different_options_are_not_merged(folder: Path, tmp_path: Path) -> None:
-    usable = sorted(os.sched_getaffinity(0))[-1]
-    runs = []
-    for number, changed in enumerate(({}, {"pin": str(usable)}, {"top": 1}), 1):
-        path = tmp_path / f"{number}.json"
-        replay(folder / "net.train.jsonl", shard=f"{min(number, 2)}/2", output=path, **FAST, **changed)
-        runs.append(read_run(path))
-    assert missing_shards(merge_runs(runs[:2]).header) == []
-    with pytest.raises(UserError, match="of replays with different options: give the same options to all"):
-        merge_runs(runs[::2])
-
-
 @pytest.mark.parametrize("shard", ["0/2", "3/2", "1,5/2", "1/9999999"])
 def test_impossible_shard_in_a_file_is_refused(shard: str) -> None:
     with pytest.raises(UserError, match=f"a file is from shard {shard}, which cannot exist: replay that shard again"):
         merge_runs([Results([], {"shard": shard}), Results([], {"shard": shard})])
-
-
-@pytest.mark.slow
-def test_more_shards_than_cases_are_allowed(folder: Path, tmp_path: Path) -> None:
-    runs = []
-    for number in range(1, 5):
-        path = tmp_path / f"{number}.json"
-        replay(folder / "net.train.jsonl", shard=f"{number}/4", output=path, **FAST)
-        runs.append(read_run(path))
-    assert 0 in map(len, runs)
-    merged = merge_runs(runs)
-    assert comparable(merged) == comparable(replay(folder / "net.train.jsonl", **FAST))
 
 
 def shard_of(machine: Machine, number: int, rows: slice) -> Results:
@@ -244,9 +197,3 @@ def test_shards_of_one_machine_kind_merge_and_of_two_kinds_do_not(tmp_path: Path
         merge_runs([one, Results(other.rows, {**other.header, "shard": "2/3"})])
     write_results(merged.rows, merged.header, tmp_path / "m.json", force=False)
     assert read_run(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}
-
-
-def test_invalid_trace_description_in_a_header_is_ignored() -> None:
-    one, other = shard_of(Machine("a", "p"), 1, slice(2)), shard_of(Machine("a", "p"), 2, slice(2, 4))
-    runs = [Results(run.rows, {**run.header, "traces": {"t": 7, "u": {"trace_hash": "00"}}}) for run in (one, other)]
-    assert merge_runs(runs).header["traces"] == {"u": {"trace_hash": "00"}}

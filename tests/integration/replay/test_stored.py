@@ -10,12 +10,8 @@ import torch
 
 from opgrip.capture import Capture
 from opgrip.replay.cases.cases import make_cases
-from opgrip.replay.inputs.filling import Stored
-from opgrip.replay.inputs.inputs import Inputs, device_map
 from opgrip.traces import load
-from opgrip.traces.io.tensor_file import TensorFile, load_safetensors
-from opgrip.traces.schema.arguments import TensorSpec
-from opgrip.traces.values.exact import Booleans
+from opgrip.traces.io.tensor_file import load_safetensors
 
 VALUES = torch.linspace(0, 10, 100).sin()  # values that no value model represents exactly
 
@@ -76,20 +72,3 @@ def test_corrupt_values_file_is_reported_and_models_are_used(
         found = drawn(folder)
     assert found.shape == (100,)
     assert not torch.equal(found, VALUES)
-
-
-def test_values_file_deleted_later_causes_no_error(folder: Path) -> None:
-    (case,) = make_cases(load(folder / "t.jsonl"))
-    (values,) = case.values.values()
-    assert isinstance(values, Stored)
-    gone = Stored(Booleans(1, 2), TensorFile(folder / "gone"), values.key)
-    assert gone.draw((10,), torch.bool, torch.Generator()).sum() == 5
-
-
-def test_overlapping_windows_are_drawn_from_the_model(folder: Path) -> None:
-    # drawing all of it would exceed the memory
-    spec = TensorSpec((1 << 20, 1 << 20), (1, 1), torch.float32, "cpu", values=0)
-    (case,) = make_cases(load(folder / "t.jsonl"))
-    (values,) = case.values.values()
-    (made,), _ = Inputs((spec,), {}, {0: values}, device_map("cpu", None), seed=0).make()
-    assert made[5, 6] == made[6, 5]

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from programs import ROOT
 from settings import settings_of
 
-from opgrip.capture import Capture, Schedule
 from opgrip.replay.cases.cases import Case, make_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.replay_options import request_with
 from opgrip.replay.reports.results_table import DOUBTFUL, print_results
 from opgrip.replay.results.ratios import ClusterColumns
 from opgrip.replay.run.measure import measure_cases
-from opgrip.replay.run.workload import empty_row, load_workload
+from opgrip.replay.run.workload import empty_row
 from opgrip.traces import load
 from opgrip.traces.analysis.merge import merge
-from opgrip.traces.codec.call_blocks import encode_storages
 from opgrip.traces.io.writer import TraceWriter
 from opgrip.traces.schema.arguments import TensorSpec
 from opgrip.traces.schema.records import Calls, Context, Header, Observed, Record, Scope, Signature, Thread, Values
@@ -159,21 +154,11 @@ def test_call_of_another_thread_is_not_confused_with_the_observed_one(tmp_path: 
     assert [len(item.calls) for item in case.timing_clusters] == [14, 3]
 
 
-def test_traces_without_the_storage_of_observations_are_read(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "t.jsonl")
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert sum(line.pop("storage", None) is not None for line in lines) == 2
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    (case,) = make_cases(load(path, partial=True))
-    assert drawn(case) == [2.0, DENORMAL]
-
-
 @pytest.mark.parametrize(
     ("modules", "values", "counts"),
     [
         ("a", [2.0], [3]),
         ("b", [DENORMAL], [3]),
-        ("d", [2.0], [3]),
         ("[cd]", [2.0], [6]),
         ("[bc]", [2.0, DENORMAL], [3, 3]),
     ],
@@ -189,93 +174,6 @@ def test_selected_calls_have_the_values_of_their_cluster(
     everywhere = {drawn(case)[0]: case.number for case in make_cases(trace, Selection(split=True))}
     parts = make_cases(trace, Selection(module=(modules,), split=True))
     assert {drawn(part)[0]: part.number for part in parts} == {value: everywhere[value] for value in values}
-
-
-@pytest.mark.parametrize(("module", "values"), [("a", [1.0]), ("b", [1.0, DENORMAL]), ("*", [1.0, DENORMAL])])
-def test_unselected_place_provides_no_values(module: str, values: list[float], tmp_path: Path) -> None:
-    trace = load(write_trace(tmp_path / "t.jsonl", looked_at=(1,), modules="abcde"), partial=True)
-    (case,) = make_cases(trace, Selection(module=(module,)))
-    assert drawn(case) == values
-
-
-def test_capture_records_which_call_it_observed(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        tensors = [torch.rand(512, 128), torch.full((512, 128), DENORMAL), torch.rand(512, 128)]
-        with Capture(tmp_path / "t.jsonl", schedule=Schedule(warmup=3, active=4)) as watched:
-            for _ in range(7):
-                for tensor in tensors:
-                    tensor.sqrt()
-                watched.step()
-    finally:
-        torch.set_num_threads(threads)
-    trace = load(tmp_path / "t.jsonl")
-    (observed,) = trace.observed.values()
-    for item in observed:
-        call = trace.calls[trace.calls["start_ns"] >= item.since_ns].iloc[0]
-        assert item.storage == trace.storages[call["first_storage"]]
-    assert observed
-
-
-@pytest.mark.parametrize(("perturbed", "slow_us"), [([(1, 1)], 200), ([(1, 1), (6, 1)], 210)])
-def test_perturbed_call_belongs_to_the_cluster_of_its_place(
-    perturbed: list[tuple[int, int]], slow_us: float, tmp_path: Path
-) -> None:
-    path = write_trace(tmp_path / "t.jsonl", steps=2, perturbed=perturbed, times=(40, slow_us, 44, 42, 41))
-    slow, fast = make_cases(load(path, partial=True), Selection(split=True))
-    assert (slow.count, slow.captured_us, slow.perturbed) == (2, slow_us, len(perturbed))
-    assert slow.share == pytest.approx(2 * slow_us / (2 * slow_us + 8 * fast.captured_us))
-
-
-def with_calls_between(path: Path) -> Path:
-    """Write the same trace with another operator after each call."""
-    lines = [json.loads(line) for line in write_trace(path).read_text(encoding="utf-8").splitlines()]
-    after = [{**line, "id": 1, "op": "aten.cos.default"} for line in lines if line["type"] == "signature"]
-    block = lines.pop()
-    for name in ("scope", "duration_ns", "tensors"):
-        block[name] = [item for item in block[name] for _ in range(2)]
-    count = len(block["scope"])
-    block |= {"signature": [0, 1] * (count // 2), "after_ns": [0, *[500_000] * (count - 1)]}
-    memory = [number for place in range(count // 2) for number in (place % len(STEP_US), 100 + place) * 2]
-    block |= {"newest": -1, "storages": encode_storages(memory, -1)}
-    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines, *after, block]), encoding="utf-8")
-    return path
-
-
-def test_split_cases_run_after_the_preceding_calls_of_their_part(tmp_path: Path) -> None:
-    path = with_calls_between(tmp_path / "t.jsonl")
-    loaded = load_workload(request_with(path, split=True, partial=True))
-    surroundings = loaded.surroundings
-    slow, fast = sorted((case for case in loaded.cases if "sqrt" in case.op), key=lambda case: case.count)
-    (after,) = (case for case in loaded.cases if "cos" in case.op)
-    assert slow.trace_number == fast.trace_number == 0
-    places = [[place.position for place in surroundings.places[case.number]] for case in (slow, fast)]
-    assert places == [[2, 12, 22], [place for place in range(0, 30, 2) if place not in (2, 12, 22)]]
-    # all calls of the signature count as one case, also as preceding calls of a single part
-    assert [case.number for case in surroundings.around([slow])] == [0, 1]
-    assert [case.number for case in surroundings.around([after])] == [0]
-    assert surroundings.cases[0].count == 15
-    # other selected cases make no difference
-    selected = load_workload(request_with(path, split=True, partial=True, op="aten.sqrt*", top=1))
-    assert [case.number for case in selected.cases] == [slow.number]
-    assert selected.surroundings.places[slow.number] == surroundings.places[slow.number]
-
-
-@pytest.mark.parametrize("tensors", [[0] * 4, []], ids=["calls without tensors", "no word of tensors"])
-def test_calls_without_tensors_have_clusters(tensors: list[int], tmp_path: Path) -> None:
-    path = tmp_path / "t.jsonl"
-    records: list[Record] = [
-        Signature(0, "operator", "aten.ones.default", ([2, 3],), {}, OUTPUT),
-        *(Scope(0, "m", "M", "forward"), Scope(1, "n", "N", "forward"), Thread(0, "main")),
-        *(Observed(0, [], OUTPUT, 0), Observed(0, [], OUTPUT, 500_000)),
-        Calls(0, [0] * 4, [0, 1] * 2, [place * 10**6 for place in range(4)], [1000, 9000] * 2, tensors),
-    ]
-    with TraceWriter(path, Header({})) as writer:
-        for record in records:
-            writer.write(record)
-    (case,) = make_cases(load(path, partial=True))
-    assert [item.captured_us for item in case.timing_clusters] == [1, 9]
 
 
 SINE = TensorSpec((2, 3), (3, 1), torch.float32, "cpu")
@@ -310,7 +208,6 @@ def test_perturbed_call_counts_fully_but_not_in_the_median(tmp_path: Path) -> No
         ([10, 11, 12], [], False),
         ([10, 10, 20, 30], [], True),
         ([10], [], True),
-        ([10, 11, 90], [(2, 1)], False),
         ([10, 10, 10], [(0, 3)], True),
     ],
 )
@@ -324,12 +221,3 @@ def test_doubtful_captured_time_is_marked_and_the_mark_explained(
     print_results([empty_row(case, way, settings)], text)
     assert (DOUBTFUL in text.getvalue()) is is_marked
     assert (f"{DOUBTFUL} doubtful: a single call" in text.getvalue()) is is_marked
-
-
-def test_manual_and_table_explain_the_mark_identically(tmp_path: Path) -> None:
-    case, settings = case_of(tmp_path / "t.jsonl", [10]), settings_of()
-    text = io.StringIO()
-    print_results([empty_row(case, settings.variants(case)[0], settings)], text)
-    (legend,) = (line for line in text.getvalue().splitlines() if line.startswith(DOUBTFUL))
-    manual = (ROOT / "docs" / "replay.md").read_text(encoding="utf-8").splitlines()
-    assert {line.strip() for line in manual if line.strip().startswith(DOUBTFUL)} == {legend}

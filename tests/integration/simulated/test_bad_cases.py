@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from opgrip.replay.cases.functions import function_case
 from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.operators.devices import DeviceLostError, use_device
 from opgrip.replay.results.results import FAILED, OK, Result
-from opgrip.replay.run.measure import measure_cases, windows
-from opgrip.replay.run.request import RunLimits
+from opgrip.replay.run.measure import measure_cases
 from opgrip.replay.run.workload import Workload, empty_row
 
 ASSERT = "device-side assert triggered"
@@ -100,16 +98,6 @@ def statuses(
     return {rows[0].case: [row.status for row in rows] for rows in all_rows}
 
 
-@on_simulator(SIM_DEVICES="12")
-def test_device_assert_on_several_streams_is_attributed_to_a_running_case() -> None:
-    for run in range(1, 12):
-        bad = case_of(1, failing(in_run(run)))
-        number, row = blamed(bad, settings_on(f"sim:{run}", streams="2"))
-        # once they run at once, any of the streams may report the failure first
-        is_alone = run < 6
-        assert (number, row) == (1, 0) if is_alone else row == 0, f"in run {run}"
-
-
 @on_simulator(SIM_FAIL=f"aten::cos={ASSERT}")
 def test_device_assert_loses_one_row(tmp_path: Path) -> None:
     trace, output = tmp_path / "t.jsonl", tmp_path / "rows.json"
@@ -153,12 +141,3 @@ def test_case_that_runs_out_of_memory_frees_it_for_the_next() -> None:
         cases = [case_of(1, want_more), case_of(2, take_most)]
         assert statuses(cases, settings_on("sim:0")) == {1: [FAILED], 2: [OK]}, f"in run {run}"
         assert torch.sim.memory_allocated("sim:0") < MB, f"in run {run}"
-
-
-def test_cases_measured_together_leave_most_of_the_memory_free() -> None:
-    cases = [case_of(number, torch.sin, MB) for number in range(8)]
-    settings = settings_of(iterations=1, cache="warm")
-    assert len(list(windows(cases, settings))) == 1
-    request = replace(settings.request, limits=RunLimits(memory_limit=64 * MB))
-    settings = replace(settings, request=request)
-    assert [len(window) for window in windows(cases, settings)] == [4, 4]

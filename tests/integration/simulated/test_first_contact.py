@@ -80,24 +80,3 @@ def test_second_plan_measures_a_model_and_failures(tmp_path: Path) -> None:
     facts = measure(tmp_path, "second", "llama,failures,roofline,collective")
     on_cuda = {"ncu:llama", "collective"}
     assert {name for name, end in ends_of(facts).items() if end != "ok"} == on_cuda
-
-
-@pytest.mark.slow
-@needs("transformers")
-def test_replay_without_a_trace_is_skipped(tmp_path: Path) -> None:
-    [fact] = measure(tmp_path, "second", "sequence:llama")
-    assert fact["skipped"] == "there is no llama.jsonl: its capture failed or was not among the steps"
-
-
-@pytest.mark.slow
-@needs("transformers")
-def test_costs_of_captured_steps_are_explained(tmp_path: Path) -> None:
-    facts = measure(tmp_path, "third", "steps:llama")
-    observers = [fact["observer"] for fact in facts if "observer" in fact]
-    assert observers[:2] == ["native", "events"]
-    assert observers[-2:] == ["empty mode", "native again"]
-    assert [fact for fact in facts if "error" in fact] == []
-    written_ms = [fact["writer_ms"] for fact in facts if "writer_ms" in fact]
-    # the second capture holds the writing thread back
-    assert written_ms[0] > written_ms[1]
-    assert facts[-1]["status"] == 0

@@ -13,7 +13,7 @@ import torch
 from simulation import on_simulator
 
 import opgrip.capture as opgrip_capture
-from opgrip.capture import Capture, Schedule
+from opgrip.capture import Capture
 from opgrip.capture.on_demand import session
 from opgrip.replay import replay
 from opgrip.replay.command.opreplay import main as opreplay
@@ -131,32 +131,6 @@ def test_launches_of_a_graph_captured_earlier_are_recorded(tmp_path: Path) -> No
     (row,) = json.loads((tmp_path / "rows.json").read_text())["results"]
     assert (row["status"], row["count"]) == ("unsupported", 3)
     assert "start the capture before" in row["error"]
-
-
-@on_simulator()
-def test_recorded_step_knows_graphs_captured_in_skipped_steps(tmp_path: Path) -> None:
-    x, graph = torch.ones(1000, device="sim"), torch.sim.Graph()
-    model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.ReLU()).to("sim")
-    with Capture(tmp_path / "t.jsonl", schedule=Schedule(skip=1, active=1, repeat=1)) as capture:
-        with torch.sim.graph(graph):
-            model(x).view(10, 100)
-            torch.ones(3)
-        capture.step()
-        x.relu()
-        for _ in range(3):
-            graph.replay()
-        capture.step()
-        x.sin()
-    assert capture.dropped == 0
-    trace = load(tmp_path / "t.jsonl", partial=False)
-    names = ["aten.tanh.default", "aten.relu.default", "aten.view.default"]
-    assert trace.calls["op"].tolist() == ["aten.relu.default", *names * 3]
-    assert trace.calls["module"].tolist() == ["", *["0", "1", ""] * 3]
-    assert trace.call_count == 10
-    assert trace.summary().set_index("op")["signatures"]["aten.relu.default"] == 1
-    storages = [trace.storages[first : first + 2].tolist() for first in trace.calls["first_storage"]]
-    assert storages[1][1] == storages[2][0]
-    assert opgrip(["trace", "validate", str(tmp_path / "t.jsonl")]) == 0
 
 
 class Served(torch.nn.Module):

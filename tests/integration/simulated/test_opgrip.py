@@ -10,13 +10,11 @@ from time import perf_counter
 from typing import Any
 
 import pandas as pd
-import pytest
 import torch
 from simulation import on_simulator
 from torch import nn
 
 from opgrip.capture import Capture
-from opgrip.errors import UserError
 from opgrip.platform import peaks
 from opgrip.replay.analyses.roofline import measuring
 from opgrip.replay.command.opreplay import main as opreplay
@@ -67,41 +65,6 @@ def test_capture_on_the_device_has_all_calls(tmp_path: Path) -> None:
     assert list(trace.calls["op"]).count("aten.addmm.default") == 2
     devices = {spec.device for signature in trace.signatures for spec in tensors([signature.args, signature.kwargs])}
     assert devices == {"sim:0"}
-
-
-@on_simulator()
-def test_capture_creates_no_context(tmp_path: Path) -> None:
-    with Capture(tmp_path / "t.jsonl"):
-        torch.ones(3).sin()
-    assert not torch.sim.is_initialized()
-    assert "accelerator" not in load(tmp_path / "t.jsonl", partial=False).header
-
-
-@on_simulator()
-def test_forked_process_is_captured_if_its_parent_has_a_context(tmp_path: Path) -> None:
-    torch.ones(1, device="sim")
-    with Capture(tmp_path / "t.jsonl"):
-        child = os.fork()
-        if child == 0:
-            torch.ones(3).cos()
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-@on_simulator()
-def test_device_without_an_index_replays(tmp_path: Path) -> None:
-    capture_layers(tmp_path / "t.jsonl")
-    assert {row["status"] for row in replay_rows(tmp_path / "t.jsonl", "--device", "sim", "--top", "2")} == {"ok"}
-
-
-@on_simulator()
-def test_trace_names_the_devices_that_its_program_used(tmp_path: Path) -> None:
-    with Capture(tmp_path / "t.jsonl"):
-        assert not torch.sim.is_initialized()
-        torch.ones(3, device="sim:0").sin()
-    records = map(json.loads, (tmp_path / "t.jsonl").read_text().splitlines())
-    devices = [record["devices"] for record in records if "devices" in record]
-    assert any("sim:0" in names for names in devices)
 
 
 @on_simulator(PYTORCH_ALLOC_CONF="expandable_segments:True")
@@ -160,23 +123,6 @@ def test_calls_have_their_stream(tmp_path: Path) -> None:
 
 
 @on_simulator()
-def test_program_that_captures_a_graph_keeps_its_trace(tmp_path: Path) -> None:
-    x = torch.ones(3, device="sim")
-    with Capture(tmp_path / "t.jsonl") as capture:
-        x.sin()
-        graph = torch.sim.Graph()
-        with torch.sim.graph(graph):
-            y = x.sin()
-        graph.replay()
-        capture._flusher.flush()
-        x.sin()
-    assert torch.equal(y.cpu(), torch.ones(3).sin())
-    calls = load(tmp_path / "t.jsonl", partial=False).calls
-    times = calls[calls["op"] == "aten.sin.default"]["device_ns"].isna()
-    assert times.tolist() == [False, False, False]
-
-
-@on_simulator()
 def test_flusher_does_not_disturb_graph_capture(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim")
     with Capture(tmp_path / "t.jsonl") as capture:
@@ -191,14 +137,6 @@ def test_flusher_does_not_disturb_graph_capture(tmp_path: Path) -> None:
         graph.replay()
     calls = load(tmp_path / "t.jsonl", partial=False).calls
     assert calls[calls["op"] == "aten.sin.default"]["device_ns"].notna().tolist() == [True] * 4
-
-
-@on_simulator(SIM_DURATIONS="aten::relu=2;aten::clamp_min=2")
-def test_short_call_is_timed_without_its_launch(tmp_path: Path) -> None:
-    capture_layers(tmp_path / "t.jsonl", "cpu")
-    options = ("--device", "sim:0", "--exec-mode", "events", "--op", "aten.relu.default")
-    (row,) = replay_rows(tmp_path / "t.jsonl", *options)
-    assert 2 <= row["median_us"] < 15
 
 
 @on_simulator(SIM_DURATIONS="aten::relu=700;aten::clamp_min=700")
@@ -266,14 +204,6 @@ def test_device_peaks_are_measured_and_limit_its_rows(tmp_path: Path) -> None:
     assert {"float32", "bfloat16", "float16"} <= ceilings["rates"].keys()
 
 
-@on_simulator(SIM_FAIL="aten::neg=planted failure")
-def test_device_that_cannot_be_measured_is_reported_in_one_line(tmp_path: Path) -> None:
-    os.environ["OPGRIP_CACHE"] = str(tmp_path)
-    make_measuring_quick()
-    with pytest.raises(UserError, match=r"the peak rates of sim:1 cannot be measured: .*planted failure: leave "):
-        measuring.measure("sim:1")
-
-
 @on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")
 def test_device_time_is_used_for_shares_and_rows(tmp_path: Path) -> None:
     x = torch.ones(3, device="sim:0")
@@ -290,19 +220,6 @@ def test_device_time_is_used_for_shares_and_rows(tmp_path: Path) -> None:
     assert row["method"] == "events"
     assert row["captured_us"] >= 5000 > row["captured_host_us"]
     assert 5000 <= row["median_us"] < 5100
-
-
-@on_simulator(SIM_DURATIONS="aten::relu=5000;aten::clamp_min=5000")
-def test_table_names_the_clock_of_its_times(tmp_path: Path) -> None:
-    x = torch.ones(3, device="sim:0")
-    with Capture(tmp_path / "t.jsonl"):
-        x.relu()
-    out = tmp_path / "t.md"
-    assert opreplay([str(tmp_path / "t.jsonl"), "--budget", "0.01", "-o", str(out)]) == 0
-    text = out.read_text()
-    assert "| captured us | captured host us | replayed us |" in text
-    assert "captured times are device times for calls that ran on a device" in text
-    assert "replayed ones are by the device's clock" in text
 
 
 @on_simulator(SIM_DEVICES="3")

@@ -10,20 +10,15 @@ import pytest
 import torch
 from simulation import on_simulator
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from opgrip.capture import Capture
 from opgrip.errors import UserError
 from opgrip.replay import replay
-from opgrip.replay.cases.flow import make_flow
 from opgrip.replay.command.opreplay import main as opreplay
-from opgrip.replay.inputs.inputs import device_map
 from opgrip.replay.run.request import RunRequest
 from opgrip.replay.run.workload import workload_for
-from opgrip.replay.sequences import step_memory
-from opgrip.replay.sequences.call_timers import SequenceSettings, sequence_settings
-from opgrip.replay.sequences.dry_run import DryRun, GeneratedValues
-from opgrip.replay.sequences.step_replay import MOST_CAPTURES, SequenceResult, StepGraphs, replay_sequence
+from opgrip.replay.sequences.call_timers import sequence_settings
+from opgrip.replay.sequences.step_replay import SequenceResult, replay_sequence
 from opgrip.traces import Trace, load
 
 STEPS = 3
@@ -102,56 +97,6 @@ def test_step_that_changes_outside_memory_runs_in_a_graph(tmp_path: Path) -> Non
     assert (step["failure"], step["graphs"], step["between_graphs"]) == ("", 1, 0)
 
 
-def settings_for_simulator(**changes: Any) -> SequenceSettings:
-    return SequenceSettings(device_map("cpu", "sim:0"), "sim:0", repeats=3, **changes)
-
-
-@on_simulator()
-def test_failing_capture_is_repeated_once(tmp_path: Path) -> None:
-    trace = load(captured(tmp_path / "t.jsonl", waves))
-    runs, settle = [], DryRun.settle
-
-    def fail(self: StepGraphs, dry_run: DryRun, device: str) -> None:
-        raise RuntimeError("no graphs today")
-
-    def counted(self: DryRun, *args: Any) -> None:
-        runs.append(1)
-        settle(self, *args)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepGraphs, "_find_breaks", fail)
-        patch.setattr(DryRun, "settle", counted)
-        result = replay_sequence(trace, settings_for_simulator(in_graphs=True))
-    assert "no graphs today" in result.failure
-    assert len(runs) == 1 + MOST_CAPTURES
-
-
-@on_simulator()
-def test_floats_are_read_once_a_pass_unless_they_grow(tmp_path: Path) -> None:
-    def grown(x: torch.Tensor) -> torch.Tensor:
-        y = torch.full(x.shape, float("nan"), device="sim")
-        with _disable_current_modes():
-            # a write that no trace has
-            y.fill_(1)
-        return y * 2
-
-    queries, found = [], GeneratedValues.found_excess
-
-    def counted(self: GeneratedValues) -> bool:
-        queries.append(found(self))
-        return queries[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(GeneratedValues, "found_excess", counted)
-        result = replay_sequence(load(captured(tmp_path / "waves.jsonl", waves)), settings_for_simulator())
-        assert (result.redrawn, queries) == (0, [False])
-        queries.clear()
-        result = replay_sequence(load(captured(tmp_path / "grown.jsonl", grown)), settings_for_simulator())
-    assert (result.redrawn, result.replayed) == (STEPS, result.calls)
-    assert queries[0]
-    assert not any(queries[1:])
-
-
 WIDTH = 512
 
 
@@ -193,61 +138,3 @@ def test_step_replay_needs_little_more_memory_than_its_program(tmp_path: Path) -
     result, peak_bytes = replay_in(trace, room_bytes=int(1.3 * program_bytes))
     assert result.replayed == result.calls
     assert peak_bytes <= 1.3 * program_bytes
-
-
-@on_simulator(SIM_DEVICES="1")
-def test_step_is_restored_from_the_device_without_host_memory(tmp_path: Path) -> None:
-    trace = capture_training(tmp_path / "t.jsonl")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(step_memory, "room_on", lambda device: 0)
-        result, peak_bytes = replay_in(trace, room_bytes=1 << 30)
-    assert result.replayed == result.calls
-    assert peak_bytes > 1.8 * result.outside_bytes
-
-
-@on_simulator(SIM_DEVICES="1")
-def test_device_memory_is_restored_from_the_host(tmp_path: Path) -> None:
-    x = torch.zeros(4, device="sim")
-    with Capture(tmp_path / "t.jsonl"):
-        x.add_(1)
-        x.mul_(2)
-    trace = load(tmp_path / "t.jsonl", partial=False)
-    results = [replay_in(trace)[0] for _ in range(2)]
-    assert [result.replayed for result in results] == [2, 2]
-    memory = step_memory_of(trace, limit=40)
-    for _ in range(2):
-        memory.begin()
-        (storage,) = memory.live.values()
-        values = torch.empty(0, device="sim").set_(storage)
-        assert values.tolist() == [0.0] * 4
-        values.add_(1)
-    memory.forget_constants()
-    assert memory.kept_bytes == 16
-    memory.begin()
-    assert values.tolist() == [0.0] * 4
-    memory.forget_constants()
-    values.add_(1)
-    # what did not change is not restored
-    memory.begin()
-    assert values.tolist() == [1.0] * 4
-
-
-@on_simulator(SIM_DEVICES="1")
-def test_device_memory_is_restored_from_the_device_if_it_has_room_for_twice_the_step(tmp_path: Path) -> None:
-    x = torch.zeros(4, device="sim")
-    with Capture(tmp_path / "t.jsonl"):
-        x.add_(1)
-    memory = step_memory_of(load(tmp_path / "t.jsonl", partial=False), limit=64)
-    memory.begin()
-    (storage,) = memory.live.values()
-    values = torch.empty(0, device="sim").set_(storage).add_(1)
-    assert memory.kept_bytes == 16
-    memory.forget_constants()
-    assert memory.kept_bytes == 32
-    memory.begin()
-    assert values.tolist() == [0.0] * 4
-
-
-def step_memory_of(trace: Trace, limit: int) -> step_memory.StepMemory:
-    settings, flow = sequence_settings(workload_for(RunRequest(), trace)), make_flow(trace)
-    return step_memory.StepMemory(flow.needs, flow.outside, trace.values, settings.place, 0, limit)

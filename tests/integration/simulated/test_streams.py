@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from simulation import on_simulator
 
 from opgrip.capture import Capture
-from opgrip.capture.timing.kernel_times import KernelTimes
 from opgrip.replay import replay
 from opgrip.traces import Trace, load
 
@@ -46,21 +44,6 @@ def streams_of(trace: Trace, op: str) -> list[int]:
 
 
 @on_simulator()
-def test_stream_set_by_the_generic_function_is_recorded(tmp_path: Path) -> None:
-    x, side = torch.ones(1000, device="sim"), torch.Stream(device="sim")
-    main = torch.accelerator.current_stream()
-    torch.accelerator.synchronize()
-    with Capture(tmp_path / "t.jsonl"):
-        torch.accelerator.set_stream(side)
-        x.sin()
-        torch.accelerator.set_stream(main)
-        x.cos()
-    trace = load(tmp_path / "t.jsonl", partial=False)
-    assert streams_of(trace, "aten.sin.default") == [side.stream_id]
-    assert streams_of(trace, "aten.cos.default") == [0]
-
-
-@on_simulator()
 def test_calls_have_streams_and_the_waits_between_them(tmp_path: Path) -> None:
     trace = captured(tmp_path / "t.jsonl")
     side = streams_of(trace, "aten.sin.default")[0]
@@ -72,23 +55,6 @@ def test_calls_have_streams_and_the_waits_between_them(tmp_path: Path) -> None:
     starts = trace.calls["start_ns"].tolist()
     first, second = trace.waits[:2]
     assert first.until_ns <= first.at_ns < starts[0] < second.until_ns < starts[1] < second.at_ns < starts[2]
-
-
-@on_simulator()
-def test_calls_timed_by_kernels_have_streams_from_the_first_side_stream_on(tmp_path: Path) -> None:
-    x = torch.ones(1000, device="sim")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KernelTimes, "expect", lambda *ignored: True)
-        with Capture(tmp_path / "t.jsonl") as capture:
-            for _ in range(4):
-                x.sin()
-            assert not capture._recorder.uses_streams
-            run(x)
-    trace = load(tmp_path / "t.jsonl", partial=False)
-    side = streams_of(trace, "aten.sin.default")[-1]
-    assert side > 0
-    assert trace.calls["device_ns"].isna().all()
-    assert trace.calls["stream"].fillna(0).tolist() == [0] * 4 + [side, 0, 0] * STEPS
 
 
 @on_simulator()

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-import operator
 from pathlib import Path
 
-import pytest
 import torch
 from simulation import on_simulator
 
 from opgrip.capture import Capture
-from opgrip.errors import UserError
 from opgrip.replay.command.opreplay import main as opreplay
-from opgrip.tools.opgrip import main as opgrip
 from opgrip.traces import Trace, load
 from opgrip.traces.analysis.dataflow import make_graph
 from opgrip.traces.analysis.longtail import find_longtail
 from opgrip.traces.analysis.timeline import timeline
 
 SIN_NS = 5e6
-
-
-def times_of(trace: Trace, op: str) -> list[float]:
-    times: list[float] = trace.calls[trace.calls["op"] == op]["device_ns"].tolist()
-    return times
 
 
 def waves(x: torch.Tensor) -> torch.Tensor:
@@ -52,29 +43,6 @@ def test_longtail_uses_device_time(tmp_path: Path) -> None:
     assert item.operator_ns >= 4 * SIN_NS > item.host_ns > 0
     assert item.between_ns == 0
     assert item.wall_ns == item.operator_ns
-
-
-@on_simulator(SIM_DURATIONS="aten::sin=5000")
-def test_commands_report_that_times_are_device_times(tmp_path: Path) -> None:
-    capture_waves(tmp_path / "t.jsonl")
-    text = {}
-    for verb in (("trace", "info"), ("longtail", "--bandwidth", "1000"), ("trace", "graph")):
-        words = [*verb[:2], str(tmp_path / "t.jsonl")] if verb[0] == "trace" else [*verb, str(tmp_path / "t.jsonl")]
-        text[verb] = printed(words)
-        assert "times are device times for calls that ran on a device" in text[verb]
-    assert "host us" in text["trace", "info"]
-    assert "host ms" in text["longtail", "--bandwidth", "1000"]
-
-
-def printed(words: list[str]) -> str:
-    """Return the output of an opgrip command."""
-    import contextlib
-    import io
-
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        assert opgrip(words) == 0
-    return out.getvalue()
 
 
 # long compared with host work on a busy machine
@@ -124,18 +92,6 @@ def test_sequence_uses_device_time(tmp_path: Path) -> None:
     assert min(passes["replayed_ms"]) >= 15 > min(passes["replayed_host_ms"])
 
 
-@on_simulator(SIM_DURATIONS="aten::mul=5000")
-def test_extension_function_is_timed_on_its_device(tmp_path: Path) -> None:
-    x = torch.ones(3, device="sim:0")
-    with Capture(tmp_path / "t.jsonl", extensions=["operator"]):
-        for _ in range(2):
-            operator.mul(x, x)
-    trace = load(tmp_path / "t.jsonl", partial=False)
-    assert all(time >= SIN_NS for time in times_of(trace, "operator:mul"))
-    assert trace.summary().iloc[0]["op"] == "operator:mul"
-    assert trace.summary().iloc[0]["time_us"] >= 2 * SIN_NS / 1e3
-
-
 @on_simulator(SIM_DURATIONS="aten::copy_=700;aten::_copy_from=700")
 def test_copies_and_new_tensors_have_device_times(tmp_path: Path) -> None:
     host, there = torch.rand(5), torch.rand(5, device="sim")
@@ -152,22 +108,3 @@ def test_copies_and_new_tensors_have_device_times(tmp_path: Path) -> None:
             there.new_ones(2)
     trace = load(tmp_path / "t.jsonl", partial=False)
     assert trace.calls["device_ns"].notna().all()
-
-
-@on_simulator(SIM_DURATIONS="aten::fill_=700")
-def test_device_without_an_index_is_the_current_one_at_each_call(tmp_path: Path) -> None:
-    torch.ones(1, device="sim:0"), torch.ones(1, device="sim:1")
-    with Capture(tmp_path / "t.jsonl"):
-        for number in (0, 1, 0, 1):
-            with torch.sim.device(number):
-                torch.ones(3, device="sim")
-    times = times_of(load(tmp_path / "t.jsonl", partial=False), "aten.ones.default")
-    assert len(times) == 4
-    assert all(time >= 700e3 for time in times)
-
-
-@on_simulator()
-def test_kernel_times_are_refused_on_a_device_without_records(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no device here records its kernels"):  # noqa: SIM117
-        with Capture(tmp_path / "t.jsonl", device_time="kernels"):
-            torch.ones(3, device="sim")

@@ -69,33 +69,6 @@ def exception_in_a_capture() -> Tensor:
     return y + x.cos()
 
 
-def refused_call_in_a_capture() -> Tensor:
-    x = numbers()
-    with suppress(RuntimeError), torch.sim.graph(torch.sim.Graph()):
-        x.sin()
-        x.nonzero()
-    return x.cos()
-
-
-def launch_without_a_capture() -> Tensor:
-    with suppress(RuntimeError, AttributeError):
-        torch.sim.Graph().replay()
-    return numbers().sin()
-
-
-def destroyed_streams() -> Tensor:
-    x = y = numbers()
-    for _ in range(20):
-        stream = torch.sim.Stream("sim")
-        stream.wait_stream(torch.sim.current_stream())
-        with torch.sim.stream(stream):
-            y = x.sin()
-        torch.sim.current_stream().wait_stream(stream)
-        del stream
-        gc.collect()
-    return y
-
-
 def event_used_again() -> Tensor:
     x, event, stream = numbers(), torch.sim.Event(), torch.sim.Stream("sim")
     for _ in range(10):
@@ -115,9 +88,6 @@ PROGRAMS: dict[str, tuple[Callable[[], Tensor], list[tuple[int, int]]]] = {
     "destroyed graphs": (destroyed_graphs, [(2, 1), (1, 1)] * 5),
     "launches of several threads": (launches_of_several_threads, [(1, 15)]),
     "exception in a capture": (exception_in_a_capture, [(1, 1)]),
-    "refused call in a capture": (refused_call_in_a_capture, []),
-    "launch without a capture": (launch_without_a_capture, []),
-    "destroyed streams": (destroyed_streams, []),
     "event used again": (event_used_again, []),
 }
 

@@ -112,16 +112,6 @@ class Nvml:
             raise NVMLError("not supported")
 
 
-class OldNvml(Nvml):
-    """NVML version that reports the reasons for a lower clock under their older names."""
-
-    nvmlClocksThrottleReasonSwThermalSlowdown = 32
-    nvmlDeviceGetCurrentClocksEventReasons = None  # type: ignore[assignment]
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: str) -> int:
-        return 32
-
-
 def properties_of(device: str) -> SimpleNamespace:
     """Return the properties of the GPU that torch reports."""
     return SimpleNamespace(uuid=UUID)

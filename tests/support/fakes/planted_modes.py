@@ -33,17 +33,6 @@ def same(task: Task) -> Program:
     return Program(task.function, note="as it is")
 
 
-@mode("planted-statistics", ahead=False)
-def other_statistics(task: Task) -> Program:
-    """Return a program whose result for the backward pass has another shape, as in other runtimes' attention."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        result, statistics = task.function(*args, **kwargs)
-        return result, statistics.unsqueeze(-1)
-
-    return Program(function)
-
-
 @mode("planted-keeps")
 def keeps(task: Task) -> Program:
     assert task.store is not None

@@ -7,22 +7,17 @@ from dataclasses import replace
 from math import fsum
 from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
-from made_runs import HEADER, make_row, make_run
+from made_runs import HEADER, make_run
 from pages import in_browser, opened
 from settings import settings_of
 from torch import nn
 
 from opgrip import Capture, load
-from opgrip.replay import Results, compare, load_results, replay
+from opgrip.replay import Results, compare
 from opgrip.replay.cases.call_sites import (
-    MOST_SITES,
-    OTHERS,
-    PHASES,
     CallSite,
-    count_call_sites,
     from_text,
     module_of,
     to_text,
@@ -33,7 +28,7 @@ from opgrip.replay.outcome import read_run
 from opgrip.replay.results.ratios import shares_by
 from opgrip.replay.run.workload import expected_rows
 from opgrip.tools.report import make_page
-from opgrip.tools.report.page import describe_runs, describe_trace
+from opgrip.tools.report.page import describe_runs
 from opgrip.traces import Trace
 
 
@@ -105,35 +100,6 @@ def test_every_module_and_phase_has_its_share_of_the_trace(trained: Path, column
     assert groups == pytest.approx(expected, abs=1e-9)
 
 
-def test_replayed_identical_blocks_share_their_time(trained: Path, tmp_path: Path) -> None:
-    results = replay(trained, op=["aten.addmm*", "aten.mm*", "aten.relu*"], iterations=1, warmup=0, cache="warm")
-    results.save(tmp_path / "r.json")
-    times = read_run(tmp_path / "r.json").by_call_site.groupby(["module", "phase"])["total_us"].sum()
-    blocks = sorted({name.split(".fc")[0] for name in times.index.get_level_values("module") if name.endswith(".fc")})
-    if blocks:
-        # the first block's input needs no gradient, so its calls have other signatures
-        _, *forward = (times[f"{block}.fc", "forward"] for block in blocks)
-        assert forward == pytest.approx([forward[0]] * 2)
-    else:
-        forward = [times[f"layers.{number}.linear1", "forward"] for number in range(4)]
-        assert forward == pytest.approx([forward[0]] * 4)
-    assert times.sum() == pytest.approx(sum(row.median_us * row.count for row in results if row.median_us))
-
-
-def test_results_frame_shows_a_pattern_for_several_modules(trained: Path) -> None:
-    results = results_of(load(trained))
-    for row in results:
-        modules = {site.module for site in row.sites}
-        assert row.module in modules if len(modules) == 1 else row.module.endswith("*") or "*." in row.module
-        assert row.phase.split(", ") == [phase for phase in PHASES if phase in {site.phase for site in row.sites}]
-    assert any("*" in row.module for row in results)
-    # splitting keeps the number of calls and the total time
-    split = results.by_call_site
-    assert split["count"].sum() == results.frame["count"].sum()
-    assert split["captured_total_us"].sum() == pytest.approx(results.frame["captured_total_us"].sum(), rel=1e-6)
-    assert split["line"].str.contains("test_call_sites").any()
-
-
 def test_files_keep_call_sites(trained: Path, tmp_path: Path) -> None:
     results = results_of(load(trained))
     for suffix in (".json", ".csv", ".parquet"):
@@ -148,44 +114,6 @@ def test_comparison_by_module_splits_the_calls_of_a_case() -> None:
     assert [(total.name, total.cases) for total in totals] == [("a", 4), ("b", 4)]
     assert totals[0].base_us == pytest.approx(3 * totals[1].base_us)
     assert totals[0].new_us / totals[0].base_us == pytest.approx(totals[1].new_us / totals[1].base_us)
-
-
-def test_row_of_an_older_file_belongs_to_its_only_module(tmp_path: Path) -> None:
-    Results([make_row(0, [5.0], module="net.fc", phase="forward")], HEADER).save(tmp_path / "r.json")
-    (row,) = read_run(tmp_path / "r.json")
-    assert shares_by(row, "module") == {"net.fc": 1.0}
-    assert shares_by(replace(row, trace="a.jsonl"), "module") == {"a.jsonl: net.fc": 1.0}
-    assert "call_sites" in load_results(tmp_path / "r.json")
-
-
-def test_many_call_sites_are_capped_and_keep_their_sums() -> None:
-    def table(modules: int, lines: int) -> pd.DataFrame:
-        rows = [(f"m.{module}", line) for module in range(modules) for line in range(lines)]
-        where = {
-            "phase": "forward",
-            "file": "net.py",
-            "function": "forward",
-            "count": 2,
-            "raw_ns": 1000,
-            "signature": 0,
-        }
-        table = pd.DataFrame(rows, columns=["module", "line"]).assign(**where)
-        return table.assign(scope=range(len(table)))
-
-    for modules, lines in ((300, 10), (MOST_SITES + 50, 1)):
-        calls = table(modules, lines)
-        (sites,) = count_call_sites(calls, calls["signature"]).values()
-        assert len(sites) <= MOST_SITES + 1
-        assert sum(site.count for site in sites) == 2 * modules * lines
-        assert fsum(site.captured_us for site in sites) == pytest.approx(2.0 * modules * lines)
-        by_module: dict[str, int] = defaultdict(int)
-        for site in sites:
-            by_module[site.module] += site.count
-        if modules < MOST_SITES:
-            assert set(by_module.values()) == {2 * lines}
-        else:
-            assert by_module[OTHERS] == 100
-        assert from_text(to_text(sites)) == sites
 
 
 def test_modules_are_summarized_by_a_pattern() -> None:
@@ -203,13 +131,6 @@ def test_modules_are_summarized_by_a_pattern() -> None:
 def test_invalid_call_sites_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="call_sites"):
         from_text(text)
-
-
-def test_case_page_lists_its_call_sites_with_phases(trained: Path) -> None:
-    cases = describe_trace("net", load(trained))["cases"].values()
-    texts = [text for case in cases for text, _ in case["places"]]
-    assert any("in layers.0.linear1, backward" in text or "in 0.fc, backward" in text for text in texts)
-    assert all(len({text for text, _ in case["places"]}) == len(case["places"]) for case in cases)
 
 
 @in_browser

@@ -9,13 +9,11 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from example_trace import write
 from made_runs import HEADER, make_row, make_run
 from optional import needs
 from pages import in_browser, opened, table_cells
 from programs import refusal, succeed
 
-from opgrip.replay.analyses.roofline import LimitColumns
 from opgrip.replay.comparison import compare
 from opgrip.replay.comparison.results_store import Store
 from opgrip.replay.outcome import Results
@@ -26,11 +24,7 @@ from opgrip.traces import load
 from opgrip.traces.schema.records import Kernels
 
 VIEWS = ("overview", "cases", "modes", "runs", "shapes", "roofline", "launches", "longtail", "timeline", "failures")
-
-
 VIEWS += ("environment",)
-
-
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)><a href='https://x.y'>z</a>{{7*7}}\u2028"
 
 
@@ -85,16 +79,15 @@ def judged_run() -> Results:
 
 
 @in_browser
-@pytest.mark.parametrize("width", [390, 1280])
-def test_candidates_are_listed_wrong_ones_first(tmp_path: Path, width: int) -> None:
+def test_candidates_are_listed_wrong_ones_first(tmp_path: Path) -> None:
     page_file = page_of(tmp_path / "r.html", {"run": judged_run()})
-    with opened(page_file, "/candidates", viewport={"width": width, "height": 900}) as page:
+    with opened(page_file, "/candidates", viewport={"width": 390, "height": 900}) as page:
         assert table_cells(page, 1, "Judged signatures") == ["wrong", "faster"]
         assert "mean over 2 models, 2 traces: saves 10.00 %" in page.locator("main").inner_text()
         cells = page.locator("table.plain tbody tr").all_inner_texts()
         assert cells[0].split("\t")[:5] == ["a", "whole step", "20.0%", "10.0%", "1.0%"]
         assert cells[1].split("\t")[1:4] == [f"within {EVIL}", "50.0%", "25.0%"]
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 @in_browser
@@ -122,77 +115,10 @@ def test_tables_sort_search_and_link(report: Path) -> None:
 
 
 @in_browser
-def test_plots_and_tables_name_runs_units_and_arguments(report: Path) -> None:
-    with opened(report, "/runs") as page:
-        page.wait_for_selector(".ytitle")
-        assert page.locator(".ytitle").last.text_content() == "two, us"
-        assert "as one" in page.locator(".legendtext").all_text_contents()
-        texts = {}
-        for view in ("cases", "shapes", "roofline", "environment", "columns"):
-            page.goto(f"{report.as_uri()}#/{view}")
-            page.wait_for_timeout(500)
-            texts[view] = page.locator("main").inner_text()
-            assert page.locator(".chart").count() == (view == "shapes")
-        assert "gflop per s" not in texts["cases"]
-        assert "%" in texts["cases"]
-        assert texts["shapes"].count("one eager") == texts["shapes"].count("two eager") == 1
-        assert page.locator("code").count() > 10
-        assert "`" not in texts["columns"]
-        page.goto(f"{report.as_uri()}#/environment")
-        assert page.locator("table thead th").all_inner_texts() == ["fact", "one", "two"]
-        page.goto(f"{report.as_uri()}#/timeline")
-        page.wait_for_selector(".xtick text")
-        assert "0" in page.locator(".xtick text").all_text_contents()
-        page.goto(f"{report.as_uri()}#/cases")
-        page.locator("table.dataTable tbody a:has-text('convolution.default')").first.click()
-        page.wait_for_selector("h2:has-text('Run it again')")
-        command = page.locator("pre").inner_text().splitlines()[0]
-        assert command.endswith("--iterations 3 --cache warm --op aten.convolution.default")
-        arguments = page.locator("table:has(caption:has-text('Arguments'))").inner_text()
-        assert "weight" in arguments
-        assert "Floats(" not in arguments
-
-
-@in_browser
-def test_columns_out_of_sight_are_pointed_out(report: Path) -> None:
-    for width in (390, 1280):
-        with opened(report, "/cases", viewport={"width": width, "height": 800}) as page:
-            page.wait_for_selector("table.dataTable tbody td")
-            hint = page.locator("p.hint:has-text('Scroll the table')")
-            hint.wait_for()
-            page.set_viewport_size({"width": 4000, "height": 800})
-            page.evaluate("document.querySelector('main').style.maxWidth = 'none'")
-            hint.wait_for(state="hidden")
-
-
-@in_browser
-def test_shares_are_percentages_and_names_of_columns_are_unique(tmp_path: Path) -> None:
-    run = Results([replace(row, share=0.25).adding(LimitColumns(of_limit=1.56)) for row in rows_of(1)], HEADER)
-    path = page_of(tmp_path / "r.html", {"base": run})
-    with opened(path, "/cases") as page:
-        page.locator("table.dataTable tbody a").first.click()
-        page.wait_for_selector("h2:has-text('Run it again')")
-        assert "156.0%" in page.locator("table:has(caption:has-text('Rows of this case'))").inner_text()
-        page.goto(f"{path.as_uri()}#/columns")
-        rows = [row.split("\t") for row in page.locator("table tbody tr").all_inner_texts()]
-        assert {unit for name, unit, _ in rows if name in ("share", "of_limit")} == {"%"}
-        assert len({name for name, *_ in rows}) == len(rows)
-
-
-@in_browser
-def test_parts_of_a_group_with_most_of_the_time_have_colours(tmp_path: Path) -> None:
-    with opened(page_of(tmp_path / "r.html", {"one": rows_of(5)}), "/overview?by=family") as page:
-        page.wait_for_selector("g.slice path.surface")
-        colours = page.eval_on_selector_all("g.slice path.surface", "all => all.map((one) => one.style.fill)")
-        assert len(set(colours)) > 3
-
-
-@in_browser
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_serious_accessibility_problem(report: Path, scheme: str) -> None:
+def test_axe_finds_no_serious_accessibility_problem(report: Path) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    with opened(report, color_scheme=scheme) as page:
+    with opened(report, color_scheme="dark") as page:
         for view in VIEWS:
             page.goto(f"{report.as_uri()}#/{view}")
             page.wait_for_timeout(700)
@@ -221,9 +147,8 @@ def test_report_is_usable_by_keyboard_and_on_a_phone(report: Path) -> None:
 
 
 @in_browser
-@pytest.mark.parametrize(("count", "seconds"), [(5_000, 1.0), (50_000, 3.0)])
-def test_report_with_many_rows_responds_quickly(count: int, seconds: float, tmp_path: Path) -> None:
-    with opened(page_of(tmp_path / "r.html", {"big": rows_of(count)}), "/cases") as page:
+def test_report_with_many_rows_responds_quickly(tmp_path: Path) -> None:
+    with opened(page_of(tmp_path / "r.html", {"big": rows_of(50_000)}), "/cases") as page:
         page.wait_for_selector("table.dataTable tbody tr")
         began = monotonic()
         page.fill("input[type=search]", "op49")
@@ -232,7 +157,7 @@ def test_report_with_many_rows_responds_quickly(count: int, seconds: float, tmp_
         began = monotonic()
         page.locator("table.dataTable thead th").first.click()
         page.wait_for_selector("th[aria-sort]")
-        assert max(answered, monotonic() - began) < seconds
+        assert max(answered, monotonic() - began) < 3.0
 
 
 @in_browser
@@ -248,19 +173,6 @@ def test_case_with_several_variants_counts_once(tmp_path: Path) -> None:
         page.goto(f"{(tmp_path / 'r.html').as_uri()}#/runs")
         ways = table_cells(page, 3, "Cases in each run")
         assert sorted(ways) == sorted(["eager, 1 thread", "eager, 2 threads", "eager, 4 threads"] * 3)
-
-
-@in_browser
-def test_invalid_report_address_causes_no_error(tmp_path: Path) -> None:
-    evil = Results([replace(make_row(0, [1.0, 2.0]), key="constructor")], HEADER)
-    with opened(page_of(tmp_path / "r.html", {"__proto__": evil, "b": evil})) as page:
-        for address in ("/case/%", "/case/constructor", "/case/__proto__", "/constructor", "/__proto__", "/runs?%=%"):
-            page.goto(f"{(tmp_path / 'r.html').as_uri()}#{address}")
-            page.reload()
-            assert page.locator("main h1").inner_text()
-        page.goto(f"{(tmp_path / 'r.html').as_uri()}#/runs")
-        for caption in ("Verdicts of b", "Cases in each run"):
-            assert len(table_cells(page, 1, caption)) == 1
 
 
 def test_break_even_compares_with_the_same_variant_in_eager() -> None:
@@ -293,42 +205,6 @@ def test_names_in_untrusted_results_run_no_code(tmp_path: Path) -> None:
         assert page.locator("main img, main script").count() == 0
 
 
-@in_browser
-def test_flame_graph_has_one_root(report: Path, detector_trace: Path) -> None:
-    total_us = load(detector_trace).own_calls["time_ns"].sum() / 1e3
-    with opened(report) as page:
-        page.wait_for_selector("[aria-label^='Flame graph'] g.slice path.surface")
-        drawn = page.evaluate("document.querySelector(\"[aria-label^='Flame graph']\").data[0]")
-    assert (drawn["ids"][0], drawn["labels"][0], drawn["parents"][0]) == ("all", "all", "")
-    assert "" not in drawn["parents"][1:]
-    assert set(drawn["parents"][1:]) <= set(drawn["ids"])
-    assert drawn["values"][0] == pytest.approx(total_us)
-
-
-@in_browser
-def test_launches_are_counted_with_the_share_of_short_ones(report: Path, detector_trace: Path) -> None:
-    own = load(detector_trace).own_calls
-    short = own["time_ns"] < 10_000
-    with opened(report, "/launches") as page:
-        page.wait_for_selector("[aria-label^='Launches of'] .scatterlayer .js-line")
-        summary = page.locator("main h2 + p").first.inner_text()
-        assert summary.startswith(f"{len(own):,} launches of operators in {len(own):,} calls")
-        assert f"{short.mean():.1%} of them take less than 10 us" in summary
-        assert f"{own['time_ns'][short].sum() / own['time_ns'].sum():.1%} of the time" in summary
-        page.select_option("select", "op")
-        assert "by=op" in page.url
-        page.wait_for_selector("[aria-label$='by op'] table.dataTable tbody tr")
-        first = page.locator("[aria-label$='by op'] tbody tr").first.locator("td").all_inner_texts()
-        counts = own["op"].value_counts()
-        assert first[:3] == [counts.index[0], f"{counts.iloc[0]:,}", f"{counts.iloc[0]:,}"]
-        page.select_option("select", "case")
-        page.wait_for_selector("[aria-label$='by case'] table.dataTable tbody tr a")
-        page.locator("[aria-label$='by case'] tbody a").first.click()
-        page.wait_for_selector("h2:has-text('Run it again')")
-    with opened(report, "/launches?by=op") as page:
-        page.wait_for_selector("[aria-label$='by op'] table.dataTable tbody tr")
-
-
 def test_launches_are_kernels_if_the_trace_has_kernels(tiny_trace: Path) -> None:
     trace = load(tiny_trace)
     calls = trace.own_calls
@@ -343,15 +219,6 @@ def test_launches_are_kernels_if_the_trace_has_kernels(tiny_trace: Path) -> None
     assert shapes
     for groups in ("module", "op", "case"):
         assert sum(group[2] for group in launches_of[groups]) == 3 * count
-
-
-def test_launches_of_a_trace_without_times_or_calls_are_described(tiny_trace: Path) -> None:
-    trace = load(tiny_trace)
-    launches = describe_launches(replace(trace, calls=trace.calls.assign(time_ns=0.0)), {})
-    assert launches["curve"] == []
-    assert (launches["all"][2], launches["all"][4]) == (len(trace.own_calls), 0)
-    empty = describe_launches(replace(trace, calls=trace.calls.iloc[:0]), {})
-    assert (empty["all"], empty["module"]) == (("all", 0, 0, 0, 0, 0), [])
 
 
 def test_cumulative_launch_shares_rise_to_one(tiny_trace: Path) -> None:
@@ -390,15 +257,6 @@ def test_report_of_two_runs_has_verdicts_and_gates() -> None:
     assert json.dumps(held[0].line).strip('"').replace("<", "\\u003c").replace(">", "\\u003e") in page
 
 
-@in_browser
-def test_report_shows_verdicts_and_gates_in_a_browser(tmp_path: Path) -> None:
-    runs = {"base": make_run(1, cases=20), "head": make_run(2, cases=20, slower=1.5)}
-    with opened(page_of(tmp_path / "page.html", runs), "/runs") as page:
-        page.wait_for_selector("ul.gates li")
-        assert "gate slower<=5%: failed: " in page.locator("ul.gates").inner_text()
-        assert "SLOWER" in table_cells(page, 1, "Verdicts of head")
-
-
 @needs("plotly", "itables")
 @pytest.mark.slow
 def test_store_page_shows_the_newest_runs(tmp_path: Path) -> None:
@@ -412,15 +270,6 @@ def test_store_page_shows_the_newest_runs(tmp_path: Path) -> None:
     assert "t21" in page
     assert "t02" in page
     assert "t01.jsonl" not in page
-
-
-@needs("plotly", "itables")
-def test_folder_of_other_json_files_is_not_a_store(tmp_path: Path) -> None:
-    (tmp_path / "traces" / "detector").mkdir(parents=True)
-    (tmp_path / "traces" / "detector" / "notes.json").write_text("{}")
-    write(tmp_path / "traces" / "t.jsonl")
-    succeed("opgrip", "report", tmp_path / "traces", "-o", tmp_path / "corpus.html")
-    assert "t.jsonl" in (tmp_path / "corpus.html").read_text()
 
 
 @in_browser
