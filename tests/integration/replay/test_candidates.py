@@ -22,7 +22,6 @@ from torch import Tensor
 
 from opgrip import Capture, UserError, judge
 from opgrip.replay import replay
-from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.comparison.gate import exit_status, hold_candidates, parse_candidate_gate
 from opgrip.replay.results.judgement import CandidateColumns, judged_steps, mean_saving
 from opgrip.replay.results.origins import OriginColumns
@@ -282,18 +281,11 @@ def test_command_judges_a_function_of_a_file(trace: Path, tmp_path: Path) -> Non
         (["--candidate", f"{SOFTMAX}=kernels.py:softmax", "--gate", "op<=5%"], "is not a gate on candidates"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(
-    trace: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    words: list[str],
-    message: str,
-) -> None:
+def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    assert opreplay([str(trace), *words, "--top", "1"])
-    assert message.format(folder=tmp_path) in "".join(capfd.readouterr())
+    done = run_command("opreplay", trace, *words, "--top", "1", cwd=tmp_path)
+    assert done.returncode
+    assert message in done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

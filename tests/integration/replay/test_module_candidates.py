@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from opgrip import Capture, judge
 from opgrip.replay.cases.cases import make_cases
 from opgrip.replay.cases.selection import Selection
-from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.traces import load
 
 WIDTH = 8
@@ -226,17 +225,11 @@ def test_command_holds_a_class_to_a_gate_and_writes_the_judgement(trace: Path, t
     ],
 )
 def test_mistakes_are_reported_in_one_line(
-    trace: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    candidate: str,
-    unit: str,
-    message: str,
+    trace: Path, tmp_path: Path, candidate: str, unit: str, message: str
 ) -> None:
     (tmp_path / "kernels.py").write_text(KERNELS, encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    assert opreplay([str(trace), "--unit", unit, "--candidate", *candidate.split(), "--iterations", "2"])
-    printed = "".join(capfd.readouterr())
-    assert message in printed
-    assert "Traceback" not in printed
+    words = ["--unit", unit, "--candidate", *candidate.split(), "--iterations", "2"]
+    done = run_command("opreplay", trace, *words, cwd=tmp_path)
+    assert done.returncode
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

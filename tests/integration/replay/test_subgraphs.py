@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from example_trace import SPEC, write
-from programs import train_tiny_net
+from programs import succeed, train_tiny_net
 from settings import rows_of, settings_of
 from torch import Tensor, nn
 
@@ -18,7 +18,6 @@ from opgrip.errors import UserError
 from opgrip.replay.cases.cases import Case, Selection
 from opgrip.replay.cases.selection import FUNCTION, MODULE
 from opgrip.replay.cases.subgraphs import UNIT, make_units
-from opgrip.replay.command.opreplay import main as opreplay
 from opgrip.replay.inputs.inputs import Inputs
 from opgrip.replay.operators.lookup import Unsupported
 from opgrip.replay.reports.cells import load_results
@@ -398,6 +397,5 @@ def test_patterns_without_a_match_are_reported(tiny_trace: Path, unit: str, sele
 
 def test_opreplay_replays_units(tiny_trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    words = ("--unit", "module", "--module", "features.0", "--iterations", "2", "-o", str(path))
-    assert opreplay([str(tiny_trace), *words]) == 0
+    succeed("opreplay", tiny_trace, "--unit", "module", "--module", "features.0", "--iterations", "2", "-o", path)
     assert set(load_results(path)["op"]) == {"features.0 (Conv2d)", "features.0 (Conv2d) backward"}
