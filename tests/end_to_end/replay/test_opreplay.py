@@ -40,18 +40,6 @@ def test_every_signature_of_the_builtin_detector_is_replayed(detector_trace: Pat
     assert f"{len(rows):,} cases: {len(rows):,} ok" in done.stderr
 
 
-def test_table_is_sorted_by_share_and_without_colour_in_a_pipe(detector_trace: Path) -> None:
-    done = run_command("opreplay", detector_trace, *FAST, "--top", "5")
-    names = done.stdout.splitlines()
-    assert "\x1b" not in done.stdout
-    header = next(line for line in names if "operator" in line)
-    columns = ("share", "operator", "shapes", "count", "captured us", "replayed us", "status")
-    assert all(name in header for name in columns)
-    shares = [float(line.split("%")[0]) for line in names if "%" in line]
-    assert len(shares) == 5
-    assert shares == sorted(shares, reverse=True)
-
-
 def test_operators_and_modules_are_selected_by_patterns(detector_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     chosen = ("--op", "aten.conv*", "--op", "aten.relu*", "--module", "backbone.*")

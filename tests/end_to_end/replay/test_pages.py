@@ -34,6 +34,7 @@ for _ in range(20):
 """
 
 
+@pytest.mark.slow
 @on_glibc
 def test_results_get_new_memory_after_a_call_that_got_none() -> None:
     done = run_python("-c", MORE_ASKED_FOR_THAN_THERE_IS, fresh=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -145,21 +144,6 @@ def test_unknown_label_is_reported_with_the_existing_labels(marked_trace: Path) 
     error = refusal("opreplay", marked_trace, "--label", "backward")
     message = "no label matches --label backward: the trace has 'forward pass', 'after', 'inner'"
     assert error == f"opreplay: error: {message}\n"
-
-
-def test_written_files_are_reported_and_contain_the_same_numbers(tiny_trace: Path, tmp_path: Path) -> None:
-    for name in ("results.csv", "results.json"):
-        done = run_command(
-            "opreplay", tiny_trace, *FAST, "--top", "1", "--values", "recorded,zeros", "-o", name, cwd=tmp_path
-        )
-        assert done.stderr.splitlines() == [
-            "opreplay: replaying 1 case on cpu",
-            f"opreplay: wrote 2 rows to {name}",
-            "opreplay: 1 case in 2 rows: 2 ok",
-        ]
-    done = run_command("opgrip", "trace", "graph", tiny_trace, "-o", "graph.json", cwd=tmp_path)
-    calls = json.loads((tmp_path / "graph.json").read_text(encoding="utf-8"))["calls"]
-    assert done.stderr == f"opgrip trace graph: wrote {len(calls)} calls to graph.json\n"
 
 
 @pytest.mark.alone

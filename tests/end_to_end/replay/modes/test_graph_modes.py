@@ -45,6 +45,7 @@ def test_row_explains_that_graph_modes_need_a_gpu(tiny_trace: Path, tmp_path: Pa
     assert rows.loc["cudagraph", "error"] == "cudagraph runs on cuda, not on cpu"
 
 
+@pytest.mark.slow
 def test_graph_mode_is_refused_with_several_streams(tiny_trace: Path, tmp_path: Path) -> None:
     output = tmp_path / "rows.json"
     several = ("--mode", "reduce-overhead", "--streams", "2", "--top", "1", "--iterations", "2", "--jobs", "1")
