@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from programs import refusal, run_command, succeed, train_tiny_net
 from opgrip.samples import samples
 from opgrip.tools.opgrip import make_parser
 from opgrip.tools.verbs import verbs
-from opgrip.tools.verbs.trace_info import facts
 from opgrip.tools.verbs.trace_trim import span, steps
 from opgrip.traces import load
 from opgrip.traces.analysis.timeline import timeline_lines
@@ -214,21 +212,6 @@ def test_info_shows_dropped_raised_and_nested_calls(tmp_path: Path) -> None:
     assert "dropped     2 aten.x: ValueError: no" in done.stdout
     assert "raised      mmcv._ext:nms: ValueError: no" in done.stdout
     assert "calls       4, 2 of them inside extension functions" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"steps": 3, "warmup": 2}, "train, 3 steps after 2 to warm up"),
-        ({"steps": True, "warmup": [1]}, "train"),
-        ({}, "train"),
-    ],
-)
-def test_info_shows_steps_and_warmup_of_a_model(fields: dict[str, Any], words: str) -> None:
-    trace = load("trace:faster_rcnn")
-    others = {name: value for name, value in trace.header.items() if name not in ("steps", "warmup")}
-    changed = replace(trace, header=others | {"model": {"run": "train"}} | fields)
-    assert dict(facts(changed))["run"] == words
 
 
 def test_info_of_a_cut_trace_needs_partial(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from made_runs import HEADER, make_row
 from programs import SHIPPED_TRACES, refusal, run_command, succeed
@@ -31,7 +30,6 @@ from opgrip.zoo.corpus.distill import (
     choose,
     distill,
     named_by_files,
-    with_times,
     write_cases,
 )
 from opgrip.zoo.scoring.baselines import read_baselines
@@ -136,16 +134,6 @@ def test_check_with_the_times_of_the_choice_is_refused(folder: Path, tmp_path: P
         assert "has the same times as --times" in error
         assert "replay the traces again" in error
         assert not (tmp_path / "bench.jsonl").exists()
-
-
-def test_replayed_times_replace_captured_ones(folder: Path) -> None:
-    corpus = read_corpus([str(folder)])
-    first = corpus.frame.iloc[0]
-    timed = with_times(corpus, {(first["trace"], first["key"]): 123.0})
-    assert timed.frame["median_us"].tolist() == [123.0]
-    assert isinstance(timed.frame, pd.DataFrame)
-    with pytest.raises(UserError, match="do not belong to any of the traces"):
-        with_times(corpus, {})
 
 
 def test_shipped_baseline_times_are_the_represented_times(tmp_path: Path) -> None:

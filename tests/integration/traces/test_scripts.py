@@ -80,15 +80,12 @@ def exported(path: Path, run: Callable[[], object], op: str) -> str:
 
 LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "transposed": lambda: torch.randn(6, 40).t(),
-    "channels last": lambda: torch.randn(2, 3, 8, 8).contiguous(memory_format=torch.channels_last),
     "slice": lambda: torch.randn(10, 30)[2:, 3:20],
     "expanded": lambda: torch.randn(70, 1).expand(70, 5),
     "windows": lambda: torch.randn(200).unfold(0, 5, 2),
     "no dimensions": lambda: torch.tensor(3.5),
     "empty": lambda: torch.empty(0, 4),
-    "complex": lambda: torch.randn(100, dtype=torch.complex64).conj(),
     "whole numbers": lambda: torch.randint(-5, 900, (30_000,)),
-    "bfloat16": lambda: torch.randn(300).bfloat16(),
     "true and false": lambda: torch.rand(300) > 0.3,
     "strange numbers": lambda: torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1e-45]),
 }

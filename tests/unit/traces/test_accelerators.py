@@ -82,16 +82,6 @@ def test_unavailable_facts_are_left_out(gpu: Nvml, monkeypatch: pytest.MonkeyPat
     assert "driver_cuda" not in facts["libraries"]
 
 
-def test_facts_are_printed_as_lines_with_equal_devices_joined(gpu: Nvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = dict(facts_in_words(describe_accelerators(["cuda:0", "cuda:1"])))
-    assert lines["hardware"] == (
-        "cuda:0, cuda:1: memory 150.0 GiB, l2 50 MiB, multiprocessors 132, capability 9.0, power limit 700 W, "
-        "max sm 1,980 MHz, max memory 3,201 MHz, ecc, no mig"
-    )
-    assert lines["libraries"].startswith("driver 550.54.15, driver cuda 12.4, cuda 12.8, cudnn 9.10.2, nccl")
-    assert "fp32 precision cuda.matmul:" in lines["settings"]
-
-
 @pytest.mark.parametrize(
     "strange",
     [None, [], "x", {"devices": 3}, {"devices": {"cuda:0": []}}, {"libraries": [1], "settings": {"a_bytes": {}}}],

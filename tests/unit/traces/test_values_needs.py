@@ -207,13 +207,6 @@ def test_fitting_a_mask_of_minus_infinity_does_not_warn() -> None:
             assert fit_argument(ADD, "self", values.repeat(500)) is not None
 
 
-def test_sorted_rows_are_found_from_pieces() -> None:
-    model = fit_argument(ADD, "self", torch.randn(500, 100).sort(dim=-1).values)
-    assert isinstance(model, Floats)
-    assert model.by_row
-    assert not fit_argument(ADD, "self", torch.randn(500, 100)).by_row  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize(("op", "argument"), [("aten.nonzero.default", "self"), ("aten.masked_select.default", "mask")])
 def test_all_elements_are_counted_if_they_determine_an_output_size(op: str, argument: str) -> None:
     mask = torch.zeros(1 << 20, dtype=torch.bool)
