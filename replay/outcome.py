@@ -205,7 +205,7 @@ class Scorer(Protocol):
     """Computes scores from the results of `opreplay`; a package registers one with the entry point `opgrip.scorers`."""
 
     def check(self, header: Mapping[str, Any]) -> None:
-        """Raise `UserError` if the header of a trace's results requests a score that cannot be computed."""
+        """Raise `UserError` if the header of a trace requests a score that cannot be computed."""
 
     def print_scores(self, results: Results, file: IO[str]) -> None:
         """Print the scores of the replay of one trace; print nothing if its header requests none."""

@@ -35,7 +35,7 @@ from opgrip.replay.timing.timing_options import DISCRETE, GRAPH, PROGRAM, WARM
 from opgrip.replay.workers.executors import PROCESSES, EngineOptions
 
 DESCRIPTION = (
-    "Replay every distinct call of a trace, a case, without the model, and compare its time with the captured time."
+    "Replay every distinct call of a trace (a case) without the model, and compare its time with the captured time."
 )
 EXAMPLES = """\
 examples:
@@ -170,7 +170,7 @@ def option_classes() -> list[type]:
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the given options with the role `RUN`, as text by option name."""
+    """Return the given options that change how runs are made (role `RUN`) and are in no row, as text by option name."""
     return {
         word: _text(getattr(args, word))
         for declared in option_classes()
@@ -257,7 +257,7 @@ def _check_sequence(args: argparse.Namespace) -> None:
 def _target_of(args: argparse.Namespace) -> str:
     request = from_arguments(OperatorRequest, args)
     if request.operator and args.trace:
-        raise UserError("--operator replaces a trace", f"leave out {args.trace[0]}, or --operator")
+        raise UserError("--operator cannot be combined with a trace", f"leave out {args.trace[0]}, or --operator")
     if request.operator:
         from opgrip.replay.cases.sources.operator import target_of
 
@@ -270,7 +270,7 @@ def _target_of(args: argparse.Namespace) -> str:
 
 
 def options_of(args: argparse.Namespace) -> RunRequest:
-    """Return the request of a parsed command line, without its trace and shard."""
+    """Return the request of a command line, without trace and shard; raise `UserError` for contradictory options."""
     groups = {name: from_arguments(declared, args) for name, declared in OPTION_GROUPS.items()}
     requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]
     request = RunRequest(

@@ -50,7 +50,7 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """Path of the result file; if results are only printed, a path here that is named after the trace."""
+        """Path of the result file; if results are only printed, a file name in the current folder, from the trace."""
         if self.output is not None:
             return self.output
         # imported late because it loads torch, and `--help` imports this file
@@ -64,14 +64,14 @@ class AnalysisSession:
         return self.reporter.doing(f"running {counted(len({row.case for row in rows}), 'case')} under {profiler}")
 
     def check_one_cache(self, profiler: str) -> None:
-        """Raise `UserError` for several cache states, which a profiler's report does not show."""
+        """Raise `UserError` for several cache states, because a profiler's report does not distinguish them."""
         if len(self.workload.request.timing.caches) > 1:
             raise UserError(
                 f"{profiler} profiles one cache state at a time", "name one with --cache, such as --cache warm"
             )
 
     def check_one_device(self, profiler: str) -> None:
-        """Raise `UserError` for several devices, because a profiler's report covers one process."""
+        """Raise `UserError` if several devices are requested, because a profiler's report covers one process."""
         if self.workload.request.inputs.is_spread:
             raise UserError(f"{profiler} profiles one device", "name one with --device")
 

@@ -1,4 +1,4 @@
-"""The analysis that judges candidates: their wrong calls, a verdict for each signature, and the time they save."""
+"""The analysis that judges candidates: wrong calls, a verdict for each signature, and the time that candidates save."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from opgrip.replay.cases.cases import Case
     from opgrip.replay.run.workload import Workload
 
-MOST_ROWS = 60  # maximum signatures in the table, worst verdicts first
+MOST_ROWS = 60  # maximum number of signatures in the table, worst verdicts first
 # maximum number of labels of `record_function` by which savings are printed, those opened most often first
 MOST_LABELS = 20
 # share of the machine's limit below which an untrusted candidate's time is impossible; the limit is measured, with an
@@ -71,7 +71,7 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 
 def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Workload) -> list[Result]:
-    """Return the rows; a candidate's row becomes wrong if its time is far below what this machine needs."""
+    """Return the rows; a candidate's row becomes `wrong` if its time is far below the least that this machine needs."""
     limited = with_limits(rows, ceilings, threads_of(workload), dtype_of(workload), launches=False)
     limits = [LimitColumns.of(row).limit_us or 0.0 for row in limited]
     return [
@@ -83,8 +83,8 @@ def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Worklo
 
 
 def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dict[str, tuple[int, float]]]:
-    """Return, by case and label of `record_function`, the number of the case's calls within the label and their share
-    of time.
+    """Return, by case number and label of `record_function`, the number of the case's calls within the label, and the
+    share of the label's captured time that they take.
 
     cases : all cases of the trace
     """
@@ -108,7 +108,7 @@ def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dic
 
 
 def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
-    """Print the rows of candidates, worst verdicts first, the errors of wrong and failed ones, and the savings.
+    """Print judged rows, worst verdicts first, errors, reasons why gradients are not judged, and the time saved.
 
     rows : all results; the rows of the base mode come first
     """

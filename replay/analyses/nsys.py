@@ -65,7 +65,7 @@ class NsysColumns(Columns):
 
 @dataclass(slots=True)
 class NsysRun:
-    """A timed run of a row, or a stage such as the warm-up, with the kernels and copies that it launched."""
+    """A timed run of a row, or a stage such as the warm-up, with the work that it launched on the device."""
 
     span: NsysRange
     work: list[DeviceWork] = field(default_factory=list)
@@ -75,7 +75,7 @@ Runs = dict[Key, list[NsysRun]]  # timed runs by the row's key
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
-    """Return the timed runs of each row, and how many pieces of device work were launched outside all marked ranges."""
+    """Return the timed runs by row, and how many pieces of device work were launched outside opgrip's ranges."""
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
     for span in report.spans:
@@ -198,7 +198,7 @@ class NsysOptions:
 class Nsys:
     """How to run nsys.
 
-    arguments : more arguments for nsys, from the user
+    arguments : the user's own arguments for nsys
     warmup, iterations : number of warm-up runs and of profiled runs of each row
     """
 

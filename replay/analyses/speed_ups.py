@@ -19,17 +19,17 @@ from opgrip.replay.modes import CANDIDATE
 from opgrip.replay.results.results import CONTENDED, FAILED, OK, TIMEOUT, UNSUPPORTED, WRONG, Result
 
 FASTER_MEANS = (
-    "speed-up: geometric mean over the cases, by calls: weighted by their calls; "
-    "faster, slower: cases in which nine of ten paired runs are"
+    "speed-up: geometric mean over the cases; by calls: the same mean, weighted by number of calls; "
+    "faster, slower: number of cases of which nine of ten paired runs are faster or slower"
 )
-FIRST_MEANS = "first calls s: time in seconds of each case's first call, with compiling and loading, in total"
+FIRST_MEANS = "first calls s: total time in seconds of the first call of each case, with compiling and loading"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedUp:
     """The speed-up of a group of rows, each over the row with which it is compared.
 
-    cases : number of cases whose status is ok in both
+    cases : number of rows that are ok and have a speed-up
     mean : geometric mean over the cases, each counted once
     low, high : 10th and 90th percentile over the cases; for a single case, over its pairs of runs
     weighted : geometric mean over the cases, weighted by their number of calls
@@ -46,7 +46,7 @@ class SpeedUp:
 
 
 def speed_up_of(rows: Sequence[Result]) -> SpeedUp | None:
-    """Return the speed-up of the rows whose status is ok; None if no such row has one."""
+    """Summarize the speed-ups of the rows whose status is ok; return None if none of them has a speed-up."""
     import numpy as np
 
     compared = [row for row in rows if row.status == OK and row.speed_up]
@@ -104,9 +104,9 @@ class PointsAnalysis(UnaskedAnalysis):
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print a table of speed-ups for each column in `DIMENSIONS` that has several values.
+    """Print a table of speed-ups for each column in `DIMENSIONS` of which several values can be compared.
 
-    Rows of other modes than `reference` are left out, and those that do not have the first value in all other columns.
+    Only ok rows of the mode `reference` that have the first value in the other columns are used.
     """
     own = [row for row in rows if row.mode == reference and row.status == OK]
     for name in DIMENSIONS:
@@ -140,7 +140,7 @@ class ModeSummary:
     """A mode compared with the reference mode.
 
     statuses : number of rows of the mode with each status
-    speed_up : over the cases that are ok in both modes; None if there are none
+    speed_up : speed-up over the cases that are ok in both modes; None if there are none
     first_s : total time in seconds of the first calls of all cases, which include compilation
     """
 
@@ -251,7 +251,9 @@ SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}  # 
 
 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
-    """Return one entry per operator and mode, longest time first; empty if the option has only one value.
+    """Return how each operator scales in each mode, longest time first; empty if the option has only one value.
+
+    Rows in which another option has a value other than its first are left out.
 
     dimension : a key of `SWEPT`
     """

@@ -51,7 +51,7 @@ EXCLUDED = ("strict", "list", "candidate", "candidates", "gate")  # options of o
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Judgement:
-    """The result of `judge`: are the candidates, which are implementations of operators, right, and do they save time?
+    """The result of `judge`: whether candidates (implementations of operators) are right, and how much time they save.
 
     results : rows of the operators and of the candidates, one for each case and mode
     """
@@ -65,7 +65,7 @@ class Judgement:
 
     @property
     def steps(self) -> list[JudgedStep]:
-        """For each trace, the share of its step that the candidates save."""
+        """For each trace, what the candidates save in its step."""
         return judged_steps(self.results)
 
     @property
@@ -104,7 +104,7 @@ def judge(
         verdict.step_saving
 
     Functions run in this process, because functions cannot be sent to another process; a function that crashes ends
-    it. Name functions as text, `my_kernels.py:softmax`, to run them in separate processes.
+    this process. Name functions as text, `my_kernels.py:softmax`, to run them in separate processes.
 
     candidates : by the full name of the operator, such as `aten._softmax.default`: any callable that takes the
         operator's arguments, such as a function, an operator of `torch.library` or a compiled function. With
@@ -169,8 +169,8 @@ def benchmark(
     time divided by the reference's. Functions may write into their inputs, because each gets its own copies.
 
     The functions run in this process, because functions cannot be sent to another process; a function that crashes ends
-    it. With glibc, this process keeps freed memory and does not request huge pages during the benchmark. Afterwards
-    glibc still does not adjust its thresholds (32 and 64 MB), and threads may share one arena.
+    this process. With glibc, this process keeps freed memory and does not request huge pages during the benchmark.
+    Afterwards glibc still does not adjust its thresholds (32 and 64 MB), and threads may share one arena.
 
     inputs : arguments of each case, as a list (by position) or a dictionary (by name). A tuple of ints is the shape of
         a float32 tensor of normal random numbers; a tensor on the device `meta` gets values for its shape, strides and
@@ -269,7 +269,7 @@ def _contenders(
 
 
 def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """Return a function that calls the reference with arguments under the candidate's names.
+    """Return a function that calls the reference with arguments that have the candidate's parameter names.
 
     Dictionaries that it returns have their keys in the same order as in the candidate's `results`.
     """

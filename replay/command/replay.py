@@ -71,7 +71,9 @@ def replay(trace: str | Path | Sequence[str | Path] | Mapping[str, Any] | None =
 
 
 def replay_arguments(args: argparse.Namespace, executor: Executor | None = None) -> Results:
-    """Run the replay that a parsed `opreplay` command line requests; raise the same errors as `replay`.
+    """Run the replay that a parsed `opreplay` command line requests; ranks other than the first return no rows.
+
+    Raises `UserError` if the replay fails, and KeyboardInterrupt if it is interrupted.
 
     executor : runs the cases; None for the one that the command line names
     """
@@ -101,7 +103,7 @@ def perform(
 ) -> ReplayOutcome | None:
     """Run the replay that a command line requests, and return its results and how it ended.
 
-    Returns None on all ranks but the first. Raises the same errors as `replay`.
+    Ranks other than the first return None. Raises `UserError` if the replay cannot run.
 
     may_fork : True if this process has not used torch yet, so that it can be forked
     again : command that resumes an interrupted replay, for messages; empty for no such message

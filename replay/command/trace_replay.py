@@ -75,7 +75,7 @@ class ReplayOutcome:
     listed : (trace name, cases) if the command only lists cases; the name is empty for a single trace
     step : times of the whole step, if a step was replayed
     problems : why a trace was not replayed, by trace name
-    unmatched : line that reports in how many traces no case is selected
+    unmatched : message about the traces in which the options select no case; empty if there are none
     traces : number of traces if several were requested, else 0
     """
 
@@ -222,7 +222,7 @@ class TraceReplay:
         return self._written(rows_of(step, workload.cases, workload), {"sequence": totals_of(step)}, step)
 
     def run_ranks(self, options: RankOptions, control: Control) -> ReplayOutcome | None:
-        """Run this rank's calls with the other ranks; the first rank writes and returns the results."""
+        """Replay this rank's calls with the other ranks; return the results in the first rank, None in others."""
         from opgrip.replay.sequences.ranks.replay_ranks import replay_ranks
 
         workload = self.workload

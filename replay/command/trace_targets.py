@@ -59,7 +59,7 @@ class TraceTarget:
 
 
 def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
-    """Return the traces that the names on a command line mean, each once; None for a single trace or for samples.
+    """Return the traces that the names on a command line refer to, each once; None for a single trace or for samples.
 
     Raises `UserError` if a pattern matches no trace of the zoo, or if one of several names is not a trace.
     """
@@ -81,7 +81,7 @@ def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Names
 
 
 def is_folder_of_traces(name: str) -> bool:
-    """Return True for a folder with traces and without Python files, unlike the folder of a gripped sample."""
+    """Return True for a folder that contains traces and is neither one trace of another tool nor a gripped sample."""
     folder = Path(name)
     return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
 
@@ -181,7 +181,7 @@ def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]
 
 
 def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed: Collection[str]) -> dict[str, Any]:
-    """Return the new header of a file to which rows are appended.
+    """Return the new header of a file to which rows with the header `header` are appended.
 
     replayed : names of the traces with new rows; facts about other traces in the file do not change
     """
@@ -220,7 +220,10 @@ def about_parts(
 
 
 def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any]) -> None:
-    """Create the folder that keeps the rows of each trace, or check that it belongs to the same replay.
+    """Create the folder that keeps the rows of each trace, or continue the existing one with `--resume`.
+
+    Raises `UserError` if the folder exists and no option continues or replaces it, or if it belongs to a different
+    replay.
 
     about : facts that must be the same, from `about_parts`
     """
@@ -292,15 +295,17 @@ def _check_same(folder: Path, about: Mapping[str, Any]) -> None:
         stored = None
     difference = _difference(stored, about)
     if difference is not None:
-        raise UserError(f"{folder} is {difference}", "give the arguments of that replay, or start again with --force")
+        raise UserError(
+            f"{folder} contains rows {difference}", "give the arguments of that replay, or start again with --force"
+        )
 
 
 def _difference(stored: Any, about: Mapping[str, Any]) -> str | None:
     hashes = stored.get(HASHES) if isinstance(stored, dict) else None
     but_hashes = {**stored, HASHES: about[HASHES]} if isinstance(stored, dict) else stored
     if but_hashes != about:
-        return unlike(but_hashes, about) or "of other traces or with other options"
+        return unlike(but_hashes, about) or "of a replay of other traces or with other options"
     # a trace that could not be read has no rows
     of_rows = {name: text for name, text in hashes.items() if text is not None} if isinstance(hashes, dict) else {}
     changed = [name for name, trace_hash in of_rows.items() if trace_hash != about[HASHES].get(name)]
-    return f"of other files of {', '.join(changed)}" if changed else None
+    return f"of a replay of other files of {', '.join(changed)}" if changed else None

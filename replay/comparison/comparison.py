@@ -45,7 +45,9 @@ SAID = ("seed", "exec_mode")  # settings that are not listed, because a header f
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Return (name, value in base, value in new) of each setting that both runs state and in which they differ."""
+    """Return (name, base, new) of settings that differ; facts that a run does not state are left out, except the
+    device.
+    """
     return [
         (name.replace("_", " ") if name.islower() else name, old, now)
         for name, old, now in _facts(base.header, new.header)
@@ -69,8 +71,8 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns without which the rows of each run are still distinct; cases are matched without these
-    columns.
+    """Return the columns that are not needed to distinguish the rows within each run; cases are matched without
+    them.
     """
     columns: list[str] = []
     for name in ("device", *OF_RUN):
@@ -123,8 +125,8 @@ UNREADABLE = "it takes no longer than reading the clock"
 class Pair:
     """One case in one mode: its row in the base run and its row in the new run.
 
-    judgement : verdict with ratio and interval; None if one of the rows has no usable time
-    reason : why the judgement is missing, or why its interval is wider than the repeats imply
+    judgement : verdict with the ratio of the times and its interval; None if one of the rows has no usable time
+    reason : why the judgement is missing, or why the ratio's interval is wider than the repeats imply
     """
 
     base: Result
@@ -138,16 +140,12 @@ class Pair:
 
     @property
     def more_runs(self) -> int | None:
-        """Number of additional repeats of each run that would decide the verdict; None if it is decided or cannot
-        be.
-        """
+        """Number of additional repeats of each run that would decide the verdict; None if decided or undecidable."""
         return None if self.judgement is None else self.judgement.more_runs
 
     @property
     def more_new_runs(self) -> int | None:
-        """Number of additional repeats of only the new run that would decide the verdict; None if it is decided or
-        cannot be.
-        """
+        """Number of additional repeats of the new run that would decide the verdict; None if decided or undecidable."""
         return None if self.judgement is None else self.judgement.more_new_runs
 
     @property
@@ -176,10 +174,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Summed times of a group of cases in both runs.
-
-    cases : number of cases in the group
-    """
+    """Summed times of a group of cases in both runs."""
 
     name: str
     cases: int
@@ -194,7 +189,7 @@ class Comparison:
 
     base, new : headers of the two runs
     differs : settings that differ, as (name, value in base, value in new)
-    pairs : cases timed in both runs, the one that lost most time first
+    pairs : cases timed in both runs, the one with the largest increase in total time first
     broken : cases that have results only in the base
     fixed : cases that failed or were wrong in the base and are ok in the new run
     untimed : other cases without a time in at least one run
@@ -218,9 +213,7 @@ class Comparison:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Data frame with the columns that `opgrip compare -o` writes; a row with several verdicts appears once for
-        each.
-        """
+        """Data frame with the columns that `opgrip compare -o` writes; a case with two verdicts has a row for each."""
         from opgrip.replay.comparison.comparison_report import to_frame
 
         return to_frame(self)

@@ -59,7 +59,7 @@ def advice(comparison: Comparison) -> Iterator[str]:
     """Yield lines that explain unusual ratios, and how the cases with the verdict UNSURE could be decided."""
     different = sum(map(_differs_from_medians, comparison.pairs))
     if different:
-        yield f"{counted(different, 'ratio')} of fastest runs, over 10 % from the ratio of the medians in the table"
+        yield f"{counted(different, 'ratio')} of fastest runs: over 10 % away from the ratio of medians in the table"
     unsure = [pair for pair in comparison.pairs if pair.verdict is Verdict.UNSURE]
     unreadable = sum(pair.judgement is None for pair in unsure)
     if unreadable:
@@ -100,9 +100,9 @@ UNTIMED = "UNTIMED"  # verdicts of rows without a time in both runs, or with cha
 @dataclass(frozen=True, slots=True)
 class ComparisonColumns(Columns):
     verdict: str = column(
-        "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for rows not timed in both runs `FAILED` (only in the base), "
-        "`FIXED` (only in the new run), `MISSING`, `ADDED`, or `UNTIMED` (in neither); `CHANGED` if the results are "
-        "no longer right",
+        "`SLOWER`, `FASTER`, `SAME` or `UNSURE`; for other rows `FAILED` (results only in the base), "
+        "`FIXED` (ok only in the new run), `MISSING`, `ADDED` (only in one run) or `UNTIMED`; `CHANGED` if the results "
+        "are no longer right",
         default="",
     )
     op: str = column("name of the operator, sample, module or function", default="")
@@ -136,8 +136,8 @@ class ComparisonColumns(Columns):
 
 
 def rows_of(comparison: Comparison) -> Iterator[ComparisonColumns]:
-    """Yield the rows of a comparison, worst verdict and largest slowdown first; a row with several verdicts once for
-    each.
+    """Yield the rows of a comparison, worst verdict and largest slowdown first; a case with two verdicts has two
+    rows.
     """
     return (cells for cells, _ in rows_with_results(comparison))
 

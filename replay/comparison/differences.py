@@ -47,6 +47,7 @@ class Difference:
     log_ratio : logarithm of the ratio of the new time to the base time
     variance : variance of the logarithm of a run's time from repeat to repeat
     freedom : degrees of freedom of `variance`
+    base_runs, new_runs : number of repeats in each run
     drift : standard deviation of the change in the machine's speed between runs, which repeats within a run do not show
     base_excess, new_excess : maximum amount by which the logarithm of a run's time may be too high, for example because
         of contention or a slower clock
@@ -141,7 +142,6 @@ def _level(probabilities: Sequence[float]) -> float:
 
 
 def _room(item: Difference, margin: float, quantile: float) -> float:
-    """Return the largest variance of a log ratio, without drift, at which its verdict is not UNSURE."""
     within = log(1 + margin) - max(item.base_excess + item.log_ratio, item.new_excess - item.log_ratio)
     return max(item.least / quantile, within / 2) ** 2 - 2 * item.drift**2
 
@@ -193,7 +193,7 @@ class ComparedRows:
 
 
 def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[ComparedRows | None]:
-    """Return the comparison of each pair of timed rows (base, new); None if a row was too short for the clock."""
+    """Return the comparison of each pair of timed rows (base, new); None if the clock could not resolve a row."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
     for is_short, usual in USUAL.items():
@@ -223,10 +223,6 @@ class _Chosen:
 
 
 def _choose(base: Result, new: Result) -> _Chosen | None:
-    """Return the estimates that represent a case's two rows, or None if a row was too short for the clock.
-
-    Fastest runs are compared if they vary less between repeats than medians, or if other processes slowed the medians.
-    """
     old, now = estimate(base), estimate(new)
     if old is None or now is None:
         return None
@@ -298,10 +294,6 @@ def difference_of_sums(rows: Sequence[tuple[float, ComparedRows]]) -> Difference
 
 
 def _variance_of_repeats(*sides: Sequence[tuple[float, Estimate]]) -> tuple[float, int] | None:
-    """Return variance and degrees of freedom of the logarithm of summed times from repeat to repeat.
-
-    None if neither run was repeated, or if rows have different numbers of repeats.
-    """
     squares, freedom = 0.0, 0
     for rows in sides:
         counts = {len(row.logs) for _, row in rows}
@@ -339,7 +331,7 @@ def _change(base: float | None, new: float | None, least: float) -> float:
 
 
 def doubts(base: Result, new: Result) -> Iterator[str]:
-    """Yield the reasons why a case's interval is wider than its repeats imply, as text."""
+    """Yield, as text, why the interval of the ratio of a case's times is wider than its repeats alone imply."""
     contended = [
         f"{share:.0%} of the runs in {name} were contended"
         for name, row in (("BASE", base), ("NEW", new))

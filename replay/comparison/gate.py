@@ -110,9 +110,10 @@ class _Limited:
 def hold(gate: Gate, comparison: Comparison) -> Held:
     """Return the outcome of a gate for a comparison.
 
-    The gate fails if a row, a group or the total is SLOWER by more than the limit. It passes if the upper end of the
-    total's interval is not far above the limit, and the rows whose intervals end clearly above the limit could add only
-    little time; docs/results.md has the exact rule. Otherwise it is not decided.
+    A gate on a number of rows fails if there are more rows. A gate on times fails if a row, a group or the total is
+    SLOWER by more than the limit. It passes if the upper end of the total's interval is not far above the limit, and
+    the rows whose intervals end clearly above the limit could add only little time; docs/results.md has the exact rule.
+    Otherwise it is not decided.
     """
     if gate.name in COUNTED:
         rows = COUNTED[gate.name](comparison)
@@ -229,14 +230,15 @@ def describe(row: Result) -> str:
 def parse_gate(text: str) -> Gate:
     match = _FORM.fullmatch(text)
     if match is None or match[1] not in (*TIMED, *COUNTED) or (match[1] in TIMED) != (match[3] == "%"):
-        raise UserError(f"{text!r} is not a gate, which limits a figure of a comparison", HINT)
+        raise UserError(f"{text!r} is not a gate", HINT)
     return Gate(match[1], float(match[2]) / (100 if match[3] else 1), text.strip())
 
 
 def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
     """Return the outcome of a gate on candidates.
 
-    The gate `total` limits the ratio of each step by its 95 % interval; `slower` that of each signature by its verdict.
+    `total` compares the 95 % interval of each step's ratio with the limit; `slower` the ratio of each signature whose
+    verdict is `slower`, and the interval of each undecided one.
     """
     limit = 1 + gate.most
     if gate.name == TOTAL:

@@ -29,8 +29,8 @@ class Estimate:
 
     logs : logarithm of the median time of each repeat
     within : variance of one element of `logs`, estimated from the spread of the runs within a repeat
-    gaps : for each repeat, the logarithm of median over fastest run, which contention increases and a slower operator
-        does not
+    gaps : for each repeat, the logarithm of the median divided by the fastest run: contention increases it, a slower
+        operator does not
     strata : for each repeat, the number of groups of runs (such as with different input values) whose gaps are averaged
     whole_gaps : for each repeat, the gap of all runs as one group
     """
@@ -56,9 +56,9 @@ class Estimate:
 
 
 def estimate(row: Result) -> Estimate | None:
-    """Return the estimate of a row's time; None if the row was too short for the clock.
+    """Return the estimate of a row's time; None if the clock could not resolve its runs.
 
-    It is from the times of the runs, or from median and spread if these were not kept.
+    If the times of the runs were not kept, median and spread are used.
     """
     logs, variances, gaps = [], [], []
     strata: list[int] = []
@@ -96,9 +96,7 @@ def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[floa
 
 
 def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    """Return both estimates with comparable gaps: without groups of runs, unless all repeats have equally many
-    groups.
-    """
+    """Return both estimates with comparable gaps: without groups of runs, unless all repeats have as many groups."""
     if len({*base.strata, *new.strata}) <= 1:
         return base, new
     return replace(base, gaps=base.whole_gaps), replace(new, gaps=new.whole_gaps)
@@ -147,7 +145,7 @@ USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
 
 
 def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
-    """Return what is known about the variance of a case's log median from cases that were repeated.
+    """Return the prior of the variance of a case's log median that the repeated cases imply.
 
     samples : for each repeated case, the sum of squared deviations of its repeats and its degrees of freedom
     usual : prior to return if there are fewer than `FEWEST` samples

@@ -102,7 +102,7 @@ class Store:
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def prune(self, keep: int) -> list[StoredRun]:
-        """Remove all runs except the newest `keep`, and return the removed ones; other files in the folder stay."""
+        """Remove the oldest runs until `keep` are left, and return the removed ones; other files are ignored."""
         removed = [run for run in self.runs() if _OWN_NAME.fullmatch(run.name)][:-keep]
         try:
             for run in removed:
@@ -195,8 +195,7 @@ SHARD = "shard"  # header field of the shards in a file: `3/16`, or `1,2,5/16` f
 
 
 def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
-    """Return the shard numbers that the runs contain, and the number of shards of the replay; None if a run is no
-    shard.
+    """Return the shard numbers that the runs contain, and the replay's number of shards; None if a run is not a shard.
 
     Raises `UserError` if runs have different numbers of shards or different options, or if a shard number is invalid.
     """
@@ -227,7 +226,9 @@ def missing_shards(header: Mapping[str, Any]) -> list[int]:
 
 
 def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header of merged shards: the fields that all shards share, and the machines and traces of each."""
+    """Return the header of merged shards: shared facts, the earliest time, and the machines and traces of all
+    shards.
+    """
     shards = shards_in(runs)
     assert shards is not None, "the caller passes only shards"
     numbers, count = sorted({*shards[0]}), shards[1]
@@ -279,8 +280,8 @@ HINT = "times of different machines cannot be merged: compare them with opgrip c
 def merge_runs(runs: Sequence[Results]) -> Results:
     """Return the rows of all runs as one run; rows of the same case and variant become repeats of one row.
 
-    Shards may come from several machines of one kind, but each case from one of them, so that no ratio compares two
-    machines. Raises `UserError` for runs of different traces, devices, machines or versions.
+    Shards may come from several machines of one kind, but each case from one machine, so that no ratio compares two
+    machines. Raises `UserError` if runs are equal, or of different traces, devices, machines, versions or options.
     """
     shards = shards_in(runs)
     of_machine = OF_MACHINE if shards is None else [name for name in OF_MACHINE if name != "machine"]
@@ -319,17 +320,12 @@ def _joined(groups: Iterable[Sequence[Result]]) -> list[Result]:
 
 
 def _options(run: Results, is_shard: bool) -> str:
-    """Return the options of a run that are in no row, as text; without `pin` for a shard, because shards may use
-    different CPUs.
-    """
+    # without `pin` for shards, which may use different CPUs
     settings = {"seed": run.header.get("seed", 0), **(run.header.get(SETTINGS) or {})}
     return ", ".join(f"{name} {value}" for name, value in sorted(settings.items()) if not (is_shard and name == "pin"))
 
 
 def _check_distinct(runs: Sequence[Results]) -> None:
-    """Raise `UserError` if two of the runs are the same, because their times would then seem more certain than they
-    are.
-    """
     earlier_runs: list[Results] = []
     for run in runs:
         if run.rows and any(list(run.rows) == list(other.rows) for other in earlier_runs):

@@ -78,7 +78,7 @@ def time_of(row: Result) -> float:
 
 
 def series_of(runs: Mapping[str, PlottedRun]) -> Iterator[tuple[str, list[Result]]]:
-    """Yield (name, timed rows) for each mode of each run; with several runs the name includes that of the run."""
+    """Yield (name, timed rows) for each mode of each run; with several runs, the run's name precedes the mode's."""
     for name, run in runs.items():
         rows = timed(run.rows)
         for mode in dict.fromkeys(row.mode for row in rows):
@@ -143,7 +143,9 @@ def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices)
 
 
 def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return the figure in matplotlib's current style; raise `UserError` if there is nothing to draw."""
+    """Return a figure in matplotlib's current style; raise `UserError` for invalid choices, or if no row can be
+    drawn.
+    """
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 
 

@@ -28,7 +28,7 @@ CAPTURED = "captured"  # name of the series of captured times
 
 
 def draw_operators(request: PlotRequest) -> Figure:
-    """Draw a bar for each group of cases and series: total replayed time, next to the captured time."""
+    """Draw bars of the captured time and of each mode's replayed time, for the longest groups of cases."""
     from matplotlib.ticker import EngFormatter
 
     from opgrip.replay.results.ratios import shares_by
@@ -89,7 +89,9 @@ LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0
 
 
 def draw_modes(request: PlotRequest) -> Figure:
-    """Draw each mode's speed-up per group: a point at the geometric mean, a bar over the middle 80 %."""
+    """Draw each mode's speed-up in the longest groups: a point at the cases' geometric mean, a bar over the middle 80
+    %.
+    """
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
     for rows_by_group in series.values():
@@ -167,7 +169,7 @@ def _label_major(axis: Axis, locator: Locator, form: str) -> None:
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """Draw a line and a p10 to p90 band per mode over several runs, for the cases timed in all runs."""
+    """Draw, over the runs, the time of the cases timed in all: for each mode, a line and a band from p10 to p90."""
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
@@ -228,7 +230,7 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """Draw total time over an option's values: a line and a p10 to p90 band of cases for each mode."""
+    """Draw total time relative to that at an option's first value: for each mode a line, and a p10 to p90 band."""
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
     figure, (axes,) = new_figure(request.title, size=(4.6, 3.6))
@@ -297,7 +299,7 @@ WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
-    """Draw a panel per operator with a point per case: its median time, with a bar from p10 to p90."""
+    """Draw a panel for each of the longest operators: the median time of each case, with a bar from p10 to p90."""
     column, name, unit = WORK[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]

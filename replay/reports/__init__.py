@@ -39,9 +39,9 @@ reports: Registry[Report] = Registry("opgrip.replay.reports", "opgrip.reports") 
 
 
 def report(suffix: str, **about: Any) -> Callable[[Write], Write]:
-    """Return a decorator that registers a function as the `write` of the output format of a file suffix.
+    """Return a decorator that registers a function which writes result files with this suffix.
 
-    about : other attributes of `Report`
+    about : attributes of `Report` other than `write`
     """
 
     def enter(write: Write) -> Write:

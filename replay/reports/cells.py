@@ -65,7 +65,7 @@ def header_of(facts: Mapping[Any, Any], path: Path) -> dict[str, Any]:
     if not isinstance(accelerator.get("devices", {}), dict) or not all(
         isinstance(facts, dict) for facts in accelerator.get("devices", {}).values()
     ):
-        raise _refusal(path, f"its devices are {quoted(accelerator['devices'])}")
+        raise _refusal(path, f"`accelerator.devices` is not an object of objects: {quoted(accelerator['devices'])}")
     try:
         check_finite(header)
     except ValueError as error:
@@ -110,8 +110,8 @@ def quoted(value: Any) -> str:
 
 
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
-    """Return the checked values in a column of a result file, None for empty ones; raise `UserError` for invalid
-    ones.
+    """Return the checked values in a column of a result file, None for empty cells; raise `UserError` for invalid
+    values.
     """
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
@@ -155,7 +155,7 @@ def added_columns() -> list[Column]:
 
 
 def all_columns() -> list[Column]:
-    """Return the columns that every row has, followed by those that analyses and optional measurements add."""
+    """Return the columns of every row, then those of analyses and options; raise `UserError` if two have one name."""
     columns = [*columns_in(Result), *added_columns()]
     name, count = Counter(about.name for about in columns).most_common(1)[0]
     if count > 1:
@@ -166,7 +166,7 @@ def all_columns() -> list[Column]:
 
 
 def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return, for each row, its values by column name for all columns; None if it has no value."""
+    """Return each row as a dictionary with a value for every column; None if the row has no value in it."""
     names = [about.name for about in all_columns()]
     return [{name: cells.get(name) for name in names} for cells in (row.to_plain() for row in rows)]
 
@@ -177,7 +177,7 @@ def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
 
 
 def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
-    """Return a data frame with one row per result and call site; see `Results.by_call_site`."""
+    """Return a data frame with a row per result and call site, with count, share and times of the site's calls."""
     indices, cells = [], []
     for index, row in enumerate(rows):
         sites = row.sites
@@ -261,8 +261,10 @@ def read_completed(
 ) -> list[Result]:
     """Return the rows of an existing result file of the same replay; an empty list if its format cannot be read.
 
+    Raises `UserError` if the file is from another replay.
+
     expected : rows of the replay before they are measured
-    header : header of the file that the replay would write Raises `UserError` if the file is from another replay.
+    header : header of the file that the replay would write
     """
     if report_for(path).read is None:
         return []

@@ -122,7 +122,9 @@ _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 @report(".xlsx", binary=True, package=("xlsxwriter", "excel"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write one worksheet per mode with all columns that are not empty, and a chart of the calls that take longest."""
+    """Write a worksheet per mode with its columns that are not empty and a chart of its first rows, and one of the
+    header.
+    """
     workbook = needed("xlsxwriter", "excel").Workbook(
         file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
     )
@@ -279,9 +281,7 @@ def _add_suite(root: ElementTree.Element, suite: Suite) -> None:
 
 @report(".xml")
 def write_junit(results: Sequence[Result], header: Mapping[str, Any], file: IO[str]) -> None:
-    """Write one test per row, which fails if the row is wrong, failed or timed out, and is skipped if it has no
-    result.
-    """
+    """Write a test per row: failed if the row is wrong, failed or timed out; skipped if unsupported or contended."""
     plain = {name: value for name, value in header.items() if isinstance(value, str | int | float)}
     write_suites([Suite(f"opreplay {header.get('trace', '')}".strip(), list(map(_test, results)), plain)], file)
 

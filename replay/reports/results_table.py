@@ -28,9 +28,7 @@ COLUMNS = ("case", "share", "count", "operator", "shapes")
 
 
 def list_cases(cases: Sequence[Case], file: IO[str]) -> None:
-    """Print one line per case: number, share of time, number of calls, operator and arguments, cut to the terminal's
-    width.
-    """
+    """Print a table of the cases, cut to the width of a terminal, and their number."""
     rows = [COLUMNS]
     for item in cases:
         described = printable(describe_shapes(item.signature))
@@ -82,7 +80,7 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
     """Print a table of results from several traces with one row per distinct input and variant, and its notes.
 
-    Rows that are not ok come first, then those with the lowest speed-up, then the longest.
+    Rows that are not ok come first, then those with the lowest speed-up, then the longest; at most `MOST_INPUTS` rows.
     """
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)
@@ -93,7 +91,8 @@ def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
     """Return one row per distinct input and variant, the input with the worst row first.
 
-    If rows differ only in their trace, the worst row is kept, with the number of calls in all traces.
+    If rows differ only in their trace, the worst (not ok, else slowest) is kept, with the number of calls in all
+    traces.
     """
     by_input: dict[object, dict[object, list[Result]]] = {}
     for row in results:

@@ -4,7 +4,7 @@
 
     @dataclass(frozen=True, slots=True)
     class EnergyColumns(Columns):
-        energy_mj: float | None = column("of a GPU for one run", unit="mJ")
+        energy_mj: float | None = column("energy that a GPU used for one run", unit="mJ")
 
 `Result` declares the columns that every row has; an analysis that adds columns declares its own class.
 """

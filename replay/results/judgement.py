@@ -104,7 +104,7 @@ def is_slower_by(row: Result, limit: float) -> bool:
 
 
 def may_be_slower_by(row: Result, limit: float) -> bool:
-    """Return True if a row is undecided and its 95 % interval reaches above `limit`."""
+    """Return True if the row's verdict is undecided, and its ratio's 95 % interval is unknown or exceeds `limit`."""
     judged = CandidateColumns.of(row)
     return judged.verdict == UNDECIDED and (judged.ratio_high is None or judged.ratio_high > limit)
 
@@ -175,12 +175,12 @@ class JudgedStep(StepSaving):
 
     @property
     def ratio_low(self) -> float:
-        """Lower end of the 95 % interval of the judged operators' time with candidates over that without."""
+        """Lower end of the 95 % interval of the judged operators' time with candidates, relative to without."""
         return 1 - (self.saving + self.error) / self.share if self.share else 0.0
 
     @property
     def ratio_high(self) -> float:
-        """Upper end of the 95 % interval of the judged operators' time with candidates over that without."""
+        """Upper end of the 95 % interval of the judged operators' time with candidates, relative to without."""
         return 1 - (self.saving - self.error) / self.share if self.share else inf
 
     @property
@@ -264,7 +264,7 @@ class SavingLine:
     """A row of the table of savings: the step of one of several traces, or a part of a step.
 
     part : phase or label, in words; empty for the whole step
-    share, saving, error : as in `PartSaving`
+    share, saving, error : shares of the captured time of the step or part, as in `StepSaving` and `PartSaving`
     signatures, slower, broken : number of judged signatures, of those whose candidate is slower, and of those whose
         candidate is wrong or does not run; None for a part
     """
@@ -293,7 +293,7 @@ def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
 
 
 def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
-    """Return the mean saving if there are several steps of models, otherwise one line for each step."""
+    """Return one line with the mean saving over models if there are several steps, otherwise one line for each step."""
     mean = mean_saving(steps)
     if mean is not None and len(steps) > 1:
         return [mean.line]

@@ -29,9 +29,10 @@ class MachineColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The machine that measures rows.
+    """The machine on which rows were measured.
 
-    kind : accelerator, processor, and number of processors that the replay may use; different kinds are not mixed
+    kind : accelerator, processor, and number of processors that the replay may use; rows from different kinds are
+        neither merged nor compared
     """
 
     name: str
@@ -68,7 +69,7 @@ class OriginColumns(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The trace from which rows come, and the model that it recorded.
+    """The trace to which result rows belong, and the recorded model.
 
     trace : unique name of the trace
     run : kind of step, such as `predict`
@@ -87,7 +88,9 @@ class Origin:
 
 
 def origin_in(trace: str, about: Mapping[str, Any]) -> Origin:
-    """Return the origin that a header or file describes, which may be untrusted."""
+    """Return the origin that untrusted facts, such as a file's header, describe; the trace's name replaces a missing
+    model.
+    """
     words = {word: str(about.get(word) or "") for word in ("run", "library", "family")}
     return Origin(trace, str(about.get("model") or trace), **words)
 

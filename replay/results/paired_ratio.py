@@ -56,7 +56,7 @@ class PairedRatio:
 
     @classmethod
     def of(cls, row: Result) -> PairedRatio | None:
-        """Return the ratio of a row to the row it is compared with; None if they were not timed in turn."""
+        """Return the ratio of a row's time to that of the row it is compared with; None without paired runs."""
         columns = PairedColumns.of(row)
         if not row.ratio_p10 or not row.ratio_p50 or not row.ratio_p90 or columns.ratio_error is None:
             return None
@@ -79,9 +79,10 @@ class PairedRatio:
 def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_exchanged: bool) -> PairedRatio | None:
     """Return the ratio of the times of two functions; None without pairs of runs whose times are above 0.
 
-    The middle is the mean, over the arrangements, of the trimmed means of the ratios' logarithms.
+    The logarithm of `middle` is the mean, over the arrangements, of the trimmed means of the ratios' logarithms. If an
+    arrangement has fewer than `LEAST_PER_ARRANGEMENT` pairs, all pairs count as one arrangement.
 
-    pairs : of each pair of runs: arrangement (order and memory), time of the function, time of the other function
+    pairs : for each pair of runs: arrangement (order and memory), time of the function, time of the other function
     base_us : median time of the other function in us
     are_exchanged : True if the functions exchange their arguments from round to round
     """
@@ -107,7 +108,7 @@ def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_
 
 
 def with_joined_pairs(joined: Result, rows: Sequence[Result]) -> Result:
-    """Return the row that combines repeats of a case, with the error of the median of the repeats' ratios."""
+    """Return `joined`, the combined row of the repeats `rows`, with the error and p-value of their paired ratios."""
     known = [ratio for row in rows if (ratio := PairedRatio.of(row)) is not None]
     if not known:
         return joined
@@ -124,9 +125,7 @@ def _chance(logs: Sequence[float]) -> float:
 
 
 def _joined_chance(chances: Sequence[float]) -> float:
-    """Source: Fisher 1932, Statistical Methods for Research Workers, section 21.1: chi squared with 2n degrees of
-    freedom.
-    """
+    # Fisher 1932, Statistical Methods for Research Workers, section 21.1: chi squared with 2n degrees of freedom
     half = -fsum(log(max(chance, sys.float_info.min)) for chance in chances)
     term = total = exp(-half)
     for number in range(1, len(chances)):
@@ -136,11 +135,8 @@ def _joined_chance(chances: Sequence[float]) -> float:
 
 
 def _trimmed_mean(numbers: Sequence[float]) -> tuple[float, float]:
-    """Return the trimmed mean and its standard error, which is from Winsorized numbers.
-
-    Times have several levels, by memory that no arrangement controls, so that a median may be of any of them. Source:
-    Yuen 1974, The two-sample trimmed t for unequal population variances.
-    """
+    # Yuen 1974, The two-sample trimmed t for unequal population variances. Not a median, because times have several
+    # levels, by memory that no arrangement controls, and a median may be of any of them.
     ordered, cut = sorted(numbers), int(TRIMMED * len(numbers))
     kept = ordered[cut : len(ordered) - cut]
     if len(kept) < 2:

@@ -32,7 +32,7 @@ GROUPS: dict[str, Callable[[Result], str]] = {
 def shares_by(row: Result, by: str) -> dict[str, float]:
     """Return the share of a row's calls in each group, by group name; the shares add up to 1.
 
-    by : a name in `GROUPS`, or `module`, `phase` or `line` to group by call site, separately for each trace
+    by : a name in `GROUPS`; or `phase`; or `module` or `line` to group by call site, separately for each trace
     """
     if by in GROUPS:
         return {GROUPS[by](row): 1.0}
@@ -140,7 +140,7 @@ def shares_of(case: Case) -> list[float]:
 
 
 def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    """Return a row with the call site of the case's only timing cluster, or with the times of its clusters."""
+    """Return a row with the times of its timing clusters (calls of similar time), or the call site of its only one."""
     if len(case.timing_clusters) == 1:
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)
@@ -155,10 +155,11 @@ def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result
 
 
 def join_repeats(rows: Sequence[Result]) -> Result:
-    """Return one row that combines the repeats of a case in one mode.
+    """Return one row that combines the repeats of a case in one mode; a single row is returned unchanged.
 
     Each repeat has the same weight, regardless of its number of runs. Repeats that other processes disturbed count only
-    if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned. `ratio` stays empty.
+    if all were disturbed. If repeats failed or are wrong, the worst of their rows is returned. `ratio` of the combined
+    row is empty.
     """
     # wrong rows are worse than others, those with the largest error worst
     bad = max(
@@ -224,7 +225,7 @@ def weights_of(row: Result) -> list[float]:
 
 
 def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
-    """Yield, for each repeat of a timed row, the times of its runs in us and their weights."""
+    """Yield times in us and weights of the runs of each repeat of a timed row; repeats without weight are left out."""
     times, weights = row.times_us or [], weights_of(row)
     counts = row.repeats or []
     if sum(counts) != len(times) or min(counts, default=0) < 0:
@@ -249,9 +250,10 @@ class GraphColumns(Columns):
 
 
 def with_divided_launches(rows: Sequence[Result], cases: Sequence[Case], trace: Trace) -> list[Result]:
-    """Return the rows, with the captured time of each graph's launches divided among its calls by their replayed times.
+    """Return the rows, with the captured time of each CUDA graph's launches divided among its calls by their replayed
+    times.
 
-    A graph keeps its captured times if they are of kernels, or if not all of its calls were replayed.
+    Captured times are unchanged if they are times of kernels, or if not all calls of the graph were replayed.
     """
     signature_of = {case.number: case.trace_number for case in cases}
     factors = trace.source.changes_by(_times_ns(rows, signature_of), trace.signatures)

@@ -239,7 +239,7 @@ class Result:
 
     @property
     def variant(self) -> str:
-        """How the case was run, if not as by default, without the mode; such as `backward, 2 threads`."""
+        """Settings of the variant other than the mode that are not the default, such as `backward, 2 threads`."""
         words = {
             self.direction: self.direction != FORWARD,
             f"{self.values} values": self.values != RECORDED,
@@ -254,9 +254,7 @@ class Result:
 
     @property
     def is_captured_doubtful(self) -> bool:
-        """True if the captured time is of a single call, of calls that vary widely or were all perturbed, or an
-        estimate.
-        """
+        """True if the captured time is of one call, of calls that vary widely or were all perturbed, or estimated."""
         if not self.captured_us:
             return False
         return self.captured_spread is None or self.captured_spread > NOISY or self.perturbed >= self.count
@@ -301,7 +299,7 @@ def summarize(results: list[Result]) -> str:
 
 
 def rate_of(amount: int | None, time_us: float) -> float | None:
-    """Return amount per time in billions per second; None if the amount is unknown or zero."""
+    """Return an amount per time in billions per second; None if the amount is unknown or zero, or the time is zero."""
     return amount / time_us / 1e3 if amount and time_us > 0 else None
 
 

@@ -178,8 +178,8 @@ class Slowdown:
         self._reset()
 
     def check(self) -> None:
-        """Count a call, and look for disturbances if the last check was `CHECK_NS` ago or the cores were just used by
-        others.
+        """Count a call, and look for disturbances if the last check was `CHECK_NS` ago or others just used the
+        cores.
         """
         self._calls += 1
         now = perf_counter_ns()
@@ -340,7 +340,7 @@ def check_mode(name: str) -> None:
 def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, settings: SequenceSettings) -> CallProgram:
     """Return the program for the calls of a signature, after a comparison of its results with eager.
 
-    An error becomes the program's status and reason; only a lost device is raised.
+    Errors become the program's status and reason, except that a lost device raises `DeviceLostError`.
 
     inputs : arguments with generated values
     """

@@ -178,7 +178,7 @@ class GeneratedValues:
             to[first:size].copy_(since[first:size])
 
     def allows_floats(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if the floats in a tensor are finite and not far larger than the recorded ones, or if these are
+        """Return True if the floats in a tensor are finite and not far above the recorded maximum, or if that is
         unknown.
 
         This is checked because a trace misses some writes of the program, and one wrong value can make all later
@@ -198,7 +198,7 @@ class GeneratedValues:
         return _is_within(float(largest), limit)
 
     def found_excess(self) -> bool:
-        """Return True if a check that was deferred since the last query has found floats that are not allowed."""
+        """Return True if a check that was deferred since the last call of this method found floats not allowed."""
         deferred, self._deferred = self._deferred, []
         if not deferred:
             return False
@@ -207,9 +207,7 @@ class GeneratedValues:
         return not all(_is_within(value, limit) for value, (_, limit) in zip(largest, deferred, strict=True))
 
     def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if the integers in a tensor are in the recorded range; operators may use them as indices
-        unchecked.
-        """
+        """Return True if a tensor has no integers outside the recorded range, which may be unchecked indices."""
         if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool or 0 in spec.shape:
             return True
         if spec not in self._ranges:
@@ -337,7 +335,7 @@ class DryRun:
         self._prepared: WeakValueDictionary[tuple[int, frozenset[int]], PreparedCall] = WeakValueDictionary()
 
     def settle(self, begin: Callable[[], None], on_progress: ProgressCallback = ignore_progress) -> None:
-        """Run all calls repeatedly until no plan changes; `begin` restores the state before the first call."""
+        """Run all calls until no plan changes, or `MOST_PASSES` times; `begin` restores the state before a pass."""
         count, reported = len(self.plans), monotonic()
         for number in range(1, MOST_PASSES + 1):
             begin()
@@ -374,13 +372,13 @@ class DryRun:
         return list(numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Return `more`; if it is True, call `begin` first, which restores the state before the first call."""
+        """Return True if another pass begins, after `begin` restored the state before the first call."""
         if more:
             begin()
         return more
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Run a call that needs other ranks, as planned, and return True; return False for a call that needs none."""
+        """Run a call that needs other ranks, and return True; return False for other calls and without other ranks."""
         return False
 
     def finish(self) -> None:
@@ -419,8 +417,8 @@ class DryRun:
                     self.memory.unmade[number] = reason_of(error)
 
     def mark_not_replayed(self, call: FlowingCall, plan: CallPlan, reason: str) -> None:
-        """Change a plan that failed: to `substituted` if the operator runs on generated arguments, else to
-        `unsupported`.
+        """Change the plan of a call that failed: from `replayed` to `substituted` if the operator runs on generated
+        arguments, else to `unsupported`.
         """
         plan.refilled = set()
         try:

@@ -85,7 +85,7 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release the kept initial values of storages that no call has changed."""
+        """Release kept initial values that no call has changed; move others to the device if they fit there."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is None:
@@ -242,9 +242,7 @@ class StreamPlan:
 
 
 def plan_streams(trace: Trace, flow: ProgramFlow, device: str) -> StreamPlan | None:
-    """Return the streams of a trace's calls; None if all calls used one stream, or the replay's device has no
-    streams.
-    """
+    """Return the streams of a trace's calls; None if all calls used one stream, or the device has no streams."""
     recorded = trace.own_calls["stream"].fillna(0).to_numpy()
     if not is_accelerator(device) or not recorded.any():
         return None
@@ -357,7 +355,7 @@ class Lanes:
         self._kept: list[torch.UntypedStorage] = []
 
     def before(self, place: int) -> None:
-        """Execute the waits before the call with the index `place`, and make the call's stream the current one."""
+        """Set and await the planned marks before the call with the index `place`, and make its stream current."""
         for is_wait, stream, mark in self._plan.before.get(place, ()):
             if is_wait:
                 if mark in self._marks:

@@ -99,7 +99,7 @@ class PairedSaving:
 
     saving, error : saved share of the step's time, negative if the mode is slower; half of its 95 % interval
     own_saving, own_error : part of `saving` in the calls that run in the mode; the rest is in all other calls
-    shares : signature number of these calls, with the share of the step's time that they take in eager
+    shares : (signature number, share of the step's time in eager) of the calls that run in the mode
     """
 
     saving: float
@@ -219,10 +219,10 @@ def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTime
 
 
 def in_pairs(begin: Callable[[], None]) -> RunPass:
-    """Return a function that runs and times each pass twice: with the programs of the mode and, just before or after
-    it, in eager.
+    """Return a function that runs and times each pass twice: with the programs of the mode and, just before or after,
+    in eager.
 
-    It returns the pass in the mode, whose field `eager` is the other.
+    The function returns the pass in the mode; the field `eager` of this pass is the other one.
 
     begin : restores the state before the first call
     """

@@ -3,8 +3,9 @@
 A dry run determines how each call runs. Then passes over all calls are timed until the times are precise enough; on an
 accelerator, more passes are timed with its clock. If a call fails in a timed pass, the dry run is repeated.
 
-`replay_apart` does this in a separate process, so that a call that crashes, hangs or makes the device unusable does not
-end the replay. The process is a fork, or `python -m opgrip.replay.sequences.step_replay` with its request on stdin.
+`replay_apart` runs a step replay in a separate process, so that a call that crashes, hangs or makes the device unusable
+does not end the replay. The process is a fork, or `python -m opgrip.replay.sequences.step_replay` with its request on
+stdin.
 """
 
 from __future__ import annotations
@@ -544,7 +545,7 @@ class Confirmation:
     error : half of the 95 % interval of `saving`
     own_saving, own_error : part of `saving` in the calls of candidates, and half of its 95 % interval; the rest is in
         calls of other operators, which find other data in the caches
-    share : share of the replayed step that these calls take without candidates
+    share : share of the replayed step's time that the calls of candidates take in eager
     calls : number of calls that the candidates ran
     passes : number of timed passes with candidates; as many ran without
     estimated : saving in the recorded step that is estimated from single calls; None if the trace has no times

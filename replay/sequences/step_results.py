@@ -86,19 +86,20 @@ class SequenceResult:
     replayed_ms : sum of the calls' times in each pass, on an accelerator by its clock; with several streams or graphs
         the time of the whole pass
     replayed_host_ms, replayed_wall_ms : as `captured_host_ms` and `captured_wall_ms`, in each pass that the host's
-        clock timed
+        clock timed; with graphs, both are the wall time
     outside_bytes : memory that exists before the first call
     captured_peak_bytes, replayed_peak_bytes : peak of all other memory; on CUDA the allocator's figure, which includes
         workspaces
     critical_calls : number of calls on the captured critical path: the slowest chain in which each call takes results
         of the previous one
-    captured_critical_ms, replayed_critical_ms : sum of the captured times, and of the median replayed times, of the
-        calls on the critical path that ran
+    captured_critical_ms, replayed_critical_ms : sum of the captured times, and of the median replayed times (nan with
+        graphs), of the calls on the critical path that ran
     signatures : times of each signature, in the order of their first calls
     in_eager : number of calls that ran in eager because the mode cannot run them or returns other results
     failure : reason why nothing was measured; empty if something was measured
     slowed_passes, dropped_passes : number of slowed passes that were kept; number of passes that were not kept
-    is_contended : True if other processes used the cores in all timed passes, so that the totals are unreliable
+    is_contended : True if other processes used the cores in all passes that the host's clock timed, so that the totals
+        are unreliable
     streams : number of streams of the device that the calls used
     saved : share of the step's time that the mode saves; None if it was not compared in pairs with eager
     graphs, between_graphs : number of graphs in which calls ran, and number of calls that ran between graphs

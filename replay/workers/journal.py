@@ -10,7 +10,7 @@ from opgrip.cli.journal import Codec, Journal
 from opgrip.replay.results.results import Result
 from opgrip.replay.run.request import TORCH, RunRequest, identity
 
-MACHINE_KIND = "machine_kind"  # key of the kind of machine in an identity; times of different kinds are not mixed
+MACHINE_KIND = "machine_kind"  # key of the kind of machine in an identity; their times are not compared
 
 
 def journal_path(output: Path) -> Path:
@@ -20,10 +20,10 @@ def journal_path(output: Path) -> Path:
 def open_journal(
     output: Path, request: RunRequest, machine_kind: str, resume: bool, force: bool
 ) -> Journal[list[Result]]:
-    """Open the journal of an output file, whose cases are reused for the same request on the same kind of machine."""
+    """Open an output file's journal; with `resume`, raise `UserError` if it is of another request or machine kind."""
 
     def describe(stored: Any, current: Mapping[str, Any]) -> str:
-        return unlike(stored, current) or "of another trace or with other options"
+        return unlike(stored, current) or "of a replay of another trace or with other options"
 
     return Journal(
         journal_path(output),
@@ -39,11 +39,14 @@ def open_journal(
 
 
 def unlike(stored: Any, current: Mapping[str, Any]) -> str | None:
-    """Return a text if stored rows differ only in torch's version, or only in the kind of machine; else None.
+    """Return how stored rows differ if only torch's version or only the kind of machine differs; else None.
 
     stored, current : identities of the replay of the stored rows, and of the current replay
     """
-    for key, difference in ((TORCH, "of another version of torch"), (MACHINE_KIND, "of another kind of machine")):
+    for key, difference in (
+        (TORCH, "of a replay with another version of torch"),
+        (MACHINE_KIND, "of a replay on another kind of machine"),
+    ):
         if isinstance(stored, dict) and {**stored, key: None} == {**current, key: None}:
             return difference
     return None

@@ -93,9 +93,10 @@ class Worker:
     def measure(self, cases: Sequence[Case], without: list[int], cached_rows: CachedRows) -> Lane:
         """Yield the rows of cases that are measured in the same rounds, or None while no rows are ready.
 
-        If a case ends the process, its rows say why, and a new process runs the other cases.
+        If a case ends the process, its rows contain the reason, and a new process runs the other cases.
 
-        without : numbers of cases that do not run as preceding calls; a case that ends the process as one is added
+        without : numbers of cases that must not run before others as they did in the program; a case is added if the
+            process ends while it runs so
         cached_rows : rows that were compiled before, or whose compilation failed
         """
         workload = self._workload

@@ -58,7 +58,7 @@ class NcuOptions:
     )
     batch_device: str | None = option(
         None,
-        "device of the cases in processes of --batch-command (default: as --device)",
+        "device on which the processes that --batch-command starts run the cases (default: as --device)",
         metavar="DEVICE",
         needs=("--ncu",),
         role=OUTPUT,

@@ -71,9 +71,7 @@ NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
-    """Return the names of the metrics in a comma-separated list of metrics and sets; always with the duration of
-    kernels.
-    """
+    """Return the names of the metrics in a list of metrics and sets, and always that of kernels' duration."""
     metric_names = [DURATION]
     for word in filter(None, (word.strip() for word in text.split(","))):
         if word not in SETS and not NAMED.fullmatch(word):
@@ -123,7 +121,7 @@ def read_report(binary: str, report: Path, requested_metrics: Sequence[str]) -> 
 
 
 def module_folder(binary: str) -> Path | None:
-    """Return the folder of the Python module `ncu_report` that belongs to an ncu, or None if there is none."""
+    """Return the folder of the Python module `ncu_report` that was installed with ncu (`binary`), or None."""
     beside = Path(binary).resolve().parent
     module_paths = (path for pattern in MODULES for path in sorted(beside.glob(f"{pattern}/ncu_report.py"))[::-1])
     return next((path.parent.resolve() for path in module_paths), None)
@@ -264,7 +262,7 @@ def batches_path(output: Path) -> Path:
 
 
 def open_batches(path: Path | None, run_options: Mapping[str, Any], resume: bool) -> Journal[Batch]:
-    """Open the file of finished batches; those of an earlier run are used only if that run had the same options."""
+    """Open the file of finished batches; with `resume`, raise `UserError` if they are of a run with other options."""
 
     def encode(batch: Batch) -> dict[str, Any]:
         rows = [[*key, asdict(added)] for key, added in batch.added.items()]
@@ -302,8 +300,8 @@ NO_KERNELS = "No kernels were profiled"
 class Ncu:
     """How to run ncu, and what it measures.
 
-    report : path of the reports without its end, `.batchN.ncu-rep`
-    arguments : more arguments for ncu, from the user
+    report : start of the reports' paths, to which `.batchN.ncu-rep` is added
+    arguments : the user's own arguments for ncu
     warmup, iterations : number of warm-up runs and of profiled runs of each row
     batch_size : number of cases per ncu process
     command : command line that contains `{command}` and starts ncu on another machine; None to run ncu on this one
@@ -342,8 +340,9 @@ def profile_rows(
 
     timeout_s : time limit of a case without ncu, in seconds
     journal_path : file in which finished batches are kept; None to keep none
-    resume : True to use the finished batches in that file Raises `UserError` if ncu fails for a reason that would
-        affect every batch.
+    resume : True to use the finished batches in that file
+
+    Raises `UserError` if ncu fails for a reason that would affect every batch.
     """
     cases = list(dict.fromkeys(row.case for row in results if row.status in RAN))
     parts = [cases[start : start + ncu.batch_size] for start in range(0, len(cases), ncu.batch_size)]

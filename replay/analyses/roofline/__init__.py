@@ -91,7 +91,7 @@ def with_limits(
     dtype_of: Callable[[Result], str | None] = lambda row: row.math_dtype,
     launches: bool = True,
 ) -> list[Result]:
-    """Return the rows with the columns of the roofline; rows without a time or without known bytes stay as they are.
+    """Return the rows with `LimitColumns`; rows without a time or without known bytes are unchanged.
 
     launches : False to leave the time of launches out, because another implementation may need fewer launches
     """
@@ -99,16 +99,16 @@ def with_limits(
 
 
 def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
-    """Return a function for the dtype of a row's arithmetic, `tf32` for float32 if the recorded torch settings allow
-    TF32.
+    """Return a function that returns the dtype in which a row's case computes: `tf32` instead of float32 if the
+    recorded torch settings allow TF32.
     """
     context_of_case = {case.number: case.context for case in workload.cases}
     return lambda row: arithmetic_dtype(row, context_of_case.get(row.case, {}))
 
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
-    """Return a function for the number of threads of a row: the requested, else the recorded number, else torch's
-    default.
+    """Return a function that returns the number of threads of a row: the requested number, else the recorded one, else
+    torch's default, which also replaces numbers above that of the machine's processors.
     """
     import torch
 
@@ -171,7 +171,7 @@ class Nearness:
 
 
 def nearness(rows: Sequence[Result]) -> list[Nearness]:
-    """Return one entry per operator, largest share of time first; none if no row has a time and a limit."""
+    """Return an entry for each operator and variant, largest share of time first; none if no row has a limit."""
     limited = [row for row in rows if LimitColumns.of(row).limit_us is not None and row.median_us]
     total = sum(time_of(row) for row in limited)
     by_operator: dict[str, list[Result]] = {}
@@ -269,7 +269,7 @@ class RooflineAnalysis(Analysis):
 
 
 def ceilings_of(session: AnalysisSession) -> Peaks:
-    """Return the machine's peak rates from the cache; measure and store them if the cache has none."""
+    """Return the stored peak rates of the session's device; measure and store them if there are none."""
     from opgrip.platform.peaks import keep, read_cached_peaks
     from opgrip.replay.analyses.roofline.measuring import measure
 

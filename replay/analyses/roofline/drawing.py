@@ -27,7 +27,7 @@ PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def line_of_level(index: int) -> dict[str, Any]:
-    """Return matplotlib's settings of the line of a memory level; level 0 is nearest to the processor."""
+    """Return matplotlib settings for the line of a memory level; level 0 is nearest to the processor."""
     return {**INK, "linestyle": DASHES[index % len(DASHES)]}
 
 
@@ -45,13 +45,13 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
     ]
     # matplotlib fills a legend column by column
     entries = [entry for column in zip_longest(bounds, levels, fillvalue=nothing) for entry in column]
-    title = f"{heading}\na dot's area is its share of the time, its colour what binds it"
+    title = f"{heading}\na dot's area is its share of the time, its colour shows what limits it"
     handles, names = zip(*entries, strict=True)
     figure.legend(handles, names, loc="outside upper center", ncols=len(entries) // 2, title=title)
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """List the longest operators below the plots, numbered from 1; return the number of each, by name.
+    """List the operators with the longest total times below the plots, numbered from 1; return the numbers by name.
 
     total : time of all rows in us
     """

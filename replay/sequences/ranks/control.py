@@ -104,7 +104,7 @@ class Control:
         """Run a function in all ranks, wait without a time limit until all have finished, and return the result of this
         rank.
 
-        If the function fails in any rank, rank 0 raises the error of the first such rank as `UserError`, and the other
+        If the function raises `UserError` in any rank, rank 0 raises the error of the first such rank, and the other
         ranks exit.
         """
         problem, result = None, None

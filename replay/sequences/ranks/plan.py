@@ -23,7 +23,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return, by rank, the number of the rank's process in a merged trace; None in a trace that was not merged."""
+    """Return each rank's process number in a merged trace, else None; raise `UserError` for a trace without ranks."""
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
     for process, header in enumerate(headers if isinstance(headers, list) else []):
@@ -40,7 +40,7 @@ def recorded_ranks(trace: Trace) -> dict[int, int | None]:
 
 
 def own_file(paths: Sequence[Path], rank: int, unbounded: bool = False) -> Path:
-    """Return the path of the trace that one rank recorded."""
+    """Return the path of the trace that one rank recorded; raise `UserError` if none of the traces is of this rank."""
     for path in paths:
         if read_header(path, unbounded).fields.get("rank") == rank:
             return path
@@ -178,10 +178,11 @@ class Offer:
 
 
 def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
-    """Return the description of a collective.
-
-    A collective that cannot run, for a `reason`, gets a description too, so that it keeps its position in the group's
+    """Return the description of a collective, also if it cannot run, so that it keeps its position in the group's
     order.
+
+    collective : the collective, or the reason why it could not be read
+    reason : why it cannot run; empty if it can
     """
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)

@@ -126,7 +126,7 @@ def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
 
 
 def as_tensors_alone(signature: Signature) -> Signature:
-    """Return the signature with only its tensors as arguments; the function that runs the collective knows the
+    """Return the signature with only its tensors as arguments; the function that starts the collective has the
     others.
     """
     results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
@@ -319,10 +319,7 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 
 
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
-    """Return a function that starts a collective on the tensors that it is called with.
-
-    members : members of the collective's group that take part; `why_not` has found no reason
-    """
+    """Return a function that starts a collective, which `why_not` accepts, on the tensors that it is called with."""
     start = _STARTS[collective.kind, collective.form]
     reduction = None
     if collective.reduction:

@@ -110,7 +110,7 @@ def replay_ranks(
 ) -> StepOutcome | None:
     """Replay this rank's part of a trace together with the other ranks; rank 0 returns the results of all, others None.
 
-    Raises UserError if more ranks run than the trace has, or if a rank ends early.
+    Raises UserError if more ranks run than the trace has, if a rank ends early, or if the mode is not eager.
     """
     settings = sequence_settings(workload)
     if settings.mode != EAGER:
@@ -601,7 +601,7 @@ class RankDryRun(DryRun):
         super().begin()
 
     def meets_others(self, call: FlowingCall, plan: CallPlan) -> bool:
-        """Wait for the collectives that must have ended before a call, and run it if it is a collective itself."""
+        """Wait for collectives that must have ended before a call; if it is a collective, run it and return True."""
         self.exchange.before(self.place_of(call))
         if not self.runs_with_others(call):
             return False
@@ -669,7 +669,7 @@ class RankDryRun(DryRun):
             plan.prepared = self._prepare(call.signature, frozenset(range(len(call.inputs))))
         except Exception as error:
             check_use(self._device, error)
-            self.control.refuse(f"{call.op} cannot be run, for which the other ranks wait: {reason_of(error)}")
+            self.control.refuse(f"{call.op}, for which the other ranks wait, cannot be run: {reason_of(error)}")
 
     def _find(self, signature: int) -> Operator:
         record = self.flow.signatures.get(signature)

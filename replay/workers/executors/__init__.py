@@ -32,9 +32,7 @@ NEEDS_RAY = ("--engine ray",)
 
 
 class ExecutorLostError(UserError):
-    """Raised if no machine can run cases any more; a command that replays several traces then keeps its rows and
-    ends.
-    """
+    """Raised if no machine can run cases any more; a replay of several traces then keeps its rows and ends."""
 
 
 class Executor(Protocol):
@@ -49,9 +47,7 @@ class Executor(Protocol):
         """Raise `UserError` if a device that the workload needs is missing."""
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of machine, such as its processor; an interrupted replay resumes only on machines of the same
-        kind.
-        """
+        """Return the kind of machine, such as its processor; a replay resumes only on machines of the same kind."""
 
     def about(self, workload: Workload) -> dict[str, Any]:
         """Return facts about machines and devices for the header of results; call it after the cases have run."""
@@ -191,7 +187,7 @@ class LocalExecutor:
         check_equal(workload.devices)
 
     def machine_kind(self, workload: Workload) -> str:
-        """Return the kind of this machine's processor; asking for devices would create a context."""
+        """Return the kind of this machine's processor; asking for accelerators would create a context on them."""
         from opgrip.replay.results.origins import this_machine
 
         return this_machine("cpu").kind

@@ -58,8 +58,8 @@ class RayTask:
     losses: int = 0
 
     def after_loss(self) -> list[RayTask]:
-        """Return the tasks to run after a worker was lost: the second time a task for each case, to find the one that
-        ends workers.
+        """Return the tasks to run after a worker was lost: the same task, or after a second loss one task for each
+        case.
         """
         lost = replace(self, losses=self.losses + 1)
         if lost.losses < LOSSES - 1 or len(self.cases) == 1:
@@ -232,12 +232,10 @@ class Pool:
             self._end_surplus_workers()
 
     def _give_up(self, slot: RaySlot, problem: UserError) -> None:
-        """End a worker and use its node no more."""
         self._failures[slot.node], self._problem = LOSSES, problem
         self._ray.kill(slot.actor)
 
     def _choose_kind(self) -> None:
-        """Choose the kind of machine to use, and end workers on machines of other kinds."""
         kinds, pattern = sorted({slot.machine.kind for slot in self._idle}), self._options.machine_kind
         chosen = [kind for kind in kinds if pattern is None or fnmatchcase(kind, pattern)]
         there = "; ".join(kinds)
@@ -253,7 +251,6 @@ class Pool:
         self.about = self._idle[0].about
 
     def _end_surplus_workers(self) -> None:
-        """End idle workers of another kind, and those over the requested number with all that are still starting."""
         fitting = [slot for slot in self._idle if slot.machine.kind == self.kind]
         most = self._options.workers
         kept = fitting if most is None else fitting[: max(0, most - len(self._busy))]
@@ -340,7 +337,7 @@ class RayExecutor:
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile rows on all workers, before any of them measures; return the rows of cases that could be compiled.
+        """Compile rows on all workers before any worker measures; return the compiled rows by case and row number.
 
         done : numbers of finished cases, which are left out
         may_fork : not used, because workers decide whether they fork
@@ -412,7 +409,6 @@ class RayExecutor:
             self._bundle = [self._ray.put(bundle)]
 
     def _windows(self, workload: Workload, done: Collection[int]) -> list[RayTask]:
-        """Return a task for each group of unfinished cases that one worker measures in the same rounds."""
         cases = sorted((case for case in workload.cases if case.number not in done), key=workload.surroundings.first)
         most = _window_size(self.pool(workload.device), len(cases), CASES)
         return [RayTask([case.number for case in window]) for window in windows(cases, workload, most)]
@@ -506,7 +502,7 @@ class Processors:
 
 
 class RayWorker:
-    """A worker process with one device, or with processors to itself.
+    """A worker process with one accelerator, or with processors that no other worker uses.
 
     processors : number of processors to pin to; 0 for no pinning
     threads : the user's value of `OMP_NUM_THREADS`
@@ -554,7 +550,7 @@ class RayWorker:
         self._folder.cleanup()
 
     def compile(self, number: int, bundle: Sequence[Any], cases: Sequence[int], jobs: int | None) -> bytes:
-        """Compile the programs of all rows, and return a message with the rows of each case.
+        """Compile the programs of the given cases, and return a message with the rows of each case.
 
         number : number of the workload in the user's command; its trace is loaded once
         bundle : list with a reference to the request and its files
@@ -604,7 +600,6 @@ class RayWorker:
             self._worker = None
 
     def _load(self, number: int, bundle: Sequence[Any]) -> Workload:
-        """Return the workload of a replay, loaded on this machine with this machine's memory limits."""
         if self._replay is not None and self._replay[0] == number:
             return self._replay[1]
         import ray

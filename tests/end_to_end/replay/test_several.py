@@ -107,7 +107,7 @@ def test_resume_refuses_rows_of_other_options(folder: Path, tmp_path: Path) -> N
     parts.mkdir()
     (parts / "about.json").write_text('{"traces": [], "options": {}}')
     error = refusal("opreplay", folder, *FAST, "-o", tmp_path / "r.json", "--resume", cwd=tmp_path)
-    assert "is of other traces or with other options" in error
+    assert "contains rows of a replay of other traces or with other options" in error
 
 
 @pytest.mark.parametrize("flag", ["--sequence", "--nsys", "--ncu", "--profile", "--roofline", "--sweep"])
@@ -261,14 +261,21 @@ def test_resume_refuses_rows_of_another_torch_or_machine_or_trace(
             replay(one, **QUICK, output=output)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "1.0")
-        with pytest.raises(UserError, match=r"r\.json\.parts is of another version of torch: give the arguments"):
+        with pytest.raises(
+            UserError,
+            match=r"r\.json\.parts contains rows of a replay with another version of torch: give the arguments",
+        ):
             replay(one, **QUICK, output=output, resume=True)
     with monkeypatch.context() as patch:
         patch.setattr("opgrip.replay.command.several_traces.this_machine", lambda device: Machine("m", "another"))
-        with pytest.raises(UserError, match=r"r\.json\.parts is of another kind of machine: give the arguments"):
+        with pytest.raises(
+            UserError, match=r"r\.json\.parts contains rows of a replay on another kind of machine: give the arguments"
+        ):
             replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (11,))
-    with pytest.raises(UserError, match=r"r\.json\.parts is of other files of a: give the arguments"):
+    with pytest.raises(
+        UserError, match=r"r\.json\.parts contains rows of a replay of other files of a: give the arguments"
+    ):
         replay(one, **QUICK, output=output, resume=True)
     small_trace(one / "a.jsonl", (10,))
     assert len(replay(one, **QUICK, output=output, resume=True)) == 1
