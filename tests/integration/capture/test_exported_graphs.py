@@ -40,7 +40,7 @@ def capture(source: object, folder: Path, *options: str) -> Path:
     return trace
 
 
-@pytest.mark.parametrize("run", ["predict", "train"])
+@pytest.mark.parametrize("run", ["predict", pytest.param("train", marks=pytest.mark.slow)])
 def test_exported_program_is_recorded_with_values_and_times(run: str, tmp_path: Path) -> None:
     trace = load(path := capture(save(tmp_path / "words.pt2"), tmp_path, "--run", run))
     operators = set(trace.calls["op"])
@@ -99,7 +99,7 @@ def sample(folder: Path, **files: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("run", ["predict", "train"])
+@pytest.mark.parametrize("run", ["predict", pytest.param("train", marks=pytest.mark.slow)])
 def test_graphnet_sample_is_recorded_with_values_and_times(run: str, tmp_path: Path) -> None:
     trace = load(path := capture(sample(tmp_path / "small"), tmp_path, "--run", run))
     signatures = {item.op: item for item in trace.signatures}

@@ -105,7 +105,7 @@ def views() -> None:
 
 
 def half_precision() -> None:
-    odd = torch.arange(0, 1 << 16, 13).to(torch.int16)
+    odd = torch.arange(0, 1 << 16, 131).to(torch.int16)
     for dtype in (torch.bfloat16, torch.float16):
         odd.view(dtype).neg()
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):

@@ -161,7 +161,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values)
 def test_any_supported_value_is_restored(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     folder = tmp_path_factory.mktemp("calls")

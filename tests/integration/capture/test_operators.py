@@ -85,6 +85,7 @@ def test_operators_are_recorded_forward_and_backward_and_replay(tmp_path: Path) 
     assert set(frame["status"]) == {"ok"}
 
 
+@pytest.mark.slow
 def test_operator_name_includes_variants_and_in_place_forms(tmp_path: Path) -> None:
     trace = capture("opinfo:div", tmp_path / "div.jsonl")
     assert {"aten.div.Tensor", "aten.div.Tensor_mode", "aten.div_.Tensor"} <= {item.op for item in trace.signatures}

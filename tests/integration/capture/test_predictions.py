@@ -55,7 +55,7 @@ def recorded(path: Path, names: list[str]) -> list[tuple[str, str]]:
     return [(row.op, by_number[row.signature]) for row in trace.calls.itertuples()]
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(names=st.lists(st.sampled_from(sorted(CALLS)), min_size=1, max_size=6))
 def test_predicted_calls_have_the_same_signatures_as_examined_ones(
     names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

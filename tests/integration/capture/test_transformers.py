@@ -34,7 +34,13 @@ def options(run: str, **others: object) -> ModelOptions:
 
 
 @pytest.mark.parametrize(
-    ("kind", "run"), [*((kind, "train") for kind in KINDS), ("decoder", "predict"), ("encoder-decoder", "loss")]
+    ("kind", "run"),
+    [
+        ("decoder", "predict"),
+        ("encoder-decoder", "loss"),
+        ("decoder", "train"),
+        *(pytest.param(kind, "train", marks=pytest.mark.slow) for kind in KINDS if kind != "decoder"),
+    ],
 )
 def test_models_of_all_kinds_run(kind: str, run: str) -> None:
     torch.manual_seed(0)

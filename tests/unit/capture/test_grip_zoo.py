@@ -30,7 +30,7 @@ def extract(one: Specimen, folder: Path) -> ModuleText:
 @pytest.mark.slow
 def test_extracted_functions_run_without_their_projects(tmp_path: Path) -> None:
     made = {one.name: extract(one, tmp_path / one.name) for one in ZOO}
-    assert {name for one in made.values() for name in one.imports} == {"numpy", "scipy", "torch"}
+    assert {name for one in made.values() for name in one.imports} <= {"numpy", "scipy", "torch"}
     found = run_all([tmp_path / name for name in made], ["mmdet", "mmseg", "mmengine", "mmcv"])
     assert {folder: wrong for folder, wrong in found.items() if wrong} == {}
 
