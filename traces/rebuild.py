@@ -280,6 +280,8 @@ def lay_out(specs: Sequence[TensorSpec], values: Values, device: Callable[[str],
 
     values : returns a tensor's values in the requested shape, in which dimensions of stride 0 have size 1
     device : maps a recorded device to the device to use
+
+    Raises `FormatError` for a tensor that is sparse, quantized, nested or of a subclass.
     """
     extents: dict[Any, int] = {}
     for place, spec in enumerate(specs):

@@ -23,7 +23,7 @@ UNKNOWN = -1
 
 
 class MemoryNumbers:
-    """Compact map from numbers of storages to integers from 0 to 2 ** 31 - 1; `get` returns `UNKNOWN` for others."""
+    """Compact map from numbers of storages to integers from 0 to 2 ** 31 - 1, with `UNKNOWN` for other storages."""
 
     def __init__(self) -> None:
         self._near = array("i")
@@ -76,7 +76,7 @@ class DataflowStep:
     """A call, the storages that it uses, and the earlier calls that it depends on.
 
     number : index of the call in the trace's call table
-    host_ns : `duration_ns`, or for a call that the capture slowed, the median of the signature's other calls if any
+    host_ns : time on the host, as in `Trace.calls`
     device_ns : time in which the call kept an accelerator busy; None for a call on the host only
     time_ns : time on the device if the call ran on one, else `host_ns`
     after : numbers of the earlier calls that created or last wrote the memory of its arguments
@@ -103,7 +103,7 @@ class DataflowStep:
 class Storage:
     """Memory that holds tensors.
 
-    bytes : from its start to the end of the last argument that it holds, or of the last result if it holds no arguments
+    bytes : from its start to the farthest end of an argument in it, or of a result if it holds no arguments
     made_by : index of the call that first returned a tensor in it; None for memory from before the capture
     first, last : indices of the first and the last call that use it
     """

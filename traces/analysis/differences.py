@@ -115,7 +115,7 @@ class Side:
 
 
 def unit_of(before: Side, after: Side) -> str:
-    """Return the unit per which both sides count their calls: step if known, else trace, else call."""
+    """Return `STEP` if both sides record their steps, `TRACE` if each is a single trace, else `CALL`."""
     if before.steps and after.steps:
         return STEP
     return TRACE if before.traces == after.traces == 1 else CALL
@@ -261,8 +261,8 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
     """Return the statistics that changed, with their values before and after.
 
-    A mean or standard deviation changed if the difference exceeds `tolerance` times the standard deviation, the lowest
-    or highest value if it exceeds ten times this limit, and a share if it exceeds `tolerance`.
+    A mean or standard deviation changed if the difference exceeds `tolerance` times the larger standard deviation, the
+    lowest or highest value if it exceeds ten times this limit, and a share if it exceeds `tolerance`.
     """
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))
@@ -303,7 +303,7 @@ class Tolerances:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Comparison of one signature; pairs are of both sides.
+    """Comparison of one signature; each pair has the values of both sides.
 
     key : text that identifies the signature in all traces
     shares : shares of each side's time, 0 to 1

@@ -58,10 +58,10 @@ def merge(
     unbounded: bool = False,
     align: bool = True,
 ) -> tuple[int, int]:
-    """Write one trace with the calls of all traces, on a common clock; equal records are written once.
+    """Write one trace with the calls of all traces, on a common clock, and return the numbers of calls and of
+    signatures of operators.
 
-    Returns the numbers of calls and of signatures of operators. Blocks are copied one by one, so that memory does not
-    grow with the calls.
+    Equal records are written once. Blocks are copied one by one, so that memory does not grow with the calls.
 
     align : correct the clocks of ranks by the collectives that they share; the header's `clocks` records this
     """
@@ -92,7 +92,7 @@ def merge(
     except KeyError as error:
         raise UserError(
             f"one of the traces refers to record {error}, which it does not contain",
-            "find it with opgrip trace validate, and capture it again",
+            "find the trace with opgrip trace validate, and capture it again",
         ) from error
     return join.operator_calls, len(join.operators)
 

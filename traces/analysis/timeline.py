@@ -42,9 +42,10 @@ class TimelinePlace:
     around: tuple[str, ...] = ()
 
     def goes_on(self, other: TimelinePlace) -> bool:
-        """Return True if a call in `other`, right after a call in this module or function, belongs to the same run.
+        """Return True if a call in `other`, right after a call in this module or function, belongs to the same
+        execution of it.
 
-        Deeper in the program, fewer outer stack frames may be recorded; missing ones are ignored.
+        Calls deeper in the program may be recorded with fewer outer stack frames; missing frames are ignored.
         """
         if (self.name, self.phase, self.file) != (other.name, other.phase, other.file):
             return False
@@ -55,7 +56,7 @@ P = TypeVar("P", bound=Any)  # a call, whose attribute `place` is the `TimelineP
 
 
 def origins(trace: Trace) -> dict[int, Scope]:
-    """Return, by number, each scope itself; for a scope of a backward pass, the scope of the forward calls instead."""
+    """Return, by a scope's number, the scope itself or, for a backward pass, the scope of the forward calls."""
     by_number = {scope.number: scope for scope in trace.scopes}
     return {
         scope.number: scope if scope.forward is None else by_number.get(scope.forward, scope) for scope in trace.scopes
@@ -63,7 +64,7 @@ def origins(trace: Trace) -> dict[int, Scope]:
 
 
 def frames_of(scope: Scope) -> list[tuple[str, str]]:
-    """Return file and qualified name of the functions on a scope's recorded stack, innermost first."""
+    """Return the file and the qualified name of each function on a scope's recorded stack, innermost first."""
     frames = [(scope.file, scope.function)]
     return frames + [(match[1], match[2]) for match in map(_CALLER.fullmatch, scope.callers) if match is not None]
 
@@ -85,8 +86,8 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
     """Yield the calls of one thread that a known module or function made, each with that module or function.
 
-    Each item is (module or function, call, flag); the flag is True if the call begins a run. Callers that only later
-    calls show are added to the module or function during the run.
+    Each item is (module or function, call, flag); the flag is True if the call begins a run. Stack frames that are
+    recorded only with later calls are added to the module or function during the run.
     """
     place: TimelinePlace | None = None
     for call in calls:

@@ -61,7 +61,7 @@ class SignatureOutline:
 
 @dataclass(slots=True)
 class Outline:
-    """Calls of a trace in file order, with what a selection of calls needs of the records that they refer to.
+    """Calls of a trace in file order, and the facts about their records that a selection of calls needs.
 
     effects : by signature, numbers of the value models in its `Effects` record
     graphs : graphs, by the signature of their launches
@@ -237,7 +237,7 @@ def _of_steps(outline: Outline, steps: tuple[int, int | None]) -> Flags:
     begins = outline.step_starts_ns.tolist()
     count = outline.header.get("steps", len(begins))
     if type(count) is not int or not 0 < count <= len(outline.start_ns):
-        raise UserError("the trace does not contain its number of steps", "select a time span with --time")
+        raise UserError("the trace does not record how many steps it has", "select a time span with --time")
     first, end = steps
     if first >= count:
         raise UserError(f"the trace has no step {first}", f"the steps of the trace are 0 to {count - 1}")
@@ -261,8 +261,8 @@ def _beginnings(outline: Outline, count: int) -> list[int]:
 class KeptFlow:
     """For each call, the earlier calls that created or last wrote the memory that it reads.
 
-    Of calls inside each other, which use the same memory, only one level is kept: calls inside extension functions are
-    left out, and so are functions that were recorded with `--grip` as calls around their inner calls.
+    Nested calls use the same memory, so only one level counts: an extension function instead of the calls inside it,
+    and the calls inside a function recorded with `--grip` instead of the function.
     """
 
     def __init__(self, outline: Outline) -> None:

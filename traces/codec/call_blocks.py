@@ -192,7 +192,7 @@ def _largest(numbers: Integers) -> int:
 
 
 def calls_from_json(form: Mapping[str, Json]) -> Calls:
-    """Return the calls in the JSON object of a block; raise `FormatError` if its columns contradict each other."""
+    """Return the calls in the JSON object of a block. Raises `FormatError` if its columns contradict each other."""
     fields = {name: value for name, value in form.items() if name == "type" or name in json_keys_of_calls()}
     lists = convert(fields, CallsForm[list[Int64]], "calls")
     columns = [np.asarray(getattr(lists, name) or [], dtype=np.int64) for name in _COLUMNS]

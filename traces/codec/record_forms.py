@@ -87,9 +87,8 @@ def to_json(record: Record) -> dict[str, Json]:
 
 
 def from_json(form: Mapping[str, Json]) -> Record | None:
-    """Return the record of a JSON object, or None for an unknown type of record or value model.
-
-    Raise `FormatError` if a field is missing or has a wrong type.
+    """Return the record of a JSON object, or None for an unknown type of record or value model. Raises `FormatError` if
+    a field is missing or has a wrong type.
     """
     name = form.get("type", "")
     kind = RECORDS.get(name)
@@ -192,7 +191,7 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
 
 def key_of_part(key: str, *places: str) -> str:
-    """Return a key for those calls with the same `key_of_case` that come from certain call sites."""
+    """Return a key for the calls with `key_of_case` equal to `key` that come from the call sites `places`."""
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
 
 

@@ -59,7 +59,10 @@ class GraphStorages:
 
 
 def aliases(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int | None]:
-    """Return, for each result of an operator, the storage number of the argument whose memory it shares, or None."""
+    """Return, for each result of an operator, the storage number of the argument whose memory it shares, or None.
+
+    The list is empty for an unknown operator.
+    """
     schemas = schemas_of(op)
     if not schemas:
         return []
@@ -90,9 +93,9 @@ def _sets(argument: Any) -> Iterator[str]:
 def split(
     args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any], Any, list[int]]:
-    """Return the arguments and results of a call as a signature has them, and the storage numbers of their tensors.
+    """Return a call's arguments and results in the form of a signature, and the storage numbers of all their tensors.
 
-    In the signature, tensors that share memory have the same small number as `storage`, and others None.
+    In this form, arguments that share memory have the same small number as `storage`; all other tensors have None.
     """
     argument_storages = [_number(spec) for spec in tensors([args, kwargs])]
     result_storages = [_number(spec) for spec in tensors(outputs)]
@@ -126,7 +129,7 @@ MOST_SIZE = 1 << 62  # maximum of sizes, strides, offsets, and the number of ele
 def tensor_of(
     shape: Any, dtype: Any, stride: Any = None, device: Any = "cpu", offset: Any = 0, requires_grad: Any = False
 ) -> TensorSpec:
-    """Return the `TensorSpec` for values from a file; raise `ValueError` if they are not valid.
+    """Return the `TensorSpec` for values from a file. Raises `ValueError` if the values are not valid.
 
     dtype : dtype, or its name with or without `torch.`
     stride : None for a contiguous tensor
@@ -174,6 +177,7 @@ class RecordBuilder:
             yield from builder.ready()
         yield from builder.end()
 
+    name : name of the file's format
     facts : fields for the trace's header, such as versions
     is_timed : True if the file has durations
     """
@@ -278,7 +282,10 @@ class RecordBuilder:
 
 
 def says_gradients(header: Mapping[str, Any]) -> bool:
-    """Return True if the trace records which tensors require gradients; files of some other tools do not."""
+    """Return True if a trace with this header records which tensors require gradients.
+
+    Traces from files of some other tools do not record it. All processes of a merged trace must record it.
+    """
     if any(not says_gradients(process) for process in header.get("processes") or () if isinstance(process, Mapping)):
         return False
     if "converted_from" not in header:
@@ -288,7 +295,7 @@ def says_gradients(header: Mapping[str, Any]) -> bool:
 
 
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:
-    """Return a value model of a tensor that a file stores, or None for an empty tensor."""
+    """Return a value model of a tensor's values, or None for an empty tensor."""
     # a replay forks, and forks of a process hang if operators ran in several of its threads
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

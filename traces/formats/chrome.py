@@ -1,7 +1,8 @@
 """Reader of torch.profiler's traces with shapes (the JSON of `export_chrome_trace`), and writer of timelines.
 
 Events hold shapes and types of tensors. Every other argument is text, which is parsed by its type in the operator's
-schema. Only operators that a capture would record become calls, without composite operators and operators inside calls.
+schema. Operators that a capture would record become calls; composite operators, and operators that a recorded operator
+runs, do not.
 
 A launch of a CUDA or HIP graph runs kernels that were captured before. A profile of the launch shows the kernels
 without operators; a profile of the graph's capture shows the operators and their kernel launches, in the same order.
@@ -62,12 +63,11 @@ MOST_CHARACTERS = 4000
 
 
 def bind_inputs(name: str, inputs: EventInputs, device: str) -> Bound:
-    """Return the call that a profiler event describes, with the overload that accepts the event's arguments.
+    """Return the call that a profiler event describes, with the overload that accepts the event's arguments. Raises
+    `NoOverload` if no overload accepts the arguments, or if the event lacks some.
 
-    name : `aten::add`; events do not name the overload
+    name : operator without overload, such as `aten::add`, because events do not name the overload
     device : device of the call's tensors and of tensors that it creates
-
-    Raise `NoOverload` if no overload accepts the arguments, or if the event lacks some.
     """
     schemas = schemas_of(name)
     if not schemas:
@@ -213,9 +213,9 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls of each thread, with the times of their kernels if the file has kernels.
-
-    Raise `Damage` after the last call of a cut file.
+    """Yield the records of a trace with the calls of each thread, and the times of their kernels if the file has
+    kernels. Raises `Damage` after the last record of a cut file. Raises `UserError` if the file has no operators, or no
+    shapes.
     """
     cuts: list[str] = []
     table, facts = _events_of(file, cuts)
@@ -334,7 +334,6 @@ class _Adder:
 
 
 def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any, ...]:
-    """Return the arguments of a copy between host and device, in which the host's tensor has the device `cpu`."""
     indices = [index for index, value in enumerate(args) if isinstance(value, TensorSpec)]
     names = " ".join(work.launches)
     if "HtoD" in names and indices:
@@ -347,7 +346,7 @@ def _with_copied_from(args: tuple[Any, ...], work: OperatorKernels) -> tuple[Any
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write the timeline of a trace for viewing; it has the shapes of tensors but no other arguments."""
+    """Write a timeline of the trace's calls for viewers, with the shapes of tensors but no other arguments."""
     file.writelines(line.encode() for line in timeline_lines(trace))
     for number, op in trace.calls["op"].items():
         losses.lose(int(number), str(op), "arguments except the shapes of tensors")  # type: ignore[call-overload]
@@ -357,7 +356,7 @@ MOSTLY = 0.5  # share of device time in graph launches from which on the other c
 
 
 def graph_share(table: EventTable) -> float:
-    """Return the share of the device time in a profile that is spent in launches of graphs, 0 to 1."""
+    """Return the share, from 0 to 1, of a profile's device time that launches of CUDA or HIP graphs take."""
     durations = table.kernels["duration"]
     in_graphs = np.isin(table.kernels["correlation"], list(table.graph_launches))
     return float(durations[in_graphs].sum() / max(durations.sum(), 1))
@@ -390,7 +389,10 @@ class CapturedGraph:
 
 
 def captured_graphs(table: EventTable, skip: Callable[[str, str], None]) -> list[CapturedGraph]:
-    """Return the graphs whose capture a profile shows, in order; `skip` gets each operator left out, and the reason."""
+    """Return, in order, the CUDA or HIP graphs that the program captured while it was profiled.
+
+    skip : called with the name of each operator that is left out, and the reason
+    """
     ends = [*sorted(table.capture_ends), 1 << 62]
     spans = [(begin, ends[bisect_right(ends, begin)]) for begin in sorted(table.capture_begins)]
     graphs, first_ns = [CapturedGraph() for _ in spans], table.first_ns
@@ -433,9 +435,9 @@ class _Launch:
 
 
 class GraphLaunchCalls:
-    """The calls in the launches of graphs in a profile (`table`), found in a profile of the graphs' capture.
+    """Calls that launches of CUDA or HIP graphs ran in a profile (`table`), known from the graphs' captures (`graphs`).
 
-    skip : called with each launch that is left out, and the reason
+    skip : called with `graph launch` and a reason for each launch that is left out
     """
 
     def __init__(self, table: EventTable, graphs: Sequence[CapturedGraph], skip: Callable[[str, str], None]) -> None:
@@ -468,7 +470,7 @@ class GraphLaunchCalls:
         """share of the device's time in launches that is spent in launches of the captured graphs"""
 
     def __iter__(self) -> Iterator[tuple[str, ProfiledCall]]:
-        """Yield thread name and call, for each call of each launch, with the times of its kernels in the launch."""
+        """Yield (thread name, call) for each call of each launch of a graph, with its kernels' times in that launch."""
         for launch in self._launches:
             for index, (call, launches) in enumerate(launch.graph.calls):
                 work = OperatorKernels(Counter(), Counter())
@@ -491,7 +493,6 @@ def _kernels_by_launch(table: EventTable) -> dict[int, list[tuple[str, int]]]:
 
 
 def _paired(captured: Sequence[str], launched: Sequence[str]) -> list[int]:
-    """Return, for each kernel of a captured graph, the index of the same kernel in a launch of the graph."""
     if not all(captured):
         return list(range(len(captured)))
     order = [0] * len(captured)

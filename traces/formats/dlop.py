@@ -132,9 +132,9 @@ class Reading:
 
     dtype : dtype of tensors whose argument does not imply one
     dtypes : dtypes of tensors by argument, or None
-    lists_are_shapes : a list is always a tensor's shape, and never a list of numbers
-    empty_is_scalar : `[]` is the shape of a tensor without dimensions, rather than a missing value
-    numbers_are_tensors : a number is a tensor without dimensions if the argument cannot be a number
+    lists_are_shapes : True if a list is always a tensor's shape, and never a list of numbers
+    empty_is_scalar : True if `[]` is the shape of a tensor without dimensions, rather than a missing value
+    numbers_are_tensors : True if a number is a tensor without dimensions where the argument cannot be a number
     """
 
     dtype: torch.dtype = torch.float32
@@ -154,7 +154,7 @@ def single(cell: Any) -> Any:
 def is_missing(cell: Any, kind: Any = None) -> bool:
     """Return True if a cell represents a missing argument: null, "", "None", "null", [], or a list of one of these.
 
-    kind : type of the argument: false is a missing value unless the type is boolean; None: false is a value
+    kind : type of the argument; unless it is boolean, false also represents a missing argument. None: false is a value
     """
     inner = single(cell)
     if inner is None or inner == [] or (isinstance(inner, str) and inner in ("", "None", "null")):
@@ -167,11 +167,10 @@ def innermost(kind: Any) -> Any:
 
 
 def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...] = ()) -> Any:
-    """Return the argument in a cell: a plain value, a `CellTensor`, or a list of these.
+    """Return the argument in a cell: a plain value, a `CellTensor`, or a list of these. Raises `Unfit` if the cell
+    cannot be converted to the parameter's type.
 
     first : shape of the call's first tensor, from which missing sizes in a list of sizes are taken
-
-    Raise `Unfit` if the cell cannot be converted to the parameter's type.
     """
     kind = innermost(parameter.type)
     name = kind.kind()
@@ -207,7 +206,7 @@ def _tensor(cell: Any, name: str, reading: Reading) -> CellTensor:
         cell, *words = cell
         # the source device may follow
         if not all(isinstance(word, str) for word in words):
-            raise Unfit(f"the cell of the tensor {name} has several lists")
+            raise Unfit(f"the cell of the tensor {name} has numbers or lists after its first list")
     if cell == [] and not reading.empty_is_scalar:
         raise Unfit(f"the cell of the tensor {name} is empty")
     if isinstance(cell, list) and any(type(item) is float for item in cell) and all(map(_is_number, cell)):
@@ -307,7 +306,9 @@ FUNCTIONS = {
 
 
 def calls_of_row(function: TableFunction, row: dict[str, Any], recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that a function runs with the arguments in a row; raise `Unfit` if it rejects them."""
+    """Yield the operators that a function runs with the arguments in a row. Raises `Unfit` if the function lacks one of
+    the row's arguments, or rejects them.
+    """
     arguments: dict[str, Any] = {}
     for column, cell in row.items():
         name = column if column in (*function.tensors, *function.plain) else column.removesuffix(SUFFIX)
@@ -413,7 +414,6 @@ def _einsum(row: Row) -> tuple[str, Row]:
 
 
 def _ctc_loss(row: Row) -> tuple[str, Row]:
-    """Return a `ctc_loss` call with input sequences of full length, among which the targets are divided equally."""
     probabilities, targets, inputs, lengths, *rest = row.values()
     long, labels, batch = shape_of(probabilities), shape_of(targets), shape_of(lengths)
     if not long or not labels or not batch or len(batch) != 1 or inputs != lengths or not 0 < batch[0] <= 1 << 16:
@@ -546,10 +546,7 @@ def operator_name(path: Path) -> str:
 
 
 def call_of(name: str, row: Row) -> Call:
-    """Return the call that a row describes: the overload, positional and named arguments.
-
-    Raise `Unfit` with the reason if no overload accepts the row.
-    """
+    """Return the overload and the positional and named arguments of a row. Raises `Unfit` if no overload accepts it."""
     if name in UNMAPPED:
         raise Unfit(UNMAPPED[name])
     if name in REWRITES:
@@ -575,7 +572,6 @@ def call_of(name: str, row: Row) -> Call:
 
 
 def _readings(name: str, row: Row) -> Iterator[Reading]:
-    """Yield the rules by which the cells of a row can be converted to arguments, the most likely first."""
     plain = Reading(
         dtype=dtype_named(single(row.get("dtype"))) or torch.float32,
         dtypes=DTYPES_OF.get(name, {}),

@@ -66,7 +66,8 @@ class DataSet:
 
     root : the data set's folder, or None for a file outside of one
     definitions : definitions by name; None for one that does not exist
-    models : number of the value model of each stored tensor, by file, key in the file, and metadata
+    models : number of each stored tensor's value model, or None for an empty tensor, by file, key in the file, and
+        metadata
     """
 
     file: ForeignFile
@@ -86,7 +87,7 @@ class DataSet:
         return definition
 
     def beside(self, folder: str, name: str) -> Path | None:
-        """Return the path of a file in a folder of the data set or in one of its subfolders, or None."""
+        """Return the path of a file in a folder of the data set or in one of its subfolders; None if it is missing."""
         if self.root is None:
             return None
         top = self.root / folder
@@ -107,7 +108,6 @@ def recognizes(head: Head) -> bool:
 
 
 def _is_bare(line: bytes) -> bool:
-    """Return True if a line is a workload of SOL-ExecBench, which does not name its definition."""
     return all(f'"{name}"'.encode() in line for name in ("uuid", "axes", "inputs")) and not WORKLOAD.search(line)
 
 
@@ -188,7 +188,7 @@ def _lines(file: ForeignFile, name: str | None = None) -> Iterator[tuple[str, An
                 yield name, form
                 continue
             if not isinstance(form, dict) or not isinstance(form.get("definition"), str):
-                raise file.damage("a line is not a JSON object with `definition`")
+                raise file.damage("a line is not a JSON object with a member `definition`")
             yield form["definition"], form.get("workload")
 
 
@@ -313,7 +313,7 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
         raise FormatError("the file is not in the folder of the definitions")
     if data_set.stored_bytes > STORED_BYTES and not data_set.file.unbounded:
         raise FormatError(
-            f"the files read before hold {STORED_BYTES >> 30} GB of values, the limit: allow more with --unbounded"
+            f"the files read before hold {STORED_BYTES >> 30} GB of values, which is the limit: allow more with --unbounded"
         )
     values = read_foreign_tensor(path, key)
     data_set.stored_bytes += values.nbytes
@@ -430,7 +430,7 @@ class KernelDefinition:
 
 
 def write_folder(trace: Trace, folder: Path, losses: Losses) -> None:
-    """Write the kernel definitions, the workloads, and the values of integer tensors, on which operators depend."""
+    """Write definitions and workloads of a trace's operators, and the values of small integer and boolean tensors."""
     counts = Counter(trace.own_calls["signature"].tolist())
     firsts = trace.own_calls.drop_duplicates("signature").reset_index().set_index("signature")["index"]
     for name in ("definitions", "workloads"):
@@ -536,9 +536,6 @@ Sizes = tuple[int, ...]  # sizes of one dimension in all members
 
 
 def _axes(kernel: KernelDefinition) -> dict[Sizes, str] | None:
-    """Return the name of each axis by its sizes in all signatures; None if an output has a size that no axis
-    describes.
-    """
     axes: dict[Sizes, str] = {}
     variables = 0
     for is_output in (False, True):
@@ -606,7 +603,6 @@ def _write_kernel(kernel: KernelDefinition, trace: Trace, folder: Path) -> None:
 
 
 def _sources(kernel: KernelDefinition, signature: Signature, trace: Trace, folder: Path, file: str) -> dict[str, Any]:
-    """Return how a workload gets each input; values of integers and booleans are drawn and stored in `file`."""
     specs = [leaf for leaf in leaves((signature.args, signature.kwargs)) if isinstance(leaf, TensorSpec)]
     stored: dict[str, torch.Tensor] = {}
     for (name, _), spec in zip(kernel.inputs, specs, strict=True):

@@ -4,15 +4,15 @@ A ring file is mapped into memory and written by `opgrip.capture.writing.flight_
 come chunks, each of four little-endian 64-bit integers and a payload that is padded to 8 bytes. The first integer is
 the kind; it is written last, so that a chunk that a process died in looks like the end of the file.
 
-======= ========================================== ========================================================== kind
-further integers                           payload ======= ==========================================
-========================================================== START   calls to keep, start of the capture in ns, none calls
-that came before those in the file LINES   bytes                                      records of a trace, the header
-first, as JSON lines PAIRS   number of pairs                            of each: its number, signature, scope, number of
-tensors CALLS   thread, calls, storages                    of each call: pair, start, end, sequence number of autograd;
-the number of tensors of each call; their storages RUNNING bytes                                      the calls that had
-not ended, as JSON lines ======= ==========================================
-==========================================================
+    kind     further integers            payload
+    START    calls to keep, start of     none
+             the capture in ns, calls
+             that came before the file's
+    LINES    bytes                       records of a trace, the header first, as JSON lines
+    PAIRS    number of pairs             for each pair: its number, signature, scope and number of tensors
+    CALLS    thread, calls, storages     for each call: pair, start, end and autograd's sequence number;
+                                         then each call's number of tensors; then their storages
+    RUNNING  bytes                       the calls that had not ended, as JSON lines
 
 The file lacks data that are only known when a trace is written: device times, page faults and perturbed calls.
 """
@@ -46,9 +46,9 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Calls of one thread in the order of their ends, as in a CALLS chunk.
+    """Calls of one thread in the order in which they ended, as stored in a chunk of kind `CALLS`.
 
-    calls : (N, 4), for each call: number of its pair, start, end, and sequence number of autograd
+    calls : (N, 4), for each call: number of its (signature, scope) pair, start, end, and autograd's sequence number
     tensors : (N,), number of tensors of each call
     storages : (sum of `tensors`,), storage numbers
     """

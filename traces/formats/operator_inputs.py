@@ -108,8 +108,7 @@ def _records(name: str, file: ForeignFile, rows: Iterator[tuple[str, str, int]])
 
 def parse_call(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and named arguments of a call from a text such as `((T([2, 3], f32), 1), {'alpha': 2})`.
-
-    Raise `ValueError` for any other text.
+    Raises `ValueError` for any other text.
     """
     if len(text) > MOST_TEXT:
         raise ValueError(f"the arguments have more than {MOST_TEXT:,} characters")
@@ -192,7 +191,7 @@ def _tensor(*args: Any, **words: Any) -> TensorSpec:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write a text file: operators in alphabetical order, and the calls of each by decreasing count."""
+    """Write a text file: operators in alphabetical order, and the different calls of each by decreasing count."""
     signatures = {item.number: item for item in trace.signatures}
     counts = trace.own_calls["signature"].value_counts()
     lines: dict[str, list[tuple[int, str]]] = {}
@@ -210,7 +209,7 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def call_text(signature: Signature) -> str:
-    """Return the text of a call's arguments, as `parse_call` reads it; raise `ValueError` if text cannot hold them."""
+    """Return a signature's arguments as text for `parse_call`. Raises `ValueError` if text cannot represent them."""
     if signature.kind != OPERATOR:
         raise ValueError("not an operator of torch's dispatcher")
     words = ", ".join(f"{name!r}: {_text(value)}" for name, value in signature.kwargs.items())
@@ -314,7 +313,11 @@ def _unquoted(value: Any) -> Any:
 
 
 def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one row per call with different arguments, sorted by operator and by decreasing count."""
+    """Write one row for each operator and text of its arguments, sorted by operator and then by decreasing number of
+    calls.
+
+    losses : receives the calls that cannot be written
+    """
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
     schema = _schema(arrow)

@@ -158,7 +158,7 @@ class Bound:
 
 
 def bind(name: str, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> Bound:
-    """Return the call of the overload that accepts these arguments; raise `NoOverload` if there is none.
+    """Return the call of the overload that accepts these arguments. Raises `NoOverload` if no overload accepts them.
 
     name : operator with or without overload; a name without a namespace is one of aten
     args, kwargs : arguments, in which tensors are `TensorSpec`; keyword-only arguments may be among `args`
@@ -213,7 +213,10 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads; overloads that only TorchScript has come last."""
+    """Return torch's schemas of an operator's overloads; those that only TorchScript can call are last.
+
+    The list is empty for an unknown operator.
+    """
     match = OPERATOR_NAME.fullmatch(name if re.search(r"::|\.", name) else f"aten::{name}")
     if match is None:
         return []
@@ -280,7 +283,11 @@ def _bind(schema: Any, args: Sequence[Any], kwargs: dict[str, Any], is_named: bo
 
 
 def without_defaults(bound: Bound, schema: Any = None) -> Bound:
-    """Return a call without arguments that equal the defaults of their parameters, as the dispatcher passes it on."""
+    """Return a call as the dispatcher passes it on: without keyword-only and last positional arguments that equal their
+    defaults.
+
+    schema : schema of the call's overload; None to look it up
+    """
     schema = schema or schemas_of(bound.op)[0]
     parameters = {item.name: item for item in schema.arguments}
     kwargs = {name: value for name, value in bound.kwargs.items() if not _is_default(parameters[name], value)}

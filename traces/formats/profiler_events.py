@@ -157,7 +157,7 @@ class EventTable:
         return list(self._kernel_names)
 
     def add(self, event: Any) -> None:
-        """Add an event, a JSON object, if it concerns operators; raise `ValueError` if it is invalid."""
+        """Add a JSON object of an event if it concerns operators or kernels. Raises `ValueError` if it is invalid."""
         self.read += 1
         if not isinstance(event, dict):
             raise ValueError(f"an event is not a JSON object: {str(event)[:60]}")
@@ -317,7 +317,7 @@ class _Open:
 def calls_of(
     events: Iterable[ProfilerEvent], work: dict[int, OperatorKernels], skip: Callable[[str, str], None]
 ) -> Iterator[ProfiledCall]:
-    """Yield the calls of one thread that a capture would record, in the order of their ends.
+    """Yield the calls of one thread that a capture would record, in the order in which they end.
 
     events : events in start order, outer events first
     work : kernels, by number of the operator that launched them

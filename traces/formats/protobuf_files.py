@@ -58,7 +58,9 @@ def parse_message(message_class: Any, data: bytes) -> Any:
 
 
 def message_from_json(message_class: Any, form: Any) -> Any:
-    """Convert a JSON object to a protobuf message; fields that the class lacks are ignored."""
+    """Convert a JSON object to a protobuf message; fields that the class lacks, and the field `type`, are ignored.
+    Raises `FormatError` if the object does not match the class.
+    """
     from google.protobuf import json_format
 
     if not isinstance(form, dict):
@@ -81,9 +83,8 @@ def with_length(message: bytes) -> bytes:
 
 
 def split_messages(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the messages of a file in which each message is preceded by its length.
-
-    Raise `FormatError` if the file is cut, or a message is longer than `MOST_MESSAGE`.
+    """Yield the messages of a file in which each message is preceded by its length. Raises `FormatError` if the file is
+    cut, or a message is longer than `MOST_MESSAGE`.
     """
     data, position = b"", 0
     for chunk in chunks:
@@ -104,9 +105,8 @@ def split_messages(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the variable-length integer at a position, and the position after it.
-
-    Raise `FormatError` if the integer is cut or too long.
+    """Return the variable-length integer at a position, and the position after it. Raises `FormatError` if the integer
+    is cut or too long.
     """
     number = 0
     for index, byte in enumerate(data[position : position + 10]):
@@ -117,7 +117,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def has_more_fields(data: bytes, descriptor: Any, limit: int) -> bool:
-    """Return True if an encoded message and the messages inside it have more than `limit` fields."""
+    """Return True if an encoded message, with the messages inside it, has more than `limit` fields."""
     remaining = [(0, len(data), descriptor)]
     count = 0
     while remaining:

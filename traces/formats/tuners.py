@@ -61,7 +61,7 @@ class Untunable(Exception):
 
 
 class Problem(NamedTuple):
-    """A recorded call that a tuner may find a faster kernel for.
+    """Recorded calls of one signature, for which a tuner may find a faster kernel.
 
     name : operator without namespace and overload
     calls, share : number of calls, and share of the trace's time, or of its calls if they have no times
@@ -317,6 +317,7 @@ def _triton_rows(file: ForeignFile) -> Iterator[Mapping[str, str]]:
 class Tuner(NamedTuple):
     """A tuner of kernels.
 
+    entry : function that returns the entry for a problem, or raises `Untunable`
     counted : function that returns the lines of an entry with the number of its calls and their share of the time
     headers : first line of each list, by name of the list
     mark : text at the start of a file of tuned entries; empty if the tuner writes none
@@ -349,9 +350,10 @@ TUNERS = {
 
 
 def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[str]], Counter[tuple[str, str]]]:
-    """Return the lines of a tuner's lists by name, and the number of calls without entry by operator and reason.
+    """Return the lists of problems that a tuner reads, and the number of calls that it does not support.
 
-    Problems with equal entries become one entry with all of their calls.
+    The lists contain lines, by name of the list; problems with equal lines share one entry, which has the sum of their
+    calls. The numbers of calls are by operator and reason.
     """
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     shares: dict[tuple[str, tuple[str, ...]], float] = {}
@@ -372,7 +374,7 @@ def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[
 
 
 def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:
-    """Return the tuner that wrote a file of tuned entries, and its entries; raise `UserError` for another file."""
+    """Return the tuner that wrote a file of tuned entries, and its entries. Raises `UserError` for other files."""
     file, start = ForeignFile(path), head_of(path).start.decode(errors="replace")
     tuner = next((tuner for tuner in TUNERS.values() if tuner.mark and tuner.mark in start), None)
     if tuner is None:
@@ -389,7 +391,7 @@ def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:
 def tuned_of(
     problems: Sequence[Problem], tuner: Tuner, rows: Sequence[Mapping[str, str]]
 ) -> list[tuple[Problem, bool]]:
-    """Return the problems that a tuner has a form for, each with True if one of the tuned entries in `rows` matches it.
+    """Return the problems that a tuner supports, each with True if one of the tuned entries in `rows` matches it.
 
     Columns that the rows lack are not compared, except `B`, the number of products in a batch.
     """

@@ -55,8 +55,7 @@ def is_archive(path: Path) -> bool:
 
 def unpacked(path: Path, unbounded: bool = False) -> Path:
     """Return the file to read for a path: itself, the only readable file in an archive, or NAME of `archive.zip/NAME`.
-
-    Raise `UserError` if an archive is damaged, exceeds a limit, lacks such a file, or has several readable files.
+    Raises `UserError` if an archive is damaged, exceeds a limit, lacks such a file, or has several readable files.
     """
     if is_archive(path) and format_of(path) is None:
         return _only_file(path, _folder_of(path, unbounded))

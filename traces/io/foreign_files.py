@@ -99,20 +99,19 @@ class ForeignFile:
     capture: Path | None = None
 
     def indices(self, count: int, most: int) -> Sequence[int]:
-        """Return the indices of the selected cases, out of `count`.
-
-        Raise `UserError` if no case or more than `most` cases are selected.
+        """Return the indices of the selected cases, out of `count`. Raises `UserError` if no case or more than `most`
+        cases are selected.
         """
         size = self.cut.size(count)
         if size > most and not self.unbounded:
             raise UserError(
                 f"{self.path} represents {count:,} cases, but at most {most:,} are read",
-                "take a part with --start and --stop, or some with --sample",
+                "select a part with --start and --stop, or some with --sample",
             )
         return self.cut.places(count)
 
     def chunks(self, damages: list[str] | None = None) -> Iterator[bytes]:
-        """Yield the decompressed bytes of the file; raise `UserError` if it cannot be read or exceeds the limit.
+        """Yield the decompressed bytes of the file. Raises `UserError` if the file cannot be read or exceeds the limit.
 
         damages : list to which the reason is added if the rest of the file cannot be decompressed; None to raise an
             error
@@ -144,7 +143,7 @@ class ForeignFile:
             yield rest.decode(errors="replace")
 
     def content(self, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return all decompressed bytes of the file; raise `UserError` if there are more than `most_bytes`."""
+        """Return all decompressed bytes of the file. Raises `UserError` if there are more than `most_bytes`."""
         content = bytearray()
         for chunk in self.chunks():
             content += chunk
@@ -153,11 +152,10 @@ class ForeignFile:
         return bytes(content)
 
     def parse(self, content: bytes | str, most_items: int = MOST_ITEMS) -> Any:
-        """Return a part of the file, parsed as JSON.
+        """Return a part of the file, parsed as JSON. Raises `UserError` for invalid JSON, duplicate names in an object,
+        deep nesting, or too many values.
 
         most_items : maximum number of lists, objects and their elements, each of which takes up to 130 bytes of memory
-
-        Raise `UserError` for invalid JSON, duplicate names in an object, deep nesting, or too many values.
         """
         data = content.encode() if isinstance(content, str) else content
         if sum(map(data.count, (b",", b"[", b"{"))) > most_items and not self.unbounded:
@@ -222,15 +220,16 @@ formats: Registry[Format] = Registry("opgrip.traces.formats", "opgrip.formats") 
 
 
 def format_of(path: Path) -> str | None:
-    """Return the name of the format of another tool's file or folder, by its content; None for other files.
-
-    Raise `UserError` if the file cannot be opened.
+    """Return the name of the format of another tool's file or folder, by its content; None for other files. Raises
+    `UserError` if the file cannot be opened.
     """
     head = head_of(path)
     if _is_trace(head):
         return None
     if all((path / name).is_file() for name in ("model.py", "weight_meta.py")):
-        raise UserError(f"{path} is a sample of GraphNet, which must run", f"record it by opcapture --model {path}")
+        raise UserError(
+            f"{path} is a sample of GraphNet, a program and not a recording", f"record it with opcapture --model {path}"
+        )
     readable = ((name, format_) for name, format_ in formats.items() if format_.read is not None)
     return next((name for name, format_ in readable if format_.recognizes(head)), None)
 

@@ -16,7 +16,7 @@ from opgrip.traces.schema.json_values import check_nesting
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dictionary; raise `FormatError` if a name occurs twice."""
+    """Return a JSON object as a dictionary. Raises `FormatError` if a name occurs twice."""
     form = dict(pairs)
     if len(form) < len(pairs):
         names = Counter(name for name, _ in pairs)
@@ -37,7 +37,7 @@ class TooLong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """How to skip items of a list that are not valid JSON.
+    """Rules for skipping items of a list that are not valid JSON.
 
     mark : name of a member that all items have, used to find the item after a broken one
     skip : called with the reason and the number of consecutive broken items
@@ -55,14 +55,13 @@ def members(
     repair: Repair | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield the name and value of each member of a JSON object, and each item of its list `list_name` separately.
+    Raises `FormatError` for text that is not such an object, `CutText` if the text ends too early, and `TooLong` for a
+    value of more than `MOST_VALUE` characters.
 
     unbounded : accept values of any length
     strict : refuse a duplicate name in an object and a list without an object around it; otherwise the last value of a
         duplicate name counts, and such a list yields its items
     repair : skip items that are not JSON and accept control characters in strings; None to refuse them
-
-    Raise `FormatError` for text that is not such an object, `CutText` if the text ends too early, and `TooLong` for a
-    value of more than `MOST_VALUE` characters.
     """
     text = _Text(iter(chunks), unbounded, strict, lenient=repair is not None)
     names: set[str] = set()
@@ -89,7 +88,11 @@ def members(
 
 
 def values(chunks: Iterable[bytes], unbounded: bool = False) -> Iterator[Any]:
-    """Yield the values of a text that consists of several JSON values; raise the same errors as `members`."""
+    """Yield the values of a text that consists of several JSON values. Raises `FormatError` for text that is not JSON
+    or is cut, and `TooLong` for a value of more than `MOST_VALUE` characters.
+
+    unbounded : accept values of any length
+    """
     text = _Text(iter(chunks), unbounded, strict=True, lenient=False)
     while True:
         try:
@@ -214,9 +217,6 @@ class _Text:
         return max(skipped.count(f'"{mark}":'), 1)
 
     def _has_mark(self, position: int, mark: str) -> bool | None:
-        """Return True if an object with a member `mark` begins at `position`; None if the text in memory ends
-        inside.
-        """
         try:
             value, _ = self._parse(self._text, position)
         except json.JSONDecodeError as error:

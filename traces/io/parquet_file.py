@@ -55,13 +55,12 @@ def footer_of(path: Path) -> bytes:
 def read_parquet_table(
     path: Path, most_rows: int, most_bytes: int, columns: Sequence[str] | None = None, is_limited: bool = True
 ) -> Any:
-    """Return the rows of a Parquet file as an Arrow table, with text columns as dictionaries.
+    """Return the rows of a Parquet file as an Arrow table, with text columns as dictionaries. Raises `TooLargeError` if
+    a limit is exceeded, and `FormatError` if the file is damaged.
 
     most_bytes : limit of the bytes of the table
     columns : names of columns to read if the file has them; None for all columns
-    is_limited : False for a trusted file, for which no limit holds
-
-    Raise `TooLargeError` if a limit is exceeded, and `FormatError` if the file is damaged.
+    is_limited : False for a trusted file, to which no limit applies
     """
     arrow, ipc = needed("pyarrow"), needed("pyarrow.ipc")
     request = {

@@ -133,7 +133,7 @@ class TraceReader:
             flags = "--start, --stop and --sample"
             raise UserError(f"{self.path} has no cases to select with {flags}", "remove these options")
         if self._capture is not None and not (format_ and format_.has_graphs):
-            raise UserError(f"{self.path} is not a profile with launches of graphs", "remove --capture")
+            raise UserError(f"{self.path} is not a profile with launches of CUDA graphs", "remove --capture")
 
     def _foreign(self, name: str) -> Iterator[Record | CallBlock]:
         format_ = formats.get(name)
@@ -179,10 +179,8 @@ class TraceReader:
                 raise Damage(f"calls refer to the signature {strange[0]}, which it lacks")
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the lines of an opgrip trace unchanged, and check them against the limits.
-
-        Raise `UserError` if the file cannot be opened or exceeds a limit, and `Damage` after the last intact line of a
-        damaged file.
+        """Yield the lines of an opgrip trace unchanged, and check them against the limits. Raises `UserError` if the
+        file cannot be opened or exceeds a limit, and `Damage` after the last intact line of a damaged file.
         """
         pieces: list[bytes] = []
         length = 0
@@ -266,11 +264,10 @@ def readable_formats() -> list[str]:
 
 
 def read(path: str | Path, unbounded: bool = False) -> Iterator[Record]:
-    """Yield the records of a trace; if the file is cut, stop there without an error.
+    """Yield the records of a trace; if the file is cut, stop there without an error. Raises `UserError` if the file is
+    missing, empty, of another kind, of a newer major version, or exceeds a limit.
 
     unbounded : read records of any size and number; otherwise limits protect against hostile files
-
-    Raise `UserError` if the file is missing, empty, of another kind, of a newer major version, or exceeds a limit.
     """
     return iter(TraceReader(path, unbounded))
 
@@ -321,8 +318,8 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], tuple[str, str]]] = [
         (
             rb"PK\x03\x04.{26}(?:[^/\0]{1,200}/(?:models/|data/weights/|data/constants/|archive_format)|"
             rb"serialized_exported_program|serialized_state_dict)",
-            "a program of torch.export, which must run",
-            "record it by opcapture --model FILE.pt2 -o program.jsonl",
+            "a program of torch.export and not a recording",
+            "record it with opcapture --model FILE.pt2 -o program.jsonl",
         ),
         (rb"PK\x03\x04.*(?:data|constants)\.pkl|\x80\x02\x8a", "a pickle of torch.save, which is never read", _EXPORT),
         (rb"\x80[\x02-\x05]", "a pickle, which is never read", _EXPORT),
@@ -358,7 +355,6 @@ _KINDS: Sequence[tuple[re.Pattern[bytes], tuple[str, str]]] = [
 
 
 def _kind_of(start: bytes) -> tuple[str, str] | None:
-    """Return a description of a file's kind and advice on it, from its first bytes; None if the kind is unknown."""
     kind_by_start = next((kind for pattern, kind in _KINDS if pattern.match(start)), None)
     return kind_by_start or _kind_of_json(start) or _kind_of_table(start)
 

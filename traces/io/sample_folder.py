@@ -22,7 +22,8 @@ class OpenSample:
     """A sample whose code is loaded.
 
     function : callable that takes the recorded arguments; for a method, the first argument is the object or class
-    classes : classes of objects in the recorded calls, by `module:qualname`, and what the sample's code defines
+    classes : classes of objects in the recorded calls, by `module:qualname`, and all definitions of the sample's code,
+        by name
     origin : name of the original function, `module:qualname`, by which traces name its calls
     tags : properties of the function, such as `ForLoop` (see `opgrip.samples.tags.Tag`)
     """
@@ -79,7 +80,7 @@ def open_sample(folder: Path) -> OpenSample:
 
 
 def read_sample(folder: Path) -> SampleFolder:
-    """Return the content of a folder's `sample.json`; raise `UserError` if the folder was not written by `grip`."""
+    """Return the content of a folder's `sample.json`. Raises `UserError` if the file is missing or invalid."""
     try:
         with (folder / SAMPLE).open("rb") as file:
             text = file.read(MOST_BYTES + 1)

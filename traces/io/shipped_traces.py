@@ -28,7 +28,7 @@ def shipped_traces() -> dict[str, Path]:
 
 
 def trace_file(path: str | Path) -> Path:
-    """Return the file for a path, or for the name of a shipped trace such as `trace:NAME`."""
+    """Return the file for a path, or for a name such as `trace:NAME`. Raises `MissingFileError` for an unknown name."""
     text = str(path)
     if not text.startswith((PREFIX, ZOO_PREFIX)) or Path(path).exists():
         return Path(path)

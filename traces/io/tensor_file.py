@@ -43,9 +43,8 @@ def values_path(trace: Path) -> Path:
 
 
 def files_beside(trace: Path, header: Mapping[str, Any]) -> tuple[Path, ...]:
-    """Return the existing files with full values that a trace's header names; a merged trace can have several.
-
-    Raise `UserError` if a name is not that of a file in the trace's own folder.
+    """Return the existing files with full values that a trace's header names; a merged trace can have several. Raises
+    `UserError` if a name is not that of a file in the trace's own folder.
     """
     paths = []
     for name in dict.fromkeys(_names_in(header)):
@@ -102,9 +101,8 @@ class TensorFile:
         return frozenset(self._open().keys())
 
     def read(self, key: str) -> torch.Tensor:
-        """Return the stored array (N,) on the CPU; it is mapped from the file and copied on a write.
-
-        Raise `UserError` if the file does not hold the tensor or cannot be read.
+        """Return the stored array (N,) on the CPU; it is mapped from the file and copied on a write. Raises `UserError`
+        if the file does not hold the tensor or cannot be read.
         """
         file = self._open()
         try:
@@ -126,9 +124,8 @@ class TensorFile:
 
 
 def read_foreign_tensor(path: Path, key: str) -> torch.Tensor:
-    """Return the tensor with this key from another tool's safetensors file.
-
-    Raise `FormatError` if the file is not a readable safetensors file, does not hold the tensor, or is too large.
+    """Return the tensor with this key from another tool's safetensors file. Raises `FormatError` if the file is not a
+    readable safetensors file, does not hold the tensor, or is too large.
     """
     package = load_safetensors()
     try:

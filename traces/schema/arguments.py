@@ -130,10 +130,7 @@ class Opaque:
 
 
 def encode(value: object) -> Json:
-    """Return the JSON form of an argument.
-
-    Raise `TypeError` for a type that is not an argument; wrap such values in `Opaque`.
-    """
+    """Return the JSON form of an argument. Raises `TypeError` for other types, which can be wrapped in `Opaque`."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -147,10 +144,7 @@ def encode(value: object) -> Json:
 
 
 def decode(form: Json) -> Any:
-    """Return the argument for a JSON form that `encode` returned.
-
-    Raise `FormatError` if the form is invalid.
-    """
+    """Return the argument for a JSON form that `encode` returned. Raises `FormatError` if the form is invalid."""
     if form is None or isinstance(form, bool | int | float | str):
         return form
     if isinstance(form, list):
@@ -184,9 +178,6 @@ Write = Callable[[Any], Json]
 
 @lru_cache(maxsize=256)
 def _writers(kind: type) -> list[tuple[str, str, Any, Write | None]]:
-    """Return name, JSON key, default (`MISSING` if always written) and writing function of each field of a
-    dataclass.
-    """
     hints = get_type_hints(kind)
     writers = []
     for field in fields(kind):
@@ -515,7 +506,7 @@ def _ask(holds: bool, problem: str) -> None:
 
 
 def read_tensor(body: Json) -> TensorSpec:
-    """Return the `TensorSpec` that a JSON object describes; raise `FormatError` if such a tensor cannot be created."""
+    """Return the `TensorSpec` that a JSON object describes. Raises `FormatError` if such a tensor cannot be created."""
     spec: TensorSpec = convert(body, TensorSpec)
     if spec.stride is not None and len(spec.stride) != len(spec.shape):
         raise FormatError(f"a tensor has {len(spec.shape)} dimensions and {len(spec.stride)} strides")

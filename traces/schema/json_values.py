@@ -74,12 +74,10 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)")
 
 def convert(value: Json, kind: Any, place: str = "") -> Any:
     """Convert parsed JSON to a value of type `kind`; JSON objects become dataclasses, and keys that are not fields are
-    ignored.
+    ignored. Raises `FormatError` if the type does not allow the value, with a message such as "expected a 64-bit
+    integer, got 'x'".
 
     place : name of the value in error messages
-
-    Raise `FormatError` if the type does not allow the value, with a message such as "expected a 64-bit integer, got
-    'x'".
     """
     body = rename_keys(value, kind) if isinstance(value, dict) else value
     try:
@@ -149,7 +147,7 @@ def check_finite(tree: Json) -> None:
 
 
 def integer(value: Json) -> int:
-    """Return the value if it is a 64-bit integer, else raise `FormatError`."""
+    """Return the value if it is a 64-bit integer. Raises `FormatError` for any other value."""
     if type(value) is not int or not -LIMIT <= value < LIMIT:
         raise FormatError(f"expected a 64-bit integer, got {str(value)[:60]!r}")
     return value
@@ -191,6 +189,7 @@ class Allowance:
 
     what : noun for the limited content in error messages
     least : limit for an empty file
+    per_byte : growth of the limit with each byte of the file
     """
 
     what: str

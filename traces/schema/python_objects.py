@@ -172,7 +172,11 @@ def _copy(value: Any) -> Any:
 
 
 def outline(value: object) -> tuple[object, ...]:
-    """Return all that distinguishes a container from others except its children, such as the class of an object."""
+    """Return everything except its children that identifies a container; an empty tuple for lists, tuples and
+    dictionaries.
+
+    This is the class and field names of an object, the class and names of a module, or the number of a shared value.
+    """
     match value:
         case ObjectSpec(cls, fields, _):
             return (cls, *fields)

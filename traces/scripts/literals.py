@@ -42,11 +42,11 @@ class Literals:
         self._kind = main_device.partition(":")[0]
 
     def device(self, name: str) -> str:
-        """Return the source of a device, which is the script's own device for all devices but the host."""
+        """Return the source of a device: the script's own, or `cpu` for the host if the call ran on an accelerator."""
         return DEVICE if name.partition(":")[0] == self._kind or name != "cpu" else '"cpu"'
 
     def of(self, value: Any) -> str:
-        """Return the source of an argument, which may be nested; raise `UserError` if a script cannot contain it."""
+        """Return the source of an argument, which may be nested. Raises `UserError` if a script cannot contain it."""
         match value:
             case TensorSpec():
                 return self._tensor(value)
@@ -66,7 +66,7 @@ class Literals:
 
 
 def plain(value: Any) -> str:
-    """Return the source of a number, a string, or a dtype, layout or memory format of torch."""
+    """Return the source of a number, a text, or a dtype, layout or memory format. Raises `UserError` for others."""
     match value:
         case None | bool() | int():
             return repr(value)
@@ -131,9 +131,8 @@ class ValueSource:
         self.is_exact = True
 
     def of(self, model: Drawable | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source of a tensor with the kind of values that a value model describes.
-
-        Raise `UserError` if neither torch functions nor a literal can provide such values.
+        """Return the source of a tensor with the kind of values that a value model describes. Raises `UserError` if
+        neither torch functions nor a literal can provide such values.
         """
         count = prod(shape)
         if model is None:
@@ -171,7 +170,7 @@ class ValueSource:
         try:
             return model.draw(shape, dtype, torch.Generator().manual_seed(SEED))
         except (RuntimeError, ValueError, IndexError, OverflowError, NotImplementedError) as error:
-            raise UserError("the value model of a tensor cannot draw values", str(error)[:100]) from error
+            raise UserError("no values can be drawn from the value model of a tensor", str(error)[:100]) from error
 
     def _data(self, values: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, function: str = "data") -> str:
         self.helpers.add(function)
@@ -226,7 +225,6 @@ def _with_shares(source: ValueSource, model: Floats, text: str, count: int, work
 
 
 def _order(model: Any, shape: tuple[int, ...]) -> str:
-    """Return the source of a call that sorts values as they were sorted in the recording; empty if they were not."""
     if model.rises is None or model.falls is None:
         return ""
     downwards = ", descending=True" if model.falls > model.rises else ""

@@ -27,9 +27,8 @@ ADDRESSES = 1 << 62
 def tensor_lines(
     specs: Sequence[TensorSpec], values: Mapping[int, Drawable], literals: Literals, source: ValueSource
 ) -> Iterator[str]:
-    """Yield the statements that create the tensors `x0`, `x1`, ..., one for each spec, in order.
-
-    Raise `UserError` for a tensor that a script cannot create.
+    """Yield the statements that create the tensors `x0`, `x1`, ..., one for each spec, in order. Raises `UserError` for
+    a tensor that a script cannot create.
     """
     for spec in specs:
         _check(spec)
@@ -162,6 +161,7 @@ def script_of(
     literals: Callable[[Callable[[TensorSpec], str], str], Literals] = Literals,
 ) -> str:
     """Return a script that creates a call's arguments, calls and times the operator, and checks the results' shapes.
+    Raises `UserError` if the call needs more than torch.
 
     values : value models of the signature's tensors
     settings : torch settings under which the call ran
@@ -169,8 +169,6 @@ def script_of(
     function : function to call; None for the signature's operator
     mode : default of the script's `--mode`
     literals : class that converts arguments
-
-    Raise `UserError` if the call needs more than torch.
     """
     function = function or _function_of(signature)
     device = device_of(signature)
@@ -240,7 +238,7 @@ def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
 
 
 def registered_operator(signature: Signature) -> Any:
-    """Return the registered overload that a signature names; raise `UserError` if torch lacks it."""
+    """Return the registered overload that a signature names. Raises `UserError` if torch lacks it."""
     if signature.kind != OPERATOR:
         raise UserError(
             f"{signature.op} is not an operator of torch but of kind {signature.kind}", "replay it with opreplay"

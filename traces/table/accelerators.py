@@ -147,7 +147,8 @@ def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
 
 
 def facts_in_words(accelerator: object) -> Iterator[tuple[str, str]]:
-    """Yield title and text of lines that describe devices, libraries and settings; equal devices share a line.
+    """Yield the title and the text of each line that describes devices, libraries and settings; equal devices share a
+    line.
 
     accelerator : the result of `describe_accelerators`, or unchecked content of an untrusted file
     """

@@ -128,7 +128,7 @@ class CallSource:
         return {call: 1 + change / before[call] for call, change in changes.items() if before[call] > 0}
 
     def launches(self) -> dict[int, tuple[int, int]]:
-        """Return number and total device time in ns of the launches of each CUDA graph, by their signature."""
+        """Return the number and total device time in ns of each CUDA graph's launches, by the launches' signature."""
         counts = dict.fromkeys((*self.graphs.graphs, *self.graphs.unknown), (0, 0))
         for block in self._recorded() if counts else ():
             times = block.device_ns if len(block.device_ns) else np.zeros(len(block), dtype=np.int64)

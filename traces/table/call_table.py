@@ -67,7 +67,10 @@ class Typical:
     was_interrupted: pd.Series[bool]
 
     def unperturbed_ns(self, calls: pd.DataFrame) -> pd.Series[Any]:
-        """Return the durations of calls in ns, with the signature's typical duration for perturbed calls."""
+        """Return the durations of calls in ns without the extra time of slow page faults.
+
+        Perturbed calls, and all calls of interrupted signatures, have the signature's typical duration if it is known.
+        """
         signature, durations = calls["signature"], usual_ns(calls)
         median_ns = signature.map(self.median_ns)
         is_replaced = calls["perturbed"] | signature.map(self.was_interrupted)
@@ -151,7 +154,7 @@ def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
 
 
 def known_streams(numbers: np.ndarray[Any, Any], is_on_host: np.ndarray[Any, Any]) -> pd.arrays.IntegerArray:
-    """Return the column of stream numbers, without stream 0 of calls that may not have used a device."""
+    """Return the column of stream numbers; stream 0 of a call that may have run on the host only counts as missing."""
     return pd.arrays.IntegerArray(numbers, is_on_host & (numbers == 0))
 
 
@@ -172,8 +175,8 @@ def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) ->
 def with_times(table: pd.DataFrame, typical: Typical | None) -> pd.DataFrame:
     """Add the columns of times to a table of calls, in place, and return the table.
 
-    `raw_ns` is the device time, or without one the duration on the host; `host_ns` the duration on the host, with the
-    typical one for perturbed calls; `time_ns` the device time, or without one `host_ns`.
+    `raw_ns` is the device time, or without one the duration on the host; `host_ns` the result of `unperturbed_ns`, or
+    the duration if `typical` is None; `time_ns` the device time, or without one `host_ns`.
     """
     table["raw_ns"] = table["device_ns"].fillna(table["duration_ns"])
     table["host_ns"] = table["duration_ns"] if typical is None else typical.unperturbed_ns(table)

@@ -59,9 +59,9 @@ class _Thread:
 
 
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
-    """Return the calls that were entered and never ended, which are the last calls of their thread.
+    """Return the calls in `entered` that never ended; they are the last calls of their threads.
 
-    The recorded start of a call can be later than its entry, because it excludes the capture's work.
+    In `source`, a call can start later than in `entered`, because its start excludes the capture's work.
     """
     if not entered:
         return []
@@ -98,7 +98,7 @@ class StepStarts:
 def step_starts(read: Callable[[], Iterable[Columns]], counts: Mapping[int | None, int]) -> StepStarts:
     """Return start times of steps, derived from the first place in the program that runs exactly once per step.
 
-    A place is a scope and a signature. The calls are read twice: once to count the calls of each place, and once to
+    A place is a scope and a signature. The calls are read at most twice: to count the calls of each place, and to
     collect the starts at the chosen places, so that memory does not grow with the calls.
     """
     places = {process: _Places() for process in counts}
@@ -260,7 +260,7 @@ def _starts_of(reader: TraceReader, steps: range) -> StepStarts:
         raise UserError(f"{steps} is not a range of consecutive steps", "count them from 0, as in range(3, 5)")
     starts = find_step_starts(lambda: reader.again().columns())
     if starts is None:
-        raise UserError("the trace does not contain its number of steps", "select calls by phase or module")
+        raise UserError("the trace does not record how many steps it has", "select calls by phase or module")
     if not starts.begins:
         raise UserError(
             "the steps of the trace cannot be separated: no operator was called exactly once per step",

@@ -214,13 +214,15 @@ class Trace:
 
     @cached_property
     def distinct_calls(self) -> pd.DataFrame:
-        """Return `calls` with calls that differ only in their start merged into one row, and a column `count`."""
+        """Return `calls` with a column `count`; long traces have one row for calls that differ only in start and
+        storages.
+        """
         if is_made(self, "calls") or self.source.is_kept:
             return self.calls.assign(**{COUNT: 1})
         return distinct_calls(self.source, self.names)
 
     def call_parts(self) -> Iterator[tuple[pd.DataFrame, Integers]]:
-        """Yield `calls` in start order in parts of limited size, each with its storages."""
+        """Yield `calls` in start order, in parts of limited size if the trace is long, each with its storages."""
         if is_made(self, "calls") or self.source.is_kept or self._has_function_times:
             yield self.calls, self.storages
             return
@@ -237,7 +239,9 @@ class Trace:
 
     @property
     def doubts(self) -> list[str]:
-        """Reasons why the calls may not represent the program, as in a profile without the calls of CUDA graphs."""
+        """Reasons why the calls may not represent the program, such as launches of CUDA graphs whose calls are
+        unknown.
+        """
         doubts = self.header.get("doubts")
         in_header = list(map(str, doubts)) if isinstance(doubts, list) else []
         unseen = self.graphs[~self.graphs["captured"]]

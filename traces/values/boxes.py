@@ -73,8 +73,9 @@ def draw_separate_boxes(
 ) -> torch.Tensor:
     """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
 
-    Each layer is a grid of boxes of one size. Sides halve from layer to layer, so that a box has at most a quarter of
-    the area of any box of an earlier one, whether a side is x2 - x1 or x2 - x1 + 1.
+    If there is no room for that, the remaining boxes overlap others. Each layer is a grid of boxes of one size. Sides
+    halve from layer to layer, so that a box has at most a quarter of the area of any box of an earlier layer, whether a
+    side is x2 - x1 or x2 - x1 + 1.
 
     low, high : range of x1, y1, width and height; shorter sides are used if the boxes do not fit otherwise
     widths : equidistant quantiles of the width
@@ -174,7 +175,7 @@ class Boxes:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Boxes | None:
-        """Return the model of a float tensor of boxes with an area, in four to eight columns, or None for others."""
+        """Return the model of a float tensor of boxes with an area, in four to eight columns; None for others."""
         if tensor.dim() != 2 or not 4 <= tensor.shape[1] <= MAX_COLUMNS or not tensor.dtype.is_floating_point:
             return None
         # an index and the first three corners can look like a box, so the box after an index is tried first

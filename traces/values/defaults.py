@@ -47,8 +47,8 @@ class Factorable:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Factorable | None:
-        """Return the model of float matrices of two or more rows if all examined ones have a Cholesky factor, else
-        None.
+        """Return the model of symmetric float matrices of two or more rows that have a Cholesky factor; None for
+        others.
         """
         matrices = _matrices(tensor)
         if matrices is None or matrices.shape[-1] > LARGEST:
@@ -306,9 +306,6 @@ def _all(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
-    """Return a mask for `index_put` with one true element per row of `values`, or half of all if `values` is
-    broadcast.
-    """
     total = math.prod(spec.shape)
     shape = call["values"].shape
     rows = shape[0] if len(shape) > len(call["self"].shape) - len(spec.shape) and shape[0] != 1 else total // 2

@@ -58,9 +58,7 @@ def rising(values: Any, what: str, length: int) -> None:
 
 
 def counted(pairs: Any, what: str, most: int) -> None:
-    """Check that a field is a list of at most `most` pairs (value, count) of integers, whose counts add up to 64
-    bits.
-    """
+    """Check that a field is a list of at most `most` integer pairs (value, count), whose counts sum to 64 bits."""
     listed(pairs, what, 0, most)
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
@@ -140,7 +138,7 @@ def distinct(count: int, low: int, high: int, generator: torch.Generator) -> tor
 def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.Tensor:
     """Return integers of at least 1 that add up to `total`, (P,), in proportion to weights, (P,) float64.
 
-    most : upper limit of each part; raised if parts within it cannot add up to `total`
+    most : upper limit of each part; increased to `total` / P, rounded up, if parts within it cannot add up to `total`
     """
     steps = weights.cumsum(0)
     steps = (steps / steps[-1] * (total - len(weights))).long()

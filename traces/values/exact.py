@@ -120,7 +120,7 @@ class Booleans:
                 raise FormatError(f"runs of true booleans: expected at least 1 for {self.true:,} true booleans, got 0")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return booleans with the recorded numbers of True elements and of runs, scaled to the shape, at random
+        """Return booleans with the recorded numbers of True elements and runs, scaled to the shape, at random
         positions.
         """
         count = torch.Size(shape).numel()

@@ -97,7 +97,7 @@ class Floats(Ordered):
         for value in (self.zeros, self.nan, self.inf, self.minus_inf, self.denormals):
             checks.share(value, "a share of floats")
         if self.shape not in SHAPES:
-            raise FormatError(f"floats have a distribution of the unknown shape {str(self.shape)[:40]!r}")
+            raise FormatError(f"floats have an unknown kind of distribution: {str(self.shape)[:40]!r}")
         if self.shape == "quantiles":
             checks.rising(self.quantiles, "quantiles", len(PROBABILITIES))
         checks.flag(self.whole, "whole numbers")

@@ -53,8 +53,8 @@ def array_of(tensor: torch.Tensor) -> NDArray[Any]:
     `Tensor.numpy` would make the memory non-resizable, so that the program could neither free a parameter's memory nor
     let an output grow.
 
-    Raises TypeError, RuntimeError: numpy lacks the dtype, or the memory is not on the host. ValueError: the program has
-    freed the memory.
+    Raises `TypeError` or `RuntimeError` if numpy lacks the dtype or the memory is not on the host, and `ValueError` if
+    the program has freed the memory.
     """
     form = _FORMS.get(tensor.dtype)
     if form is None or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
@@ -233,9 +233,8 @@ def value_model_to_json(model: ValueModel) -> dict[str, Json]:
 
 
 def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
-    """Return the value model in a JSON object that `value_model_to_json` of this or an older version wrote.
-
-    Raises FormatError for an unknown kind of model, or fields from which values cannot be drawn.
+    """Return the value model in a JSON object that `value_model_to_json` of this or an older version wrote. Raises
+    FormatError for an unknown kind of model, or fields from which values cannot be drawn.
     """
     name = str(form.get("model"))[:60]
     kind = value_models.get(name)

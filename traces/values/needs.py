@@ -53,9 +53,7 @@ class ValueNeed:
 
     @property
     def counts_all(self) -> bool:
-        """True if a value model must be fitted to all elements of a large tensor, because a few decide sizes or
-        accessed memory.
-        """
+        """True if a model must be fitted to all elements, because a few can decide sizes or the memory accessed."""
         return self.why == _COUNT or self.model not in ("", "floats")
 
 

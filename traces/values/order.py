@@ -77,9 +77,7 @@ def last_length(tensor: torch.Tensor) -> int:
 
 
 def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
-    """Return the fields of `Ordered` for elements, (N,), in row-major order; `row` is the length of the last
-    dimension.
-    """
+    """Return the fields of `Ordered` for elements, (N,), in row-major order, with rows of length `row`."""
     flat = values[: max(1, LOOKED_AT // row) * row if row < len(values) else LOOKED_AT]
     pairs = len(flat) - 1
     if pairs < 1:

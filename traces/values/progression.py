@@ -118,9 +118,6 @@ def _at(tensor: torch.Tensor, places: NDArray[np.int64]) -> NDArray[Any]:
 
 
 def _first_change(tensor: torch.Tensor, places: NDArray[np.int64], values: NDArray[Any]) -> int | None:
-    """Return the position of the first element that differs from the first one; exact if the tensor has blocks of equal
-    elements.
-    """
     differs = values != values[0]
     at = int(differs.argmax())
     # nan is not even equal to itself

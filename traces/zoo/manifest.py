@@ -85,8 +85,7 @@ def patterns_in(text: str) -> list[str]:
 
 def select(patterns: Sequence[str], traces: Sequence[ZooTrace]) -> list[ZooTrace]:
     """Return the traces whose name, model, library or family matches a shell pattern; without patterns, all traces.
-
-    Raises UserError if a pattern does not match any trace.
+    Raises `UserError` if a pattern does not match any trace.
     """
     selected = {trace.name: trace for trace in traces if not patterns}
     for pattern in patterns:

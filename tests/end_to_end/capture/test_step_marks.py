@@ -81,9 +81,9 @@ def test_optimizer_steps_are_recorded(tmp_path: Path) -> None:
 def test_selecting_steps_of_a_program_without_steps_is_refused(tmp_path: Path) -> None:
     with Capture(tmp_path / "t.jsonl"):
         run(1)
-    with pytest.raises(UserError, match="does not contain its number of steps"):
+    with pytest.raises(UserError, match="does not record how many steps it has"):
         load(tmp_path / "t.jsonl", steps=0)
-    with pytest.raises(UserError, match="does not contain its number of steps"):
+    with pytest.raises(UserError, match="does not record how many steps it has"):
         trim(tmp_path / "t.jsonl", tmp_path / "part.jsonl", TracePart(steps=(0, 1)))
 
 

@@ -58,7 +58,7 @@ def test_selected_steps_are_those_of_the_program(tmp_path: Path) -> None:
 def test_trace_without_steps_is_refused(tiny_trace: Path, tmp_path: Path) -> None:
     old = tmp_path / "old.jsonl"
     old.write_text(re.sub(r',"step_starts_ns":\[[0-9,]*\]', "", tiny_trace.read_text()))
-    with pytest.raises(UserError, match="does not contain its number of steps"):
+    with pytest.raises(UserError, match="does not record how many steps it has"):
         trimmed(old, tmp_path, TracePart(steps=(0, 1)))
     assert list(tmp_path.iterdir()) == [old]
     with pytest.raises(UserError, match="the trace has no step 3"):

@@ -58,7 +58,7 @@ class FunctionTimes:
     typical: int
 
     def between_ns(self, before: MadeCall, after: MadeCall) -> float:
-        """Return the host time between two consecutive calls within a function; 0 if one ran on a device."""
+        """Return the host time between two consecutive calls within a function; 0 if either call ran on a device."""
         if before.device_ns is not None or after.device_ns is not None:
             return 0.0
         return self.gap_ns(before, after)
@@ -77,7 +77,10 @@ class FunctionTimes:
 
 
 def measure_times(calls: MadeCalls, inspected: Container[int], cost: CaptureCost) -> FunctionTimes:
-    """Return typical times; `inspected` are signatures for which the capture inspected the values of several calls."""
+    """Return the typical times of calls and gaps.
+
+    inspected : signatures for which the capture inspected the values of several calls
+    """
     distinct = calls.distinct()
     # use unperturbed calls, or all if all were perturbed
     place = [distinct["signature"], distinct["scope"]]
@@ -93,7 +96,7 @@ def measure_times(calls: MadeCalls, inspected: Container[int], cost: CaptureCost
 
 
 def pairs_in_runs(calls: Iterable[MadeCall]) -> Iterator[tuple[MadeCall, MadeCall]]:
-    """Yield each two consecutive calls of one thread that belong to the same call of a Python function."""
+    """Yield each pair of consecutive calls of one thread that belong to the same call of a Python function."""
     before: MadeCall | None = None
     for _, call, begins in in_runs(calls):
         if before is not None and not begins:
@@ -193,10 +196,11 @@ class Traffic:
         return self._numbers.setdefault(function_of(call), len(self._numbers))
 
     def cross(self, call: MadeCall, borders: Borders) -> None:
-        """Add the bytes that a call reads or writes outside the memory that belongs to its function only.
+        """Add to `borders` what a call reads from memory that its function did not create, and writes to memory used
+        outside it.
 
-        Of a storage that the function created, written bytes count if other functions use it or no recorded call reads
-        it; otherwise it can stay inside one kernel. Bytes that several calls of the function read or write count once.
+        A storage that the function created counts as written if other functions use it, or no recorded call reads it;
+        otherwise it can stay inside one kernel. Bytes that several calls of the function read or write count once.
         """
         borders.pass_by(call)
         operation = call.operation

@@ -393,7 +393,10 @@ def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
 def reason_to_omit(
     header: Mapping[str, Any], function: Function, building: Container[Function], containing: Container[Function]
 ) -> str | None:
-    """Return why a function is not listed as long-tail, such as "loads data", or None if it is listed."""
+    """Return why a function is not listed as long-tail, such as "loads data", or None if it is listed.
+
+    building, containing : functions that build the model, and functions within which almost all work of a thread ran
+    """
     file, name = function
     if function in building or name.rpartition(".")[2] in INITIALIZERS:
         return "builds the model"
@@ -459,7 +462,9 @@ def _run_options(options: Sequence[str]) -> list[str]:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth, in bytes per second, of the device that a trace used."""
+    """Return the memory bandwidth, in bytes per second, of the device that a trace used. Raises `UserError` if this
+    machine cannot measure the device.
+    """
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")
     try:

@@ -111,7 +111,7 @@ class MadeCall:
     number : index in the trace's call table
     place : Python function that made the call; None outside functions of the program, and for communication between
         processes
-    host_ns : `duration_ns`, or for a perturbed call the median of the signature's other calls if there are any
+    host_ns : time on the host, as in `Trace.calls`
     perturbed : True if the capture's own work ran right before or during the call
     device_ns : time that the call kept an accelerator busy; None for a call on the host only
     inputs, outputs : numbers of the storages of its arguments and of its results
@@ -252,7 +252,8 @@ class Invocations:
 
     A new call of a function is assumed to begin if its first operator occurs again on the same line, after an operator
     on another line or after other functions, or if an operator occurs on an earlier line after other functions.
-    Operators in backward passes begin no call; a function that only occurs in backward passes counts as called once.
+    Operators in backward passes begin no call; a function that only occurs in backward passes has the count 0.
+    Functions are followed separately in each module.
     """
 
     def __init__(self) -> None:

@@ -89,9 +89,9 @@ class SignatureKinds:
 class Scan:
     """Collects the collectives of one rank from the blocks of calls in its trace.
 
-    A collective begins when it is called. A program that waits at once continues with its next call; `wait_tensor`
-    marks the end; otherwise the collective has ended when the first call that uses its results starts, and at most the
-    idle time right before that call was spent waiting.
+    A collective begins when it is called. If the call itself waits, the collective has ended when the program continues
+    with its next call; if `wait_tensor` waits for it, when that call returns; otherwise, when the first call that uses
+    its results starts. In the last case, at most the idle time right before that call was spent waiting.
     """
 
     def __init__(self, kinds: SignatureKinds) -> None:
@@ -221,11 +221,11 @@ FEWEST = 3  # minimum number of shared collectives for comparing two clocks
 class Clock:
     """Difference between the clock of one process and the clock of the merged trace.
 
-    offset_ns : correction that is left after the start times of the captures were compared; 0 if the clocks agree
-        within the noise
+    offset_ns : correction in addition to the difference of the captures' start times; 0 if the clocks agree within the
+        noise
     measured_ns : offset derived from the ends of collectives; None if it was not measured
     spread_ns : difference between the 10th and 90th percentile of the offsets of single collectives
-    collectives : number of collectives that both processes took part in
+    collectives : number of collectives shared with the process with which the clock was compared
     """
 
     offset_ns: int = 0

@@ -31,8 +31,9 @@ Integers = NDArray[np.int64]
 class RankWaits:
     """Tables of the times that ranks of a merged trace waited for each other in collectives.
 
-    ranks : one row for each rank; `share` of the span that it waited, `last` is the number of collectives at which it
-        arrived last, `caused_ms` the time that others waited for it, `unknown` the number of collectives without an end
+    ranks : one row for each rank; `share` is the share of its time span that it waited, `last` the number of
+        collectives at which it arrived last, `caused_ms` the time that others waited for it, `unknown` the number of
+        collectives without an end
     pairs : one row for each pair of ranks, longest wait first
     places : one row for each operation, group, size and source line, longest wait first; `waiting_ms` is the sum over
         all ranks, `slowest` the rank that arrived last most often, or -1, `last` how often it did

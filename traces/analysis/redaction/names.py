@@ -1,4 +1,4 @@
-"""Hashing of a program's names, and words that stay because torch, Python or the operating system define them."""
+"""Hashing of a program's names, and names that are kept because torch, Python or the operating system define them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ OPTIMIZER_LABEL = re.compile(r"Optimizer\.(step|zero_grad)#(\w+)\.(step|zero_gra
 
 
 class NameHasher:
-    """Hashes names with the salt of a redaction policy; public names and names that the policy keeps stay unchanged."""
+    """Hashes names with the salt of a redaction policy; public names and names that the policy keeps are not hashed."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -158,7 +158,7 @@ class NameHasher:
         return self._parts(name, ".", lambda part: part in torch_classes())
 
     def function(self, name: str) -> str:
-        """Return a function's qualified name with its parts hashed; `forward` and names that Python generates stay."""
+        """Return a function's qualified name with its parts hashed, but `forward` and Python's own names unchanged."""
         if self._policy.keeps(FUNCTIONS):
             return name
         return self._parts(name, ".", is_word_of_python)
@@ -168,7 +168,7 @@ class NameHasher:
         return name if name in PACKERS else ":".join(self.function(part) for part in name.split(":"))
 
     def file(self, path: str) -> str:
-        """Return a file's path with its parts hashed; the suffix `.py` stays."""
+        """Return a file's path with its parts hashed, except the suffix `.py`."""
         if self._policy.keeps(FILES) or not path:
             return path
         stem, suffix = (path[:-3], ".py") if path.endswith(".py") else (path, "")
@@ -242,7 +242,7 @@ class NameHasher:
         return self.word(text)
 
     def device(self, name: str) -> str:
-        """Return the name of a device; of the name of a third-party backend, only its index stays."""
+        """Return a device's name; the name of a third-party backend becomes `privateuseone` with the device's index."""
         if DEVICE.fullmatch(name):
             return name
         number = re.search(r":[0-9]{1,4}$", name)
@@ -270,7 +270,7 @@ class NameHasher:
         return text.translate({ord(letter): ALPHABET[place] for place, letter in enumerate(letters)})
 
     def error(self, text: str) -> str:
-        """Return the exception's class from an error message."""
+        """Return the class of the exception in an error message, or a hash if Python and torch do not define it."""
         match = EXCEPTION.match(text)
         if match is not None and is_public_exception(match[0]):
             return match[0]
@@ -302,10 +302,10 @@ def is_word_of_python(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """How names of one kind are redacted.
+    """Rule for redacting the names of one kind.
 
-    why : reason why a name of this kind can stay unhashed, for the report
-    kept_by : kind of content; if the policy's `keep` contains it, all names of the rule stay
+    why : reason why a name of this kind can be kept unhashed, for the report
+    kept_by : kind of content; if the policy's `keep` contains it, all names of the rule are kept
     label : name of the kind in the report; empty for the name of the record's field
     """
 

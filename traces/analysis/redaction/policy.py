@@ -1,4 +1,4 @@
-"""Settings of a redaction, and the report of everything that stays."""
+"""Settings of a redaction, and the report of everything that is kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Policy:
     """Settings for redacting a trace.
 
     salt : secret that hashes depend on, so that nobody without it can check a guessed name
-    keep : kinds of content, out of `KINDS`, that stay unchanged
+    keep : kinds of content, out of `KINDS`, that are not redacted
     hide_operators : True to also hash names of custom operators and extension functions; they cannot be replayed then
     """
 
@@ -41,7 +41,7 @@ class Policy:
 
 
 def check_kept(kinds: tuple[str, ...]) -> frozenset[str]:
-    """Return kinds of content, out of `KINDS`, as a set."""
+    """Return kinds of content as a set. Raises `UserError` if one of them is not in `KINDS`."""
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise UserError(f"--keep {unknown[0]}: unknown kind of content", f"choose from {', '.join(KINDS)}")
     return frozenset(kinds)
@@ -86,7 +86,7 @@ MOST = 100_000  # maximum number of distinct texts and numbers that the report l
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """A text or number, with its operator, that stays in the redacted trace, and the reason why."""
+    """A text or number that a redacted trace keeps, and the reason why."""
 
     field: str
     kind: str
@@ -96,7 +96,7 @@ class Remaining:
 
 @dataclass(slots=True)
 class RedactionReport:
-    """Report of the texts and numbers that stay in a redacted trace, and of the hashes that replace others.
+    """Report of the texts and numbers that a redacted trace keeps, and of the hashes that replace others.
 
     others : number of texts and numbers that are counted but not listed
     """
@@ -118,7 +118,7 @@ class RedactionReport:
         self._add(Remaining("values.data", "exact values", str(data), ASKED))
 
     def rows(self) -> Iterator[tuple[str, str, int, str]]:
-        """Yield field, kind, number of different texts or numbers, and reason of each group that stays."""
+        """Yield field, kind, number of different texts or numbers, and reason of each group that is kept."""
         groups: Counter[tuple[str, str, str]] = Counter((entry.field, entry.kind, entry.why) for entry in self.counts)
         for (name, kind, why), count in sorted(groups.items()):
             yield name, kind, count, why

@@ -81,7 +81,7 @@ class Position:
     field : field of the record, such as `signature.args`
     argument : name of the operator's argument
     is_value : True if integers here do not determine a shape
-    largest : largest integer that stays if it is no value
+    largest : largest integer that is kept if it may determine a shape
     """
 
     field: str
@@ -93,7 +93,7 @@ class Position:
 
 @cache
 def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
-    """Return (field, privacy, None), or (field, None, its replacement), for each field that must be redacted."""
+    """Return, for each field to redact, (field, privacy, None), or (field, None, replacement) if nothing is kept."""
     privacies = privacy_of(cls)
     work: list[tuple[str, Privacy | None, Any]] = []
     for item in fields(cls):
@@ -197,7 +197,7 @@ class Redactor:
         return image
 
     def note(self, field: str, label: str, text: str, image: str, why: str) -> None:
-        """Add a text to the report if it stays, or the hash (`image`) that replaces it."""
+        """Add a text to the report if it is kept, or else the hash (`image`) that replaces it."""
         if self._report is not None:
             self._report.add_text(field, label, text, image, why)
 
@@ -300,17 +300,17 @@ class Redactor:
 
 
 def default_integer(value: int) -> int:
-    """Return the integer of the same sign that replaces an integer value; small ones stay."""
+    """Return the integer of the same sign that replaces a value; a small integer is not changed."""
     return max(-LARGEST_VALUE, min(LARGEST_VALUE, value))
 
 
 def default_float(value: float) -> float:
-    """Return the float of the same sign that replaces a value; 0, 1, -1, infinities and nan stay."""
+    """Return the float of the same sign that replaces a value; 0, 1, -1, infinities and nan are not changed."""
     return copysign(DEFAULT_FLOAT, value) if isfinite(value) and abs(value) not in (0.0, 1.0) else value
 
 
 def default_number(value: int | float) -> int | float:
-    """Return the number that replaces a value; a boolean stays unchanged."""
+    """Return the number of the same sign that replaces a value; a boolean is not changed."""
     if isinstance(value, bool):
         return value
     return default_integer(value) if isinstance(value, int) else default_float(value)
@@ -323,7 +323,11 @@ def _extent(tree: Any) -> int:
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return name and type from the operator's schema, or the text of `place` and "" if it lacks the argument."""
+    """Return an argument's name and type from the operator's schema, or the text of `place` and "" if the schema lacks
+    it.
+
+    place : index of a positional argument, or name of a keyword argument
+    """
     parameters = schema_arguments(op)
     if isinstance(place, int):
         return parameters[place] if place < len(parameters) else (str(place), "")
@@ -331,7 +335,7 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return new numbers, by argument, for a call of `arange` that returns as many elements, starting at zero."""
+    """Return new numbers, by argument, for a call of `arange` or `range` that returns as many elements, from 0 on."""
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
     output, (_, step) = signature.outputs, numbers.get("step", (None, 1))
@@ -385,7 +389,7 @@ class TableRedactor(NamedTuple):
     report: RedactionReport | None
 
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
-        """Return a dictionary with its declared entries redacted; an entry of which nothing may stay is left out.
+        """Return a dictionary with its declared entries redacted; an entry of which nothing may be kept is left out.
 
         field : name of the record's field in the report; with `header`, a key is reported as `header.KEY`
         """

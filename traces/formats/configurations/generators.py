@@ -31,9 +31,9 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentDraw:
-    """Inputs of a generator that makes the arguments of one case.
+    """Inputs to the generators of one case's arguments.
 
-    chance : random number generator of the case, whose numbers do not depend on the other cases
+    chance : random number generator for this case; its numbers do not depend on other cases
     number_of : function that registers a value model and returns its number for `TensorSpec`
     """
 
@@ -66,7 +66,7 @@ DTYPE_OF = {
 DIMENSIONS = 64
 ELEMENTS = 1 << 58
 WHOLE = 1 << 63
-UNEXPANDED = "ranges are expanded by RangeConfigIterator"
+UNEXPANDED = "only the iterator RangeConfigIterator can expand a range"
 
 
 @generators.register(GENERATOR)
@@ -80,7 +80,7 @@ def generate(entry: dict[str, Any], draw: ArgumentDraw) -> Arguments:
 
 
 def argument(form: Any, draw: ArgumentDraw) -> Any:
-    """Return the argument that a configuration's JSON object describes by its `type`, or raise `ValueError`."""
+    """Return the argument that a JSON object of a configuration describes. Raises `ValueError` if it is invalid."""
     if not isinstance(form, dict):
         raise ValueError(f"an argument is not a JSON object: {reprlib.repr(form)}")
     kind = form.get("type")
@@ -95,7 +95,7 @@ def _tensor(form: dict[str, Any], draw: ArgumentDraw) -> TensorSpec:
     if not isinstance(shape, list) or len(shape) > DIMENSIONS:
         raise ValueError(f"the shape of a tensor is not a list of sizes: {reprlib.repr(shape)}")
     if any(type(size) is not int or not 0 <= size <= ELEMENTS for size in shape):
-        raise ValueError(f"{reprlib.repr(shape)} is not a shape: {UNEXPANDED}")
+        raise ValueError(f"{reprlib.repr(shape)} is not a shape of integers; {UNEXPANDED}")
     if math.prod(max(size, 1) for size in shape) > ELEMENTS:
         raise ValueError(f"a tensor of shape {reprlib.repr(shape)} is larger than the address space")
     count = math.prod(shape)
@@ -161,7 +161,7 @@ def _number(form: dict[str, Any], draw: ArgumentDraw) -> Any:
 
 def _plain_number(value: Any) -> Any:
     if not isinstance(value, int | float):
-        raise ValueError(f"{reprlib.repr(value)} is not a number: {UNEXPANDED}")
+        raise ValueError(f"{reprlib.repr(value)} is not a number; {UNEXPANDED}")
     if isinstance(value, int) and not -WHOLE <= value < WHOLE:
         raise ValueError(f"the integer {reprlib.repr(value)} has more than 64 bits")
     return value

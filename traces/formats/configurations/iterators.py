@@ -31,9 +31,8 @@ class Listed(ValueChoices):
 
 
 def combinations(parts: Sequence[ValueChoices]) -> ValueChoices:
-    """Return all lists that consist of one value of each sequence; the last sequence varies fastest.
-
-    Raise `ValueError` if there are more than `MOST` combinations.
+    """Return all lists that consist of one value of each sequence; the value of the last sequence varies fastest.
+    Raises `ValueError` if there are more than `MOST` combinations.
     """
     count = 1
     for part in parts:
@@ -91,7 +90,7 @@ NESTED = ("genericlist", "tuple")
 
 @iterators.register("RangeConfigIterator")
 def expand(entry: dict[str, Any]) -> ValueChoices:
-    """Return all combinations of the values of an entry's arguments.
+    """Return the entries with all combinations of the values of an entry's arguments.
 
     The last positional argument varies fastest, and named arguments vary faster than positional ones.
     """

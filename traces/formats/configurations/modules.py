@@ -134,7 +134,12 @@ class MetaRecording:
         self._calls = 0
 
     def module(self, name: str, build: Arguments, arguments: Arguments) -> Iterator[Recorded]:
-        """Build a module and yield the operators of one forward pass; raise `ValueError` if that is not possible."""
+        """Yield the operators that the forward pass of a module calls. Raises `ValueError` if the module cannot be
+        built or run.
+
+        build : arguments of the module's class
+        arguments : arguments of the forward pass
+        """
         with self._running() as watch:
             args, kwargs = on_meta((build.args, build.kwargs))
             module = module_names()[name](*args, **kwargs)
@@ -145,7 +150,7 @@ class MetaRecording:
         yield from watch.calls
 
     def function(self, name: str, arguments: Arguments) -> Iterator[Recorded]:
-        """Yield the operators that a function calls; raise `ValueError` if it is unknown or rejects its arguments."""
+        """Yield the operators that a function calls. Raises `ValueError` if it is unknown, or rejects its arguments."""
         with self._running() as watch:
             args, kwargs = on_meta((arguments.args, arguments.kwargs))
             check_pieces(name, (args, kwargs))
@@ -238,7 +243,7 @@ class _Watch(TorchDispatchMode):
 
 
 def check_pieces(name: str, arguments: Any) -> None:
-    """Raise `ValueError` if the arguments ask a function for more pieces of a tensor than fit in memory."""
+    """Raise `ValueError` if `name` is a function that splits tensors, and an argument is a number above `PIECES`."""
     if CUTTING.fullmatch(name) and any(type(leaf) is int and leaf > PIECES for leaf in leaves(arguments)):
         raise ValueError(f"the function splits a tensor into more than {PIECES:,} pieces")
 

@@ -122,7 +122,10 @@ def _entries(form: Any, expand: Expand) -> ValueChoices:
 
 
 def plan_of(operators: Mapping[str, Any], losses: Losses) -> ValueChoices:
-    """Return the cases of all operators in file order: each entry of `build` with each entry of `input`."""
+    """Return the cases of all operators in file order: each entry of `build` with each entry of `input`.
+
+    losses : receives operators whose entries cannot be read
+    """
     return chain([part for op, info in operators.items() for part in _made(op, losses, _cases_of, op, info, losses)])
 
 
@@ -271,7 +274,8 @@ CODES: dict[str, dict[int, Any]] = {
 
 
 def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording: MetaRecording) -> Iterator[Recorded]:
-    """Yield the operators that one case of a configuration calls; raise `ValueError` if its arguments do not fit.
+    """Yield the operators that one case of a configuration calls. Raises `ValueError` if the arguments do not fit the
+    operator, function or module.
 
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
     build : arguments of a module's class, or an operator's schema as text; None without the section

@@ -45,9 +45,9 @@ MOST_LABEL = 1 << 16  # maximum number of characters of a label
 
 @dataclass(slots=True)
 class NodeStorages:
-    """Assigns a unique number to each storage of an execution trace, which reuses the numbers of freed storages.
+    """Unique numbers of storages, for an execution trace that uses the numbers of freed storages again.
 
-    Its methods take the numbers of a storage and a tensor in the file, and return the unique number of the storage.
+    The methods take the numbers of a storage and a tensor in the file, and return the storage's unique number.
     """
 
     _numbers: dict[int, int] = field(default_factory=dict)
@@ -55,16 +55,17 @@ class NodeStorages:
     _next: int = 0
 
     def taken(self, storage: int, tensor: int, is_number: bool) -> int:
-        """Return the number of an argument's storage.
+        """Return the unique number of an argument's storage.
 
-        is_number : True if the tensor may represent a number, which no call returned: an unknown one gets a new storage
+        is_number : True if the tensor may represent a Python number; if the file did not mention it before, its storage
+            is new
         """
         if storage and is_number and tensor not in self._tensors.get(storage, ()):
             return self.fresh(storage, tensor)
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """Return the number of a storage, a new one if the storage was not mentioned before."""
+        """Return the unique number of a storage; a new one if the file did not mention the storage before."""
         if not storage:
             return NO_STORAGE
         if storage not in self._numbers:
@@ -73,7 +74,7 @@ class NodeStorages:
         return self._numbers[storage]
 
     def fresh(self, storage: int, tensor: int) -> int:
-        """Return a new number, for a storage that was just allocated; its number in the file may be a reused one."""
+        """Return a new unique number, for a storage that was just allocated."""
         if not storage:
             return NO_STORAGE
         self._numbers[storage] = number = self._next
@@ -83,7 +84,7 @@ class NodeStorages:
 
 
 class NodesRead:
-    """Counts all nodes and the unreadable nodes of a file that is read twice."""
+    """Counts all nodes and the invalid nodes of a file that is read several times."""
 
     def __init__(self, file: ForeignFile) -> None:
         self._file = file
@@ -98,7 +99,7 @@ class NodesRead:
         self.nodes = 0
 
     def read(self, parse: Callable[[Any], Node], form: Any) -> Node | None:
-        """Return the node that `parse` makes of `form`, or None if it cannot be read."""
+        """Return the node that `parse` returns for `form`, or None if it raises `FormatError`."""
         try:
             node = parse(form)
         except FormatError as error:
@@ -118,7 +119,7 @@ class NodesRead:
     def check(self, error: FormatError | None = None) -> None:
         """Raise `UserError` if no node of the file could be read.
 
-        error : error that ended the reading of the file, or None
+        error : error at which the reading of the file ended, or None
         """
         if len(self._reasons) == self.nodes and (self.nodes or (error is not None and not isinstance(error, CutText))):
             raise self._file.damage([*self._reasons, str(error)][0])
@@ -129,6 +130,7 @@ def calls_of(
 ) -> Iterator[Record]:
     """Yield the records of a trace with the calls of a file's nodes.
 
+    name : name of the file's format
     facts : facts for the trace's header; `nodes` may add to them
     nodes : returns the nodes; called several times
     """

@@ -97,9 +97,9 @@ def message_classes() -> dict[str, Any]:
 
 
 def recognizes(head: Head) -> bool:
-    """Return True if a file begins with a message that has only a version and attributes, as Chakra's metadata.
+    """Return True if a file begins with a message that has only a version and attributes, as Chakra's metadata does.
 
-    The package protobuf is not needed for this; if it is missing, reading the file reports that.
+    This does not need the package protobuf, so that reading the file can report that it is missing.
     """
     try:
         length, start = read_varint(head.start, 0)
@@ -196,7 +196,6 @@ def _value_of(attribute: Any) -> Any:
 
 
 def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> Node:
-    """Rename a part of an operator, `aten::copy_(1)`, to the operator; later parts become children of the first."""
     match = PART.fullmatch(node.name)
     if match is None or not node.record:
         return node
@@ -207,9 +206,8 @@ def _with_parts_inside(node: Node, first_parts: dict[tuple[int, str], int]) -> N
 
 
 def node_from_message(message: Any) -> Node:
-    """Return the node of a protobuf message; if only its position in the tree is valid, `fault` says why.
-
-    Raise `FormatError` if not even that can be read.
+    """Return the node of a protobuf message; if its inputs or outputs are invalid, they are empty and `fault` is the
+    reason. Raises `FormatError` if anything else is invalid.
     """
     attributes = {item.name: _value_of(item) for item in message.attr}
     number, parent = node_number(message.id), node_number(message.ctrl_deps[0]) if message.ctrl_deps else 0
@@ -249,7 +247,9 @@ def _port(message: Any, strides: Any) -> Port:
 
 
 def parse_list(text: str) -> list[Any]:
-    """Parse a list of numbers, strings, booleans and nested lists in Python's notation; an empty text is `[]`."""
+    """Parse a list of numbers, strings, booleans and nested lists in Python's notation; an empty text is `[]`. Raises
+    `FormatError` for any other text.
+    """
     if not text:
         return []
     if len(text) > MOST_TEXT:
@@ -289,7 +289,11 @@ def _number_attribute(attributes: dict[str, Any], name: str) -> int:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one node per call, after the nodes that produced its arguments and the previous node of its thread."""
+    """Write the nodes of a trace's calls, and of the threads, phases, modules and labels around them.
+
+    A call depends on the nodes that created or last wrote the memory of its arguments, and on the previous node of its
+    thread.
+    """
     classes = message_classes()
     header = trace.header
     pid = header.get("pid")

@@ -64,7 +64,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of an execution trace, with unchecked ports.
+    """A node of an execution trace, whose inputs and outputs are not checked.
 
     number : number of the node; nodes begin in ascending order
     parent : number of the enclosing node; a process is its own parent
@@ -261,7 +261,7 @@ class Tree:
         return around
 
     def thread_name(self, number: int) -> str:
-        """Return `main` for the first thread; a thread with backward passes only is autograd's."""
+        """Return a thread's name: `main`, or its number after `thread` or after the name of autograd's threads."""
         if number <= 1:
             return "main"
         name = AUTOGRAD if number in self._backward_threads else "thread"

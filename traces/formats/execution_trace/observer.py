@@ -39,9 +39,8 @@ def recognizes(head: Head) -> bool:
 
 
 def read(file: ForeignFile) -> Iterator[Record]:
-    """Yield the calls that a capture would have recorded: operators below autograd, and labels.
-
-    Raise `Damage` after the last call of a cut file; the observer leaves such a file if the program crashes.
+    """Yield the records of a trace with the calls that a capture would have recorded, and the program's labels. Raises
+    `Damage` after the last record of a cut file; the observer leaves such a file if the program crashes.
     """
     facts: dict[str, Any] = {}
     cuts: list[str] = []
@@ -84,7 +83,7 @@ def _facts(name: str, value: Any) -> dict[str, Any]:
 
 
 def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one node for each call, one per line, in start order."""
+    """Write the nodes of a trace's calls, and of the threads, phases, modules and labels around them, one per line."""
     pid, time = trace.header.get("pid"), trace.header.get("time")
     head = {
         "schema": SCHEMA_VERSION,
@@ -104,10 +103,8 @@ def write(trace: Trace, file: IO[bytes], losses: Losses) -> None:
 
 
 def node_from_json(form: Any) -> Node:
-    """Return the node of a JSON object of any schema version; if only its position in the tree is valid, `fault` says
-    why.
-
-    Raise `FormatError` if not even that can be read.
+    """Return the node of a JSON object of any schema version; if only the node's position in the tree is valid, its
+    inputs and outputs are empty and `fault` is the reason. Raises `FormatError` if the position is not valid.
     """
     if not isinstance(form, dict):
         raise FormatError(f"a node is not a JSON object: {str(form)[:60]}")

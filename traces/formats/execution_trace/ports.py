@@ -32,7 +32,7 @@ DEFAULT_DEVICE = "cpu"
 class PortValues:
     """Decoded values of a port, which is the inputs or the outputs of a node.
 
-    items : arguments or results
+    items : inputs or outputs
     storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
     identities : the file's tensor number of each of these tensors
     indices : index of each of these tensors among all tensors of the port, including undefined ones
@@ -55,6 +55,7 @@ class KnownStrides:
     def note(self, inputs: PortValues, tensor: Any, shape: Any) -> None:
         """Remember the strides that a call of `as_strided` requested for the view that it made.
 
+        inputs : decoded inputs of the call
         tensor, shape : entries of the view in the values and shapes of the node's outputs
         """
         stride = inputs.items[2] if len(inputs.items) > 2 else None
@@ -76,12 +77,11 @@ class KnownStrides:
 
 
 def decode_port(port: Port, kinds: Sequence[str], strides: KnownStrides) -> PortValues:
-    """Return the arguments or results in a port.
+    """Return the decoded inputs or outputs of a node. Raises `ValueError`, `TypeError`, `IndexError`, `RuntimeError` or
+    `OverflowError` if they are invalid.
 
-    kinds : types in the schema, such as `ScalarType?`; may be shorter than the port
-    strides : strides of views, for a port without strides
-
-    Raise `ValueError`, `TypeError`, `IndexError`, `RuntimeError` or `OverflowError` for an invalid port.
+    kinds : types of these in the operator's schema, such as `ScalarType?`; types of the last ones may be missing
+    strides : known strides of views, used if the file has no strides
     """
     lists = (port.values, port.shapes, port.types)
     own_strides = port.strides if port.strides is not None else [None] * len(port.values)
@@ -175,16 +175,16 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
 
 
 def whole(value: Any) -> int:
-    """Return a tensor or storage number from a file; raise `FormatError` if it is not a non-negative integer."""
+    """Return the number of a tensor or storage. Raises `FormatError` if it is not a non-negative integer."""
     if type(value) is not int or not 0 <= value < LIMIT:
         raise FormatError(f"expected the number of a tensor, got {str(value)[:60]}")
     return value
 
 
 def with_sharing(values: PortValues, numbers_of_values: Sequence[int | None]) -> list[Any]:
-    """Return the arguments with a common `storage` number for tensors that share memory, and None for others.
+    """Return decoded inputs with equal `storage` numbers for tensors that share memory, and None for other tensors.
 
-    numbers_of_values : number of the value model of each tensor
+    numbers_of_values : number of the value model of each tensor, or None
     """
     counts = Counter(storage for storage in values.storages if storage)
     numbers = {storage: number for number, storage in enumerate(key for key in counts if counts[key] > 1)}
@@ -204,7 +204,7 @@ Range = tuple[int | float, int | float]
 
 @dataclass(slots=True)
 class NodeNumbers:
-    """Assigns ascending numbers to nodes, tensors and storages of a file; a node's inputs have smaller numbers."""
+    """Assigns ascending numbers to nodes, tensors and storages; a node gets a larger number than its inputs."""
 
     last: int = ROOT
     _storages: dict[int, int] = field(default_factory=dict)

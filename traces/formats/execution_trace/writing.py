@@ -58,7 +58,7 @@ class NodeStep:
 
 @dataclass(slots=True)
 class _OpenNodes:
-    """Nodes of a thread that are open and become parents of the next node.
+    """Nodes of a thread that have not ended, and enclose the thread's next node.
 
     labels : number and name of the program's open labels, outermost first
     inside : phase, module and module type of the last call
@@ -194,8 +194,7 @@ class _Writer:
 
 def arguments_in_order(signature: Signature) -> tuple[str, SchemaText, list[Any]]:
     """Return an operator's schema, as text and parsed, and the value of each parameter in the order of the schema.
-
-    Raise `NotWritten` if torch does not know the operator, or the operator does not accept these arguments.
+    Raises `NotWritten` if torch does not know the operator, or the operator does not accept these arguments.
     """
     text, schema, defaults = _schema(signature.op)
     names = [parameter.name for parameter in schema.parameters]
@@ -220,7 +219,10 @@ def _schema(op: str) -> tuple[str, SchemaText, dict[str, Any]]:
 
 
 def range_of(model: ValueModel | None, spec: TensorSpec) -> Range | None:
-    """Return the smallest and largest value that a model of integers draws, or None for other value models."""
+    """Return the smallest and largest value that a value model can draw for a tensor of integers.
+
+    None for other dtypes, and for a model without bounds.
+    """
     if model is None or spec.dtype.is_floating_point or spec.dtype.is_complex:
         return None
     bounds: list[Any] = []

@@ -133,7 +133,6 @@ def _parse(file: ForeignFile, onnx: Any) -> Any:
 
 
 def _constants(graph: Any, onnx: Any) -> dict[str, list[Any]]:
-    """Return the values of small constants by name, and remove the values of weights from the graph."""
     constants: dict[str, list[Any]] = {}
     for item in graph.initializer:
         values = _values(item, onnx)

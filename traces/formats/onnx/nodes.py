@@ -98,7 +98,7 @@ def _range(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
 def _full(inputs: list[Numbers], attributes: Mapping[str, Any]) -> Numbers:
     count = prod(inputs[0])
     if len(inputs[0]) > 1 or not 0 <= count <= MOST_ELEMENTS:
-        raise ValueError(f"a constant of more than {MOST_ELEMENTS:,} elements")
+        raise ValueError(f"a constant whose shape is not one size up to {MOST_ELEMENTS:,}")
     return [(attributes.get("value") or [0.0])[0]] * count
 
 
@@ -154,7 +154,8 @@ class _TooMany(ValueError):
 def inlined(model: Any, losses: Losses) -> Any:
     """Return the model with the calls of its functions replaced by the functions' nodes.
 
-    If that would exceed the limits, function calls stay, and are counted as nodes without an operator.
+    If the result would exceed the limits, or onnx fails, the model keeps the calls but loses the functions; the calls
+    are then counted as nodes without an operator.
     """
     functions = {_key(item, item.name): item for item in model.functions}
     try:
@@ -279,7 +280,7 @@ class OnnxNode:
         return self.inputs[index] if index < len(self.inputs) else None
 
     def get(self, name: str, default: Any) -> Any:
-        """Return an attribute, or `default` if it is missing; raise `NoOperator` if it is not of the default's type."""
+        """Return an attribute, or `default` if it is missing. Raises `NoOperator` if their types differ."""
         value = self.attributes.get(name, default)
         if type(value) is not type(default) and not (value is None or default is None):
             raise NoOperator(f"its attribute {name} has the type {type(value).__name__}, not {type(default).__name__}")
@@ -287,8 +288,7 @@ class OnnxNode:
 
     def numbers(self, name: str, index: int) -> list[Any] | None:
         """Return the numbers in attribute `name` (older ONNX versions) or input `index` (newer ones); None if missing.
-
-        Raise `NoOperator` if the input is not constant.
+        Raises `NoOperator` if the input is not constant.
         """
         if name in self.attributes:
             value = self.attributes[name]
@@ -301,21 +301,26 @@ class OnnxNode:
         return list(values)
 
     def whole(self, name: str, index: int) -> list[int] | None:
-        """Return `numbers`, which must be integers."""
+        """Return the integers in attribute `name` (older ONNX versions) or input `index` (newer ones); None if missing.
+        Raises `NoOperator` if the input is not constant, or its values are not integers.
+        """
         values = self.numbers(name, index)
         if values is not None and not all(type(value) is int and abs(value) <= 1 << 63 for value in values):
             raise NoOperator(f"its {name} are not integers")
         return values
 
     def axis(self, default: int, name: str = "axis") -> int:
-        """Return the dimension of the first input, from 0, that the attribute `name` selects; `default` without it."""
+        """Return, counted from 0, the first input's dimension that the attribute `name` or else `default` selects."""
         value = int(self.get(name, default))
         if not -self.rank <= value < max(self.rank, 1):
             raise NoOperator(f"its {name} is {value}, but its input has {self.rank} dimensions")
         return value % max(self.rank, 1)
 
     def spatial(self, name: str, default: int) -> list[int]:
-        """Return an attribute that is a list with one number for each dimension after batch and channels."""
+        """Return an attribute that lists one number for each dimension after batch and channels.
+
+        default : number for each of these dimensions if the attribute is missing
+        """
         count = self.rank - 2
         if count not in (1, 2, 3):
             raise NoOperator(f"unsupported: {count} spatial dimensions")
@@ -325,7 +330,7 @@ class OnnxNode:
         return values
 
     def step(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> TensorSpec:
-        """Return a tensor that one call of this node passes to the next; by default with the first input's dtype."""
+        """Return the metadata of a tensor that one call of this node passes to the next."""
         return tensor(shape, dtype or self.x.dtype, self.between())
 
 
@@ -345,5 +350,5 @@ def transposed(spec: TensorSpec) -> TensorSpec:
 
 
 def call(node: OnnxNode, op: str, *args: Any, outputs: Any = None, **kwargs: Any) -> list[OnnxCall]:
-    """Return a list with one call that computes a node; the result is its first output unless `outputs` is given."""
+    """Return a list of one call, whose result is the node's first output, or `outputs` if given."""
     return [OnnxCall(op, args, node.out if outputs is None else outputs, kwargs)]

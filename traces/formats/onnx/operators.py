@@ -44,7 +44,6 @@ def _padding(node: OnnxNode, kernel: list[int], stride: list[int], dilation: lis
 def _padded(
     node: OnnxNode, begins: list[int], ends: list[int], value: float
 ) -> tuple[list[OnnxCall], TensorSpec, list[int]]:
-    """Return the calls that pad the first input, the padded tensor, and the padding that is left to the operator."""
     if begins == ends:
         return [], node.x, begins
     sizes = (size + before + after for size, before, after in zip(node.x.shape[2:], begins, ends, strict=True))
@@ -436,7 +435,7 @@ def _split(node: OnnxNode) -> list[OnnxCall]:
     axis = node.axis(0)
     pieces = [item for item in node.outputs if item is not None]
     if len(pieces) != len(node.outputs):
-        raise NoOperator("some of its outputs are unused")
+        raise NoOperator("unsupported: split with unused outputs, whose sizes are unknown")
     sizes = [item.shape[axis] for item in pieces]
     return call(node, "split_with_sizes.default", node.x, sizes, axis, outputs=pieces)
 

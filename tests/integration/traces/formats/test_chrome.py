@@ -403,5 +403,5 @@ def test_other_files_are_refused_as_captures(tmp_path: Path) -> None:
     ):
         joined(path, path)
     (tmp_path / "a.txt").write_text("Operator: aten.relu.default\ncnt: 3, ((T([8], f32),), {})\n")
-    with pytest.raises(UserError, match="is not a profile with launches of graphs: remove --capture"):
+    with pytest.raises(UserError, match="is not a profile with launches of CUDA graphs: remove --capture"):
         joined(tmp_path / "a.txt", path)
