@@ -35,7 +35,7 @@ BANDWIDTH = 1e10  # bytes per second; affects how much time a long-tail function
 
 
 def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
-    """Return what the manifest stores about the file of a trace; `step_ms` is the time of a step without capture."""
+    """Return the data on a trace file that the manifest stores; `step_ms` is the time of a step without capture."""
     from opgrip.traces import load
 
     content = load(path)
@@ -90,7 +90,7 @@ def recipe_command(trace: ZooTrace) -> list[str]:
 
 
 def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
-    """Write a captured trace in compressed form to `path`, with its command in the header and shorter numbers."""
+    """Write a captured trace compressed to `path`, with the trace's command in the header and rounded quantiles."""
     first, *lines = plain.read_bytes().splitlines(keepends=True)
     header = _line(json.loads(first) | {"command": recipe_command(trace)})
     data = b"".join([header, *map(_with_short_quantiles, lines)])
@@ -143,8 +143,9 @@ def _line(record: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """Numbers of distinct operators (with extension functions) and functions that traces of the zoo contain
-    together.
+    """Numbers of distinct operators, extension functions and long-tail functions in the zoo's recorded traces.
+
+    operators : number of operators, extension functions included
     """
 
     traces: int
@@ -192,12 +193,11 @@ def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
 def make_trace(
     trace: ZooTrace, folder: Path = MODELS, timeout_s: float = TIMEOUT_S, times_step: bool = True
 ) -> ZooTrace:
-    """Record a trace of the zoo into a folder, and return its description with the data on the new file.
+    """Record a trace of the zoo into a folder, and return its description with the data on the new file. Raises
+    UserError if the capture fails, crashes or takes too long; the folder is then unchanged.
 
     timeout_s : seconds after which a process is killed
     times_step : True to time a step without capture in another process; if False, its time is stored as 0
-
-    Raises UserError if the capture fails, crashes or takes too long; the folder is then unchanged.
     """
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / f"{trace.name}.jsonl"

@@ -57,7 +57,7 @@ class Member:
         return self.source == TRACE
 
     def described_by(self, header: Mapping[str, Any]) -> Member:
-        """Return the member with source, model, run and library from the file's header, unless its model is known."""
+        """Return the member with facts from the file's header, or unchanged if its model is known."""
         if self.model:
             return self
         source = _text(header.get("converted_from")) or TRACE
@@ -110,11 +110,10 @@ def _is_file(name: str) -> bool:
 
 
 def members_of(inputs: Iterable[str]) -> Members:
-    """Return the files that the arguments of a command select.
+    """Return the files that the arguments of a command select. Raises UserError if a file does not exist, a pattern
+    matches nothing, or no file is found.
 
     inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
-
-    Raises UserError if a file does not exist, a pattern matches nothing, or no file is found.
     """
     members: dict[Path, Member] = {}
     passed_over: list[Path] = []
@@ -225,13 +224,12 @@ def read_corpus(
     unbounded: bool = False,
     reading: Reading = lambda path: nullcontext(),
 ) -> Corpus:
-    """Return the corpus of some trace files, of which only one is in memory at a time.
+    """Return the corpus of some trace files, of which only one is in memory at a time. Raises UserError if an input
+    does not exist or cannot be read, or if the inputs contain no calls. An unreadable file of a folder is skipped, with
+    a notice.
 
     inputs : traces, files of other tools, folders of such files, `zoo`, or `zoo:PATTERN`
     reading : returns a context manager to enter while a file is read
-
-    Raises UserError if an input does not exist or cannot be read, or if the inputs contain no calls. An unreadable file
-    of a folder is skipped, with a notice.
     """
     files = members_of(inputs)
     notes = []
@@ -336,9 +334,7 @@ def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cells of a corpus's row that depend only on the signature, and on the settings of most of its
-    calls.
-    """
+    """Return the cells of a corpus's row that depend only on the signature and the settings of most of its calls."""
     specs = list(tensors([signature.args, signature.kwargs]))
     return {
         "key": key_of_case(signature, context),

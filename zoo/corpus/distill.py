@@ -49,7 +49,7 @@ PAGE_BYTES = 4096  # page size of the trace that is written
 
 @dataclass(frozen=True, slots=True)
 class Surrounding:
-    """How many recorded calls of each signature to write, and how many of the calls before them.
+    """Numbers of the recorded calls of each signature, and of the calls before them, that are written.
 
     places : number of calls of the signature to write, evenly spaced over all of its calls
     before : number of calls to write before each of them; they affect its time through the caches
@@ -72,7 +72,7 @@ def write_cases(
     fields: Mapping[str, Any] | None = None,
     surrounding: Surrounding = ALONE,
 ) -> int:
-    """Write a trace with calls of chosen signatures, and return how many signatures were written.
+    """Write a trace with calls of chosen signatures, and return the number of these signatures.
 
     The calls of a signature are taken from the trace of the corpus that spends the most time on it. In the new trace,
     the signature of `keys[n]` has the number `n` and the same key, and the module path of its calls is the name of the
@@ -341,7 +341,7 @@ class Distilled:
     def predicted_us(self, trace: str, times_us: Mapping[str, float]) -> float:
         """Return the predicted time of a trace on another machine, from times of the representing cases there.
 
-        Cases without a time are assumed to be as much faster or slower there as the others.
+        Cases without a time are assumed to be as much faster or slower there as the others; NaN if no case has a time.
 
         times_us : by key, the time of one call on the other machine
         """
@@ -351,7 +351,7 @@ class Distilled:
         return sum(weight * ratio for weight, ratio in timed) * (whole / there) if there else float("nan")
 
     def field(self, corpus: Corpus, base: str = "") -> dict[str, Any]:
-        """Return what the distilled trace's header stores: the represented traces, and the time in each that a case
+        """Return the distilled trace's header field: the represented traces, and the time in each that a case
         represents.
 
         base : machine on which these times were measured; empty if they are captured times
@@ -387,11 +387,10 @@ def named_by_files(corpus: Corpus) -> Corpus:
 
 
 def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Corpus:
-    """Return the corpus with other times of its cases; cases without one are dropped.
+    """Return the corpus with other times of its cases; cases without one are dropped. Raises UserError if no case has a
+    time.
 
     times_us : by name of the trace and key of the case, the time of one call
-
-    Raises UserError if no case has a time.
     """
     frame = corpus.frame
     median = pd.Series([times_us.get(pair) for pair in zip(frame["trace"], frame["key"], strict=True)], frame.index)
@@ -406,10 +405,7 @@ def with_times(corpus: Corpus, times_us: Mapping[tuple[str, str], float]) -> Cor
 
 
 def distill(corpus: Corpus, count: int) -> Distilled:
-    """Return `count` cases that represent the time and the variety of a corpus.
-
-    Raises UserError if no case has a time.
-    """
+    """Return at most `count` cases that represent a corpus. Raises `UserError` if no case has a time."""
     # the weight of a model comes from its traces that have times
     frame = weighted(corpus.frame[corpus.frame["median_us"] > 0])
     if frame.empty:
@@ -498,6 +494,8 @@ class Check:
 
 def check_of(corpus: Corpus, distilled: Distilled, times: Times) -> list[Check]:
     """Return, for each trace, the time predicted from the representing cases and the measured time of all its cases.
+
+    Traces for which one of these times is unknown are left out.
 
     times : times of the corpus's cases in a replay other than the one from which the representing cases were chosen
     """

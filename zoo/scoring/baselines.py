@@ -62,7 +62,7 @@ class BaselineCase:
 
 @dataclass(frozen=True, slots=True)
 class BaselineTrace:
-    """Times of the cases of one trace in a baseline, by key and a number that counts cases with the same key."""
+    """Times of one trace's cases in a baseline, by the case's key and its index among the cases with that key."""
 
     origin: Origin
     trace_hash: str
@@ -94,8 +94,10 @@ class Baseline:
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
-    """Yield each row after a pair that identifies the same case in other results: key, and number of earlier rows with
-    it.
+    """Yield (pair, row) for each row; the pair identifies the same case in other results.
+
+    It consists of the case's key, or its operator and shapes if it has none, and the number of earlier rows with the
+    same.
 
     rows : rows of one trace in one run configuration
     """
@@ -108,10 +110,8 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
 
 def baseline_of(results: Results) -> Baseline:
     """Return a baseline from the results of a replay of several traces: the times of the cases in eager, run as
-    recorded.
-
-    Raises UserError if the results contain no such cases or an impossible time, or were made with options that change
-    times.
+    recorded. Raises UserError if the results contain no such cases or an impossible time, or were made with options
+    that change times.
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay without these options")
@@ -139,9 +139,8 @@ def about_of(results: Results) -> dict[str, Any]:
 
 
 def added(baseline: Baseline, more: Baseline) -> Baseline:
-    """Return a baseline with the traces of two baselines; for a trace in both, the times in `more` are used.
-
-    Raises UserError if the two were measured with different machines, devices, numbers of threads or versions of torch.
+    """Return a baseline with the traces of two baselines; for a trace in both, the times in `more` are used. Raises
+    UserError if the two were measured with different machines, devices, numbers of threads or versions of torch.
     """
     if baseline.machine != more.machine:
         problem = f"the baseline was measured on {baseline.machine}, these results on {more.machine}"
@@ -150,9 +149,7 @@ def added(baseline: Baseline, more: Baseline) -> Baseline:
 
 
 def unusual_in(results: Results) -> list[str]:
-    """Return a text for each option of a replay that changes all its times and is not shown in a column of the
-    results.
-    """
+    """Return a text for each option of a replay that changes all its times and has no column in the results."""
     settings = results.header.get(SETTINGS) or {}
     words = [f"{name} {value}" for name, value in settings.items() if name not in ("seed", "pin", "processors")]
     return words + [str(word) for word in results.header.get(UNUSUAL) or ()]
@@ -164,7 +161,7 @@ def is_time(us: float | None) -> bool:
 
 
 def is_of_program(row: Result) -> bool:
-    """Return True if a case was run as in the program: forward, with the recorded batch and dtype, in one stream."""
+    """Return True if a case was run forward with the recorded batch and dtype, in one stream, and without tuning."""
     is_as_recorded = not row.dtype and not row.tune
     return row.direction == FORWARD and row.batch_scale == row.streams == 1 and is_as_recorded
 
@@ -185,7 +182,6 @@ def _case(row: Result) -> BaselineCase:
 
 def read_baselines(path: Path | None = None) -> Baseline:
     """Return the baseline in a file; without `path` the one that ships with opgrip, which is empty if there is none.
-
     Raises UserError if the file cannot be read or is not a baseline.
     """
     if path is None:
@@ -312,10 +308,9 @@ Times = Mapping[tuple[str, str], float]  # time in us by trace and key
 
 
 def times_of(results: Results) -> Times:
-    """Return the times of the cases that were run as recorded, from the results of a replay of several traces.
-
-    Raises UserError if the results were made with options that change times, or with several numbers of threads or
-    cache states.
+    """Return the times of the cases that were run as recorded, from the results of a replay of several traces. Raises
+    UserError if the results were made with options that change times, or with several numbers of threads or cache
+    states.
     """
     if unusual := unusual_in(results):
         raise UserError(f"these results were made with {', '.join(unusual)}", "replay the traces without these options")

@@ -127,9 +127,7 @@ class ModelScore:
 
     @property
     def supported(self) -> float | None:
-        """Mean of `TraceScore.supported` over the runs in the baseline, of which one that was not replayed counts as
-        0.
-        """
+        """Mean of `TraceScore.supported` over the runs in the baseline; a run that was not replayed counts as 0."""
         shares = [trace.supported if trace.statuses else 0.0 for trace in self.traces if trace.whole_us]
         values = [share for share in shares if share is not None]
         return fsum(values) / len(values) if values else None
@@ -231,9 +229,7 @@ def _mean_share(shares: Iterable[tuple[ModelScore, float | None]]) -> float | No
 
 
 def weights_of(models: Sequence[ModelScore]) -> list[tuple[ModelScore, float]]:
-    """Return pairs of a model and its weight: all families of models weigh the same, which their models share
-    equally.
-    """
+    """Return each model with its weight: families have equal weights, which their models share equally."""
     members = Counter(_family(model) for model in models)
     return [(model, 1 / len(members) / members[_family(model)]) for model in models]
 

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 class ZooScorer:
-    """Scores a distilled trace against the times in its header, and several traces against a baseline, for
-    `opreplay`.
-    """
+    """Scores for `opreplay`: of a distilled trace against its header's times, of several traces against a baseline."""
 
     def check(self, header: Mapping[str, Any]) -> None:
         if FIELD in header:
@@ -32,9 +30,7 @@ class ZooScorer:
             print_scores(distilled_scores(results), file, LEAST_COVERED)
 
     def against(self, baseline: Path | None) -> Callable[[Results, IO[str]], None]:
-        """Read a baseline, by default the one that ships, and return a function that prints the scores of results
-        against it.
-        """
+        """Read a baseline, by default the one that ships, and return a function that prints scores against it."""
         from opgrip.zoo.scoring.baselines import read_baselines
         from opgrip.zoo.scoring.score_table import LEAST_COVERED, print_scores
         from opgrip.zoo.scoring.scores import score_of

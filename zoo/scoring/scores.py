@@ -42,7 +42,9 @@ MOST_SCORES = 20_000  # maximum number of trace scores, over all variants
 
 
 def score_of(results: Results, baseline: Baseline) -> list[Score]:
-    """Return one score for each run configuration in the results of several traces, in the order of their rows."""
+    """Return one score for each run configuration in the results of several traces, in the order of their rows. Raises
+    `UserError` if there are too many run configurations.
+    """
     unusual = unusual_in(results)
     rows_of: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
     origins: dict[str, Origin] = {}
@@ -222,11 +224,10 @@ def compare_cases(origin: Origin, compared: Sequence[Compared]) -> TraceScore:
 
 def distilled_scores(results: Results, baseline: Results | None = None) -> list[Score]:
     """Return one score for each run configuration in the results of a distilled trace; an empty list for another trace.
+    Raises `UserError` if the trace does not say which original cases its cases represent, if the baseline is of another
+    trace or was made with options that change times, or if there are too many run configurations.
 
     baseline : results of another replay of the same trace, to compare with instead of the times in the trace
-
-    Raises UserError if the trace, which may be untrusted, does not say which original cases its cases represent, or if
-    the baseline is of another trace.
     """
     represented = represented_times(results.header)
     if represented is None:
@@ -276,7 +277,6 @@ class RepresentedTimes:
 
 def represented_times(header: Mapping[str, Any]) -> RepresentedTimes | None:
     """Return the times that a trace's cases represent; None for a trace that `opgrip corpus distill` did not write.
-
     Raises UserError if the header, which may be untrusted, is invalid.
     """
     field = header.get(FIELD)
@@ -350,6 +350,6 @@ def _weights_us(about: Mapping[str, Any], keys: Sequence[str]) -> dict[str, floa
         if type(index) is not int or not 0 <= index < len(keys) or keys[index] in weights_us:
             raise ValueError(f"an invalid or repeated number of a case: {str(index)[:40]}")
         if type(us) not in (int, float) or not 0 <= us < MOST_US:
-            raise ValueError(f"the time of a case is not a number, negative or too large: {str(us)[:40]}")
+            raise ValueError(f"the time of a case is negative, too large or not a number: {str(us)[:40]}")
         weights_us[keys[index]] = us
     return weights_us
