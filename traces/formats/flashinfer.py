@@ -313,7 +313,7 @@ def _model(data_set: DataSet, builder: RecordBuilder, tensor: TensorSpec, name: 
         raise FormatError("the file is not in the folder of the definitions")
     if data_set.stored_bytes > STORED_BYTES and not data_set.file.unbounded:
         raise FormatError(
-            f"the files read before hold {STORED_BYTES >> 30} GB of values, which is the limit: allow more with --unbounded"
+            f"the files read before hold {STORED_BYTES >> 30} GB of values, the maximum: allow more with --unbounded"
         )
     values = read_foreign_tensor(path, key)
     data_set.stored_bytes += values.nbytes
