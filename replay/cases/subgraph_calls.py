@@ -27,7 +27,7 @@ class Facts:
     """A signature, and properties derived from it.
 
     writes : for each tensor argument, True if a call may write into it
-    settings : arguments that depend on the device or dtype of the replay (see `is_setting`)
+    settings : devices, floating-point dtypes and generators among the arguments, which a replay may change
     varies : True if the sizes of results depend on input values
     refusal : reason why a subgraph cannot contain such calls; None if the signature shows none
     """
@@ -407,7 +407,10 @@ def _view(base: tuple[ResultOf, TensorSpec, str] | None, spec: TensorSpec) -> So
         raise Unsupported("the trace lacks the result of a call that a later call uses")
     result, result_spec, op = base
     if not (_alike(result_spec, spec) and can_flow(result_spec) and can_flow(spec)):
-        raise Unsupported(f"a result of {op} is used as {plain_name(spec.dtype)}, which no call returned")
+        raise Unsupported(
+            f"a later call reads the memory of a result of {op} as another kind of tensor ({plain_name(spec.dtype)}), "
+            "which no recorded call returned"
+        )
     return ViewOf(result, spec)
 
 

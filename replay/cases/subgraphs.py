@@ -388,7 +388,7 @@ def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Seque
     load : function that imports the implementation: a function, a class below `nn.Module` or an object of one
     args : arguments of the recorded module, on the device and in the dtype of the replay
 
-    Raises Unsupported if the tensors do not fit the class.
+    Raises Unsupported if the class needs arguments, or its parameters or `forward` do not fit the tensors.
     """
     loaded, tensors = load(), args[: len(operator.links.outside)]
     if not isinstance(loaded, nn.Module) and not (inspect.isclass(loaded) and issubclass(loaded, nn.Module)):
@@ -401,8 +401,8 @@ def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Seque
         inspect.signature(module.forward).bind(*inputs)
     except TypeError as error:
         raise Unsupported(
-            f"{type(module).__name__}.forward{inspect.signature(module.forward)} does not fit the tensors that are not "
-            f"its parameters: {_listed(tensors[index] for index in inputs)}"
+            f"{type(module).__name__}.forward{inspect.signature(module.forward)} does not accept the inputs of the "
+            f"recorded module (its tensors other than parameters and buffers): {_listed(tensors[index] for index in inputs)}"
         ) from error
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -106,11 +106,11 @@ class Program:
     """A call that a mode has prepared: compiled, loaded, and run once if the first run is slower.
 
     function : the function to time; on the CPU it returns when the work is done, on other devices when it is launched
-    enter : function that converts the arguments for `function`, which is not timed; None to pass them unchanged
+    enter : untimed function that converts the arguments for `function`; None to pass them unchanged
     leave : function that converts the result of `function` to torch tensors; only with `enter`
     in_place : True if `function` writes into the call's arguments although `enter` converts them
     enters_each_run : True if `enter` must be called before each run
-    memory : memory that was allocated in advance and that its runs use; None if runs allocate their memory
+    memory : memory that was allocated in advance and that the runs use; None if runs allocate their memory
     """
 
     function: Function
@@ -127,15 +127,16 @@ class Mode:
     """A way to run calls.
 
     make : function that returns the program for a call; its errors become those of the call's row
-    needs, extra : packages that it imports, and the extra of opgrip that installs them
-    devices : device types that it supports; empty for all
-    differentiable : True if autograd works through its programs; if False, a backward is compiled as a separate graph
+    needs, extra : packages that the mode imports, and the extra of opgrip that installs them
+    devices : supported device types; empty for all
+    differentiable : True if autograd works through the programs; if False, a backward is compiled as a separate graph
     ahead : True if preparing programs is slow enough to do it in several processes before timing
-    in_torch : True if its programs use torch's allocator and streams
-    in_graphs : True if its programs are CUDA graphs, which cannot be captured in another graph
+    in_torch : True if the programs use torch's allocator and streams
+    in_graphs : True if the programs are CUDA graphs, which cannot be captured in another graph
     autotunes : True if preparing a program times kernels on the accelerator, so that it must not run concurrently
-    argument, arguments : name, and function that returns all values, of what may follow its name after a colon
-    tuners : search methods, the default first; empty if it cannot search
+    argument : what may follow the mode's name after a colon, such as `backend`; empty if nothing may
+    arguments : function that returns the allowed values of this argument
+    tuners : search methods, the default first; empty if the mode cannot search
     """
 
     make: Callable[[Task], Program]
@@ -168,7 +169,7 @@ def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Calla
 def find_mode(text: str) -> tuple[Mode, str]:
     """Return the mode that a text such as `compile:NAME` names, and its argument (empty if it has none).
 
-    Raises `UserError` if the mode is unknown or lacks a package.
+    Raises `UserError` if the mode or its argument is unknown, or a package that the mode needs is missing.
     """
     name, colon, argument = text.partition(":")
     named_mode = modes.get(name)
@@ -244,7 +245,7 @@ class ModeOptions:
         graphs = [name for name in self.all_names if runs_graphs(name)]
         if in_graph and graphs:
             raise UserError(
-                f"--exec-mode graph captures what {graphs[0]} runs, which is a CUDA graph already",
+                f"--exec-mode graph cannot capture {graphs[0]}, which runs CUDA graphs itself",
                 "time it with --exec-mode events",
             )
         searching = [named_mode for named_mode, argument in map(find_mode, self.all_names) if argument != UNTUNED]

@@ -76,7 +76,7 @@ def target_of(operators: Sequence[str], inputs: Sequence[str], extensions: Seque
     inputs : JSON texts, each an object of arguments by name, or a list of such objects
     extensions : modules of the user that may register the operators
 
-    Raises UserError for invalid JSON, an unknown operator, or an extension that cannot be imported.
+    Raises UserError for invalid JSON or names, wildcards that match nothing, and extensions that cannot be imported.
     """
     configurations: list[Any] = []
     for text in inputs:
@@ -110,7 +110,9 @@ def _expanded(name: str, configurations: Sequence[Mapping[str, Any]]) -> list[st
     every = sorted({op_of(schema) for full_name in operator_names() for schema in schemas_of(full_name)})
     matched = [op for op in every if matches(op, [pattern]) or matches(op.rpartition(".")[0], [pattern])]
     if not matched:
-        raise UserError(f"no operator matches {name[:60]!r}", "write 'aten.add*', or aten.add for one operator")
+        raise UserError(
+            f"no operator matches {name[:60]!r}", "use a pattern such as 'aten.add*', or a name such as aten.add"
+        )
     taking = [op for op in matched if _takes(op, configurations)]
     if not taking:
         raise UserError(
@@ -158,7 +160,7 @@ def _object_without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     form = dict(pairs)
     if len(form) < len(pairs):
         names = [name for name, _ in pairs]
-        raise ValueError(f"{max(names, key=names.count)[:60]!r} has two values")
+        raise ValueError(f"{max(names, key=names.count)[:60]!r} occurs more than once")
     return form
 
 

@@ -69,7 +69,7 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
     """Yield a case for each recorded call of the samples that match one of the patterns and have all tags.
 
-    The caller numbers the cases.
+    Calls of several samples may get the same case number.
     """
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
@@ -262,7 +262,7 @@ def _nothing_selected(target: str, patterns: Sequence[str], tags: Sequence[str])
         return UserError(f"{target} contains no sample with recorded calls", hint)
     if not any(matches(name, patterns) for name in names):
         near = ", ".join(nearest(patterns[0], names))
-        return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest in {target} are {near}")
+        return UserError(f"no sample matches --op {' '.join(patterns)}", f"the nearest names in {target} are {near}")
     return UserError(f"{target} contains no sample with these names and tags", "opgrip samples list shows what ships")
 
 

@@ -47,7 +47,7 @@ def test_jax_implementation_of_a_sample_is_a_mode(tmp_path: Path) -> None:
         ("sample:nosuch", "unknown sample 'nosuch': opgrip samples list shows all"),
         ("sample:bbox2dlta", "unknown sample 'bbox2dlta': did you mean bbox2delta"),
         ("samples --tag Fast", "unknown tag 'Fast': choose from ForLoop, "),
-        ("samples --op no_such", "no sample matches --op no_such: the nearest in samples are "),
+        ("samples --op no_such", "no sample matches --op no_such: the nearest names in samples are "),
         ("samples --module x", "--module is for traces: "),
         ("samples --cache program", "--cache program needs a trace of a program, which samples is not: "),
         ("some.jsonl --tag Reduce", "--tag is for samples: "),

@@ -15,13 +15,13 @@ GRAPH = ("--exec-mode", "graph")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ((*GRAPH, "--mode", "cudagraph"), "captures what cudagraph runs, which is a CUDA graph already"),
+        ((*GRAPH, "--mode", "cudagraph"), "cannot capture cudagraph, which runs CUDA graphs itself"),
         (
             (*GRAPH, "--mode", "jit,reduce-overhead"),
-            "captures what reduce-overhead runs, which is a CUDA graph already",
+            "cannot capture reduce-overhead, which runs CUDA graphs itself",
         ),
-        ((*GRAPH, "--mode", "compile:cudagraphs"), "captures what compile:cudagraphs runs, which is a CUDA graph"),
-        ((*GRAPH, "--reference", "cudagraph"), "captures what cudagraph runs, which is a CUDA graph already"),
+        ((*GRAPH, "--mode", "compile:cudagraphs"), "cannot capture compile:cudagraphs, which runs CUDA graphs itself"),
+        ((*GRAPH, "--reference", "cudagraph"), "cannot capture cudagraph, which runs CUDA graphs itself"),
         ((*GRAPH, "--backward"), "cannot capture a backward pass, which runs on the stream of its forward pass"),
     ],
 )
