@@ -48,9 +48,11 @@ def make_program(
     examples : arguments of this call and of other calls of the signature; the mode may write into them
     key : key of the program in the folder of compiled programs (`store`); None to keep nothing
     grad : True if gradients of the results are needed
+    op : name of the operator, by which its candidate is found
     by_device : True if runs are timed by the device's clock
 
-    Raises `Unsupported` if the mode does not support the device, or its compiler rejects the call.
+    Raises `Unsupported` if the mode does not support the device, `--streams` or the device's clock, or if it cannot
+    compile the call for another reason than lack of memory.
     """
     mode, argument = find_mode(variant.mode)
     kind = torch.device(device).type
@@ -94,7 +96,7 @@ def make_program(
 
 
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, RunOutputs]:
-    """Run a program once; return the result of its function, and the same result as torch tensors, without a copy."""
+    """Run a program once; return what its function returns, and the call's results as torch tensors, uncopied."""
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
@@ -106,7 +108,7 @@ NO_GRADIENT = "not differentiable: its results have no gradient"
 
 
 def as_call(program: Program, mutates: bool) -> Function:
-    """Return a program as a function with the arguments and results of the call itself.
+    """Return a function that takes the arguments of a call, runs its program, and returns the list of its results.
 
     mutates : True if the call writes into its arguments; the function then does so too
     """
@@ -154,7 +156,10 @@ def remove_partial(store: str | None) -> None:
 
 
 def differentiable_results(operator: Operator, arguments: Arguments) -> list[int]:
-    """Run a call, and return the indices of its results that have a gradient; raise `Unsupported` if there are none."""
+    """Run a call, and return the indices of its results that have a gradient.
+
+    Raises `Unsupported` if there are none, or the call writes into its arguments.
+    """
     if operator.mutates:
         raise Unsupported("a call that writes into its arguments has no separate backward")
     args, kwargs = arguments
@@ -176,7 +181,7 @@ def differentiable_results(operator: Operator, arguments: Arguments) -> list[int
 
 
 def with_backward(program: Program, places: Sequence[int]) -> Function:
-    """Return a function that runs a program forward and backward, and returns the gradients.
+    """Return a function that runs a program forward and backward, and returns the gradients of its arguments.
 
     places : indices of the results from which the backward pass starts
     """
@@ -192,6 +197,8 @@ def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], A
     """Return a function that runs the program forward, and returns arguments for the function `gradients`.
 
     places : indices of the results from which the backward pass starts
+
+    The function raises `Unsupported` if one of these results has no gradient.
     """
 
     def enter(arguments: Arguments) -> Arguments:
@@ -210,7 +217,8 @@ def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_out
 
 
 def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
-    """Return the backward of a call as a graph of operators, and its arguments: saved tensors and incoming gradients.
+    """Return the backward of a call as a graph of operators, and the graph's arguments: saved tensors and incoming
+    gradients.
 
     Raises `Unsupported` if AOTAutograd creates no such graph.
     """

@@ -1,7 +1,7 @@
 """Replay of calls with a batch that is larger than the recorded one.
 
-The batch is the first dimension of tensors. Calls in program order, run on the meta device with a larger batch, show
-which tensors have it: at first the data of the operators in `ANCHORS`, then the results of calls with such tensors.
+The batch is the first dimension of tensors. Calls run in program order on the meta device with a larger batch show
+which tensors have it: first the data of operators in `ANCHORS`, then results of calls with such tensors.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ScaledCall:
     """How a call changes with a larger batch.
 
     inputs, outputs : growth of each tensor argument and of each result
-    sizes : True if the first of the sizes among its arguments is multiplied, too
+    sizes : True if the first size in arguments such as `size` and `shape` is multiplied, too
     lost : why it is unknown how the call changes; None if it is known
     """
 
@@ -81,7 +81,7 @@ def find_parameters(
 ) -> tuple[set[int], set[int]]:
     """Return all storages that exist before the first call, and those of them that hold parameters.
 
-    calls : calls with their phases
+    calls : (call, phase) in program order
     """
     result_memory: set[int] = set()
     outside: set[int] = set()
@@ -154,7 +154,7 @@ class BatchScale:
                 self._follow(call, phase)
 
     def verdict(self, number: int) -> ScaledCall:
-        """Return how most calls of a signature change with the batch; raise `Unsupported` if this is unknown."""
+        """Return how most calls of a signature change with the batch; raise `Unsupported` if unknown for all."""
         if not self.batch:
             raise Unsupported(
                 "the batch size of the trace is unknown: it contains no convolution, embedding or matrix product"
@@ -371,6 +371,7 @@ def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
     """Return a copy of a case with a batch `factor` times as large; the case itself if it does not depend on the batch.
 
     Captured facts such as time and count do not change. Values are drawn for the new shapes.
+
     Raises `Unsupported` if it is unknown whether the batch is the first dimension of its tensors.
     """
     verdict = batches.verdict(case.trace_number)

@@ -45,7 +45,7 @@ class Case:
     captured_host_us : median host time of a call, if `captured_us` is a device time
     captured_spread : interquartile range of the calls' times, relative to their median; None for a single call, or if
         the times are estimated parts of a CUDA graph's launches
-    perturbed : number of calls that ran right after the capture's own work; they are included in `count`
+    perturbed : number of perturbed calls, which are included in `count`
     share : share of the time of all selected calls, from 0 to 1
     context : torch settings, such as autocast, under which most calls ran
     input_sets : copies of the signature with the values and results of later calls
@@ -104,7 +104,7 @@ class Case:
 def make_cases(
     trace: Trace, selection: Selection = Selection(), with_preceding_calls: bool = False, in_order: bool = False
 ) -> list[Case]:
-    """Return one case per signature, largest share of time first.
+    """Return one case per signature, or with `selection.split` per timing cluster, largest share of time first.
 
     Calls made inside a function of an extension module are part of that function, and no cases. Calls that a distilled
     trace contains only because they precede its cases are left out.
@@ -112,7 +112,7 @@ def make_cases(
     with_preceding_calls : True to include these calls
     in_order : True to keep the order of signatures if no call has a time
 
-    Raises UserError if a pattern of `selection` matches nothing.
+    Raises UserError if the trace has no calls, or a pattern of `selection` matches nothing.
     """
     observed_calls = calls_at_several_sites(trace)
     placed = placed_calls(trace, observed_calls)
@@ -403,7 +403,7 @@ def _observed_at_several_sites(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return a copy of a signature with the values and results of a later call; None if that has another number of
+    """Return a signature with the values and results of a later call; None if that call has another number of
     tensors.
     """
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
@@ -458,7 +458,7 @@ FLOPS_PER_BYTE = 10  # assumed floating-point operations per byte moved; 5 to 20
 
 
 def estimated_cost(signature: Signature) -> float:
-    """Return the bytes that a call moves, plus its floating-point operations divided by `FLOPS_PER_BYTE`."""
+    """Return the bytes that a call moves plus its floating-point operations / `FLOPS_PER_BYTE`; 1 for a view."""
     if is_view(signature):
         return 1.0
     whole = float(bytes_of([signature.args, signature.kwargs, signature.outputs]))

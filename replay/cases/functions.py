@@ -144,7 +144,7 @@ class FunctionTrial:
 
 
 def try_function(function: Callable[..., Any], arguments: FunctionArguments) -> FunctionTrial:
-    """Run a function once on copies of its arguments; an exception is not raised, but reported in the case's row."""
+    """Run a function once on copies of its arguments; an exception is not raised, but makes the trial `failed`."""
     args, kwargs = _copied(arguments)
     argument_tensors = tensors_in([args, kwargs])
     versions = [tensor._version for tensor in argument_tensors]

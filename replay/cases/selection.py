@@ -207,9 +207,7 @@ MOST_REASONS = 3  # maximum number of operators that are listed with reasons; ot
 
 
 def unconverted(trace: Trace) -> str | None:
-    """Return a text about parts of a converted file that could not become calls, or None if everything was
-    converted.
-    """
+    """Return a text about the calls of a converted file that were not converted; None if all were."""
     if "converted_from" not in trace.header or trace.end is None or not trace.end.dropped:
         return None
     dropped = sorted(trace.end.dropped, key=lambda item: -item.count)
@@ -250,9 +248,7 @@ class Point:
 @titled("device and inputs")
 @dataclass(frozen=True, slots=True)
 class PointOptions:
-    """Options that are combined, so that each combination of values is one row per case, and the processors to run
-    on.
-    """
+    """Options whose combinations of values each become one row per case, and the processors to run on."""
 
     threads: tuple[int, ...] = option(
         (),
@@ -310,6 +306,7 @@ class Variant:
     values : how input values are chosen, such as `recorded` or `random`
     direction : `forward`, or `backward` to compute gradients
     mode : name of the mode; if it has an argument, both are joined by a colon
+    point : threads, batch size and concurrency
     cache : state of the caches before each run; None if it is the same for all variants of the case
     """
 

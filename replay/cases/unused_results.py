@@ -41,7 +41,7 @@ def refused_argument(error: BaseException) -> str | None:
 
 
 def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[str]) -> Case:
-    """Return a copy of a case in which the arguments require gradients, except `refused` ones.
+    """Return a copy of a case with changed `requires_grad` of its arguments; `refused` ones require no gradients.
 
     lacks_gradient_flags : True if the source of the case does not record which tensors require gradients; all
         floating-point and complex tensors then do
@@ -57,8 +57,8 @@ def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[s
 
 
 def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case whose operator the device has, and a note that names that operator; empty for the recorded
-    operator.
+    """Return a case with an operator that the device has, and a note that names it, or the case unchanged and no
+    note.
     """
     if case.operator is not None:
         return case, ""
@@ -149,7 +149,7 @@ def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
 
 
 def packet_of(signature: Signature) -> str:
-    """Return the name of one of torch's operators without namespace and overload; empty for other calls."""
+    """Return the name of an operator of aten without namespace and overload; empty for other calls."""
     parts = signature.op.split(".")
     return parts[1] if signature.kind == OPERATOR and len(parts) == 3 and parts[0] == "aten" else ""
 

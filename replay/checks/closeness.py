@@ -36,10 +36,10 @@ class Unpaired(Exception):
 
 
 def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-    """Return a mode's results with their positions in the reference's results; raise `Unpaired` if their numbers
-    differ.
+    """Return a mode's results with their positions in the reference's results.
 
-    If a mode returns only tensors, outputs of the reference that are not tensors are ignored.
+    If the numbers of outputs differ, those that are not tensors are ignored. Raises `Unpaired` if numbers of tensors
+    differ.
     """
     if len(actual.outputs) == len(reference.outputs):
         outputs = list(range(len(reference.outputs)))
@@ -105,7 +105,7 @@ class Plain:
 
 
 def plain(leaf: Any) -> Plain | None:
-    """Return the values of a result; None if it is neither a tensor nor a number.
+    """Return the values of a result; None if it is neither a tensor nor a number of at most 64 bits.
 
     Raises RuntimeError or NotImplementedError for a tensor that torch cannot convert to a dense one.
     """
@@ -192,8 +192,9 @@ def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
 
     size : (elements,) float64, absolute values of the reference's elements
 
-    The absolute tolerance of a dtype is meant for numbers around 1. If the largest number is smaller, as in gradients,
-    the tolerance is reduced in proportion, because it would otherwise hide errors.
+    The absolute tolerance of a dtype is meant for numbers around 1. If the largest element is smaller, as in gradients,
+    the tolerance is reduced in proportion, because it would otherwise hide errors. A tolerance set by the user is not
+    reduced.
     """
     # the product with an infinite size would allow any finite number there
     size = size.nan_to_num(0, 0, 0)
@@ -275,13 +276,14 @@ def rounded(
     rounding.
 
     Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose error
-    in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times the largest of
+    in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times (for long sums,
+    16-bit dtypes and TF32, other constants apply) the largest of
     - the reference's own error in this element,
     - the effect of a last-bit change of the arguments, which is large where terms cancel,
     - the `TYPICAL` quantile of the reference's errors; not the largest error, since one element at a discontinuity
       would excuse all.
     The root mean square of these elements' errors must also stay below that of the tolerance plus `OVERALL` times the
-    rest of the bound, because errors near the bound everywhere indicate a bias.
+    rest of the bound, because errors near the bound everywhere indicate a bias. Otherwise only the tolerance counts.
 
     actual, reference : result of the mode, and of the reference
     truth : result computed in float64

@@ -32,8 +32,8 @@ def check_contract(
 ) -> ResultVerdict:
     """Return the verdict on a candidate's results apart from their values.
 
-    They must have the types, strides and memory of the operator's results and be the same in each run, and only
-    arguments that the operator writes may change.
+    The results must have the types and strides of the operator's results, share memory with the same arguments, and be
+    equal in two runs if the operator's are. Only arguments that the operator writes into may change.
 
     unused : indices of outputs that the program does not use; they are not checked
     """

@@ -66,7 +66,7 @@ class Named:
         return self.random and self.bound(arguments).get("dropout_p") != 0
 
     def is_generator_state(self, output: int) -> bool:
-        """Return True if the output with this index holds the state of a random generator instead of values."""
+        """Return True if an output is the state of a random generator, or a placeholder, instead of values."""
         outputs = self.schema.returns if self.schema is not None else []
         return output < len(outputs) and outputs[output].name in GENERATOR_OUTPUTS
 
@@ -99,10 +99,11 @@ Chosen = Callable[[dict[str, Any], Tensor, Tensor], str | None]
 def chosen_otherwise(
     operator: Named, arguments: Arguments, actual: Sequence[Any], reference: Sequence[Any]
 ) -> dict[int, str | None]:
-    """Check outputs in which another of several equal elements may be chosen; return, by index, the error or None.
+    """Check the outputs of an operator that may choose any of several equal elements, such as `sort`.
 
-    The result is empty for operators that do not choose elements. Indices may differ from the reference's if they point
-    at equal elements; they must be valid, and distinct if each element is returned once.
+    Return the error of each checked output by the output's index, None if it is correct. Indices may differ from the
+    reference's if they point at equal elements; they must be valid, and distinct if each element is returned once.
+    Nothing is checked for other operators, stable sorts, and indices of another shape or dtype.
     """
     position = INDEX_OUTPUT.get(operator.packet, len(reference))
     if operator.schema is None or _stable(operator, arguments) or not len(actual) == len(reference) > position:
@@ -236,7 +237,7 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return the error in `actual`, results of a dropout; None if each element is about 0 or input / (1 - p)."""
+    """Return what is wrong with the results of a dropout; None if each element is nearly 0 or input / (1 - p)."""
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
     exact = torch.complex128 if source.is_complex() else torch.float64

@@ -147,8 +147,8 @@ class Reference:
     def _of_its_own_shape(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
         """Return True if sizes of a result depend on rounding or on random numbers, so that its shape may differ.
 
-        They depend on rounding if the shape is in the range of the shapes of the runs in float64, and on random numbers
-        if runs with other seeds differ in the same dimensions.
+        Sizes depend on rounding if the shape is in the range of the shapes of the runs in float64, and on random
+        numbers if runs with other seeds differ in the same dimensions.
         """
         truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
@@ -264,7 +264,7 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return how the nesting of a candidate's results differs from the reference's, as text; None if it does not."""
+    """Return how the nesting of a candidate's results differs from that of the reference's; None if it does not."""
     own, right = _parts(ours), _parts(reference)
     if own is None and right is None and (ours is None) == (reference is None):
         return None
@@ -281,7 +281,7 @@ def not_comparable(results: Any) -> str | None:
 
 
 def in_order_of(results: Any, like: Any) -> Any:
-    """Return results in which dictionaries have their keys in the same order as in `like`."""
+    """Return results in which dictionaries have their keys in the same order as in `like`, and tuples are lists."""
     if isinstance(results, Mapping):
         return {key: in_order_of(results[key], like[key]) for key in like}
     if isinstance(results, list | tuple):
@@ -317,7 +317,7 @@ def tensors_of(arguments: Arguments) -> list[Tensor]:
 
 
 def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> RunOutputs:
-    """Run a call with all random generators seeded, and restore the program's generators afterwards."""
+    """Run a call with all random generators seeded; return copies of its results, and restore the generators."""
     with _seeded(arguments, seed):
         return observe(function, arguments, mutates)
 
@@ -378,7 +378,7 @@ def truths_of(
 ) -> Truths | None:
     """Return the results of a call computed in float64; None if it cannot run in float64.
 
-    Arguments that share memory must not be written, because their float64 copies share none.
+    Also None if the call writes into arguments while some share memory, because their float64 copies share none.
     """
     first = make_arguments()
     strided = [tensor for tensor in tensors_of(first) if tensor.layout is torch.strided]

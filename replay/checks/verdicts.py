@@ -19,7 +19,7 @@ class ResultDifference:
 
     place : the result, such as `output 1`
     count, size : number of elements that differ, and of all
-    max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf for a zero reference
+    max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf if the reference is 0 in one of them
     at : indices of the element with the largest absolute error
     """
 
@@ -36,7 +36,7 @@ class ResultDifference:
         return f"{self.place}: {self.count:,} of {self.size:,} elements differ, by {by} at most{where}"
 
     def joined(self, other: ResultDifference) -> ResultDifference:
-        """Return the difference with the larger absolute error, with the larger relative error of both."""
+        """Return the difference with the larger absolute error; its relative error becomes the larger one of both."""
         larger = max(self, other, key=lambda item: (item.max_abs, item.count))
         return replace(larger, max_rel=max(self.max_rel, other.max_rel))
 

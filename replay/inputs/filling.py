@@ -25,14 +25,14 @@ CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
-    """Return a function that converts one argument of a call to another floating-point dtype.
+    """Return a function that casts one tensor, dtype or number among a call's arguments to a floating-point dtype.
 
-    A floating-point dtype among the arguments changes if a tensor has this dtype, or if the call has no floating-point
-    tensor. Numbers too large for the new dtype become its maximum.
+    Floating-point tensors with more than 8 bits are cast. An argument that is a dtype is cast if a tensor has it, or if
+    no tensor is cast. Numbers too large for the new dtype become its maximum.
 
     tree : all arguments of the call
-    dtype : dtype to which floating-point tensors are converted
-    Raises `ValueError` if the dtype is not a floating-point dtype, and `Unsupported` if arguments view the same memory
+
+    Raises `ValueError` if `dtype` is not a floating-point dtype, and `Unsupported` if arguments view the same memory
     with several dtypes.
     """
     if not dtype.is_floating_point:
@@ -55,7 +55,7 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature with arguments and results converted to another dtype, if they can be and `dtype` is not
+    """Return a signature with arguments and results cast to a dtype, or unchanged if that is impossible or `dtype` is
     None.
     """
     if dtype is None:
@@ -105,7 +105,7 @@ BLOCK = 1 << 22  # number of elements drawn at a time, a multiple of the 16 that
 
 
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
-    """Draw values into a tensor without taking more memory than the tensor, even if elements share memory.
+    """Draw values into a tensor. In a tensor of more than `FEW` elements, those that share memory are drawn only once.
 
     tensor : tensor of a dtype that `memory_dtype` returns
     model : source of the values; None for values that only depend on the dtype (see `draw`)
@@ -163,7 +163,7 @@ def memory_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return normal random numbers in any floating-point or complex dtype, also in those in which torch cannot draw."""
+    """Return normal random numbers in any floating-point or complex dtype, also in those that torch cannot draw."""
     wide = torch.complex64 if dtype.is_complex else torch.float32
     return torch.randn(shape, dtype=wide, generator=generator, device=generator.device).to(dtype)
 
@@ -191,7 +191,8 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A source of recorded values in a file; missing values, and those that do not fit, are drawn from the value model.
+    """A source of recorded values in a file; values that are missing or do not fit the tensor are drawn from the value
+    model.
 
     key : key of the values in the file
     repeated : dimensions of stride 0, of which the file stores one element
@@ -225,7 +226,8 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return the sources of values of a trace by number: recorded values if there are some, else the value model.
+    """Return the sources of a trace's values by number: the recorded values if the trace keeps them, else the value
+    model.
 
     Warns if recorded values are missing.
     """

@@ -114,7 +114,8 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedPiece:
-    """A source of values for large float tensors, which repeats one piece, much faster than drawing all values.
+    """A source of values for large floating-point tensors: one drawn piece is repeated, which is faster than to draw
+    all.
 
     piece : smallest number of elements in the piece
     """
@@ -144,10 +145,10 @@ _MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
 def with_values(
     signature: Signature, values: Mapping[int, Drawable], kind: str
 ) -> tuple[Signature, Mapping[int, Drawable]]:
-    """Return a signature whose tensors refer by number to sources of values, and these sources by number.
+    """Return a signature whose tensors refer by number to sources of one kind of values, and these sources by number.
 
-    kind : an option of `--values`; or `repeated`, for calls that run untimed: as `recorded`, but in floating-point
-        tensors a short piece is repeated
+    kind : a kind of `--values`; or `repeated`, for calls that run untimed: like `recorded`, but each floating-point
+        tensor repeats a short piece
     """
     from opgrip.traces.schema.arguments import TensorSpec, map_leaves
     from opgrip.traces.schema.tensor_specs import map_values

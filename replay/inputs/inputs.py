@@ -31,8 +31,10 @@ from opgrip.traces.values import Drawable
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Maps the device of a recorded tensor to the device of the replay; None for `replay_device` keeps recorded
-    devices.
+    """Maps the device of a recorded tensor to its device in the replay.
+
+    recorded : device of the program; tensors on other kinds of devices stay there, unless the replay is on the CPU
+    replay_device : None to keep all recorded devices
     """
 
     recorded: str
@@ -47,8 +49,8 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """Return True if CPU memory that the program pinned is pinned here; not on the CPU, where this would start a
-        GPU.
+        """Return True if CPU memory that the program pinned is pinned here, too; a replay on the CPU must not, because
+        that starts a GPU.
         """
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
@@ -57,10 +59,6 @@ ADDRESSES = 1 << 63  # size of the address space in bytes
 
 
 def device_map(recorded: str, replay_device: str | None) -> DeviceMap:
-    """Return the map from recorded devices to the device of the replay.
-
-    recorded : device on which the program ran; if it is an accelerator, tensors on the CPU stay on the CPU
-    """
     return DeviceMap(recorded, replay_device)
 
 
@@ -124,8 +122,8 @@ class Inputs:
         return self._storages
 
     def copy(self) -> Inputs:
-        """Return a copy in separate memory, which restores the values that `keep` has stored or, without them, the
-        current ones.
+        """Return a copy in separate memory that has, and restores, the values that `keep` stored, or else the current
+        values.
         """
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
@@ -177,10 +175,11 @@ class Inputs:
             storage.copy_(pristine)
 
     def change(self, amount: float) -> None:
-        """Change floating-point values by at most the relative `amount`, so that no two runs have the same ones.
+        """Change floating-point values by a relative `amount` of at least 8 epsilons, so that no two runs have the same
+        values.
 
-        All values in one storage change by the same factor, which keeps their order. If they are all equal, each
-        changes by another factor, and zeros become small positive numbers. `restore` then restores the new values.
+        All values in one storage change by the same factor, which keeps their order. If all are equal, each changes by
+        a factor of its own, and zeros become small positive numbers. `restore` then restores the new values.
         """
         for memory in self._float_memory():
             most = max(amount, 8 * torch.finfo(memory.dtype).eps)

@@ -35,7 +35,8 @@ class Candidate:
     op : full name of the operator, such as `aten._softmax.default`, pattern of names such as `aten.add.*`, name of a
         sample, or `module:` with the path of a module or a pattern of paths
     source : absolute path of a Python file, name of a module, or `IN_PROCESS`
-    function : name of the function in it, in which dots lead to attributes; for `IN_PROCESS`, the operator
+    function : name of the function or class in the source, in which dots lead to attributes; for `IN_PROCESS`, the
+        operator
     digest : hash of the file's contents, so that results of a changed candidate are not mixed with earlier ones
     """
 
@@ -53,7 +54,7 @@ class Candidate:
         return self.op.removeprefix(OF_MODULES) if self.op.startswith(OF_MODULES) else None
 
     def hash_of_file(self) -> str:
-        """Return a hash of the source's contents; empty if the source is no file."""
+        """Return a hash of the source's file, empty without a file; raise `UserError` if it cannot be read."""
         if self.source == IN_PROCESS or module_of(self.source) == self.source:
             return ""
         try:
@@ -176,8 +177,8 @@ class CandidateOptions:
     def read(self) -> CandidateOptions:
         """Return the options with the folder's candidates in `candidate`, each with its file's hash.
 
-        Raises `UserError` if a file cannot be read, an operator has several candidates, `confirm` is set without
-        candidates, or a candidate to confirm is a function of this process.
+        Raises `UserError` if a file cannot be read, the folder has no candidates, an operator has several, `confirm` or
+        `untrusted` is set without candidates, both are set, or one is set for a function of this process.
         """
         candidates = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
         for op, count in Counter(item.op for item in candidates).items():

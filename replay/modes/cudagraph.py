@@ -31,9 +31,9 @@ class _Captured:
 
 @mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
 def as_graph(task: Task) -> Program:
-    """Return the call as CUDA graphs, one for each set of arguments, captured on first use.
+    """Return a program that runs the call as CUDA graphs, one for each set of tensors, captured on its first use.
 
-    A graph can only run on the tensors of its capture, but no inputs are copied before a run.
+    A graph only runs on the tensors with which it was captured, so that no inputs are copied before a run.
     """
     examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
     captures = []
@@ -73,7 +73,7 @@ def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call on the stream of the capture, at last so that torch raises an error if the call waits for the
+    """Run the call on the stream of the capture; in the last run, torch raises an error if the call waits for the
     device.
 
     Waiting would make this capture and later ones fail.

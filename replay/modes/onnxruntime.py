@@ -69,7 +69,7 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
 def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
     """Return the call as an ONNX model whose nodes run on the first execution provider that supports them.
 
-    providers_of : function that returns the providers for the names of the model's operators
+    providers_of : function that returns the providers, given the names of the model's operators
     """
     import onnxruntime
     import torch

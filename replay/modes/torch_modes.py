@@ -97,7 +97,6 @@ def _compiled(task: Task, dynamic: bool, **options: Any) -> Program:
 
 
 def _own_code(function: Function) -> Function:
-    """Return a copy of a function, because dynamo limits the number of programs per code object."""
     import torch
 
     number = next(_numbers)
@@ -144,7 +143,7 @@ def run_as_called(task: Task) -> Program:
 
 @mode("cpu", differentiable=True, ahead=False)
 def run_on_cpu(task: Task) -> Program:
-    """Return the call as a program that runs on the CPU; its time includes the copies there and back."""
+    """Return the call as a program that runs on the CPU; its time includes copying tensors to the CPU and back."""
     from torch import Tensor, device
 
     from opgrip.traces.schema.arguments import map_leaves

@@ -68,7 +68,7 @@ def with_jax(task: Task) -> Program:
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
     """Return the constants of an exported program, and a jax function of these constants and the inputs.
 
-    Call `start` before. Raises `Unsupported` if torchax cannot convert the program.
+    `start` must have been called. Raises `Unsupported` if torchax cannot convert the program.
     """
     from opgrip.replay.modes.conversions.runtimes import reason
     from opgrip.traces.schema.tensor_specs import plain_name
@@ -95,7 +95,7 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:
-    """Set the dtype that operators take from torch's default, because jax has another default in 64-bit mode."""
+    """Write the dtype into operators that take torch's default, because jax has another one in 64-bit mode."""
     import torch
 
     for node in graph.nodes:

@@ -29,7 +29,7 @@ _LIBRARIES = tuple(EXTENSION_SUFFIXES)  # file suffixes of compiled modules and 
 
 
 def extension_of(text: str) -> str:
-    """Return the value of `--extension` so that it works from any working directory, with absolute paths of files."""
+    """Return a value of `--extension`, with a file's path made absolute so that it works from any working directory."""
     return os.path.abspath(text) if _is_file(text) else text
 
 
@@ -146,7 +146,7 @@ def is_installed(name: str) -> bool:
 
 
 def check_import(name: str) -> None:
-    """Import an extension in a separate process, because it may crash or hang; raise `UserError` if that fails."""
+    """Import an extension in a separate process, which may crash or hang; raise `UserError` if the import fails."""
     try:
         done = subprocess.run(
             own_python(__name__, name), capture_output=True, text=True, errors="replace", timeout=IMPORT_S, check=False

@@ -54,8 +54,8 @@ def may_use_tf32(operators: Iterable[str]) -> bool:
 
 
 def must_use_float32(operators: Iterable[str]) -> bool:
-    """Return True if a setting forbids TF32 for an operator, so that a runtime with a single setting must not use
-    it.
+    """Return True if torch's settings forbid TF32 for any of the operators; a runtime with one setting must then not
+    use TF32.
     """
     return not all(map(allows_tf32, tf32_places(operators)))
 
@@ -65,7 +65,7 @@ _PRECISIONS = ("highest", "high", "medium")
 
 @contextmanager
 def restored(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Run the block with recorded torch settings; settings that this version of torch lacks are skipped.
+    """Run the block with recorded torch settings; settings that this version of torch lacks or rejects are skipped.
 
     Autocast is not restored, because calls are recorded after autocast has cast their arguments.
     """

@@ -48,13 +48,13 @@ def module_of(device: str) -> Any:
 
 
 def graph_class(device: str) -> Any:
-    """Return the class that captures work as a graph, such as `torch.cuda.CUDAGraph`, or None if there is none."""
+    """Return the class that captures work as a graph, such as `torch.cuda.CUDAGraph`; None if torch has none."""
     module = module_of(device)
     return next((getattr(module, name) for name in GRAPHS if hasattr(module, name)), None)
 
 
 def with_index(device: str) -> str:
-    """Return a device name with its index, 0 by default; without one it can mean another device in each thread."""
+    """Return a device name with its index, 0 by default; without one it means each thread's current device."""
     return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
 
 
@@ -75,14 +75,14 @@ def check_present(device: str) -> None:
 
 
 def name_of(device: str) -> str:
-    """Return a device's product name, such as `NVIDIA H100`; creates a context on an accelerator."""
+    """Return a device's product name, such as `NVIDIA H100`, or else `device`; creates an accelerator's context."""
     if not is_accelerator(device) or not hasattr(module_of(device), "get_device_name"):
         return device
     return str(module_of(device).get_device_name(device))
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return what the header of results records about an accelerator, empty for a CPU; creates a context on it."""
+    """Return the facts about an accelerator for the header of results, empty for a CPU; creates a context on it."""
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 
@@ -94,7 +94,7 @@ def synchronizer(device: str) -> Callable[[], None]:
 
 
 def check_use(device: str, error: BaseException) -> None:
-    """Raise `DeviceLostError` if an error made the device unusable for this process."""
+    """Raise `DeviceLostError` if this process can no longer use the device after an error."""
     if not is_accelerator(device) or isinstance(error, Unsupported | MemoryError | torch.OutOfMemoryError):
         return
     try:
@@ -112,7 +112,7 @@ def current_stream(device: str) -> Any:
 
 
 def delay(device: str, duration_us: float) -> None:
-    """Keep the current stream of a device busy for `duration_us`, if the device has such a kernel."""
+    """Keep the current stream of a device busy for `duration_us`, if torch has a kernel for that."""
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:
         sleep(round(duration_us * _cycles_per_us(device)))
@@ -146,7 +146,7 @@ def limit_device_memory(device: str, limit: int | None) -> int | None:
 
 
 def free_by_driver(device: str) -> int | None:
-    """Return the free memory of an accelerator in bytes, or None if NVML, which needs no context, does not know it."""
+    """Return an accelerator's free memory in bytes as NVML reports it without a context; None if unknown."""
     gpu = find_gpu(device)
     if gpu is None:
         return None
@@ -158,7 +158,7 @@ def free_by_driver(device: str) -> int | None:
 
 @contextmanager
 def without_waiting(device: str) -> Iterator[None]:
-    """Make operators in the block raise an error if they wait for the device, where torch can detect this."""
+    """Make operators in the block raise an error if they wait for the device and torch can detect this."""
     module = module_of(device)
     if not hasattr(module, "set_sync_debug_mode"):
         yield
@@ -196,7 +196,7 @@ class DeviceTraits:
 
 
 def check_equal(devices: Sequence[str]) -> None:
-    """Raise `UserError` if the devices over which cases are spread are not different accelerators of one kind."""
+    """Raise `UserError` if several devices are named that are not different accelerators of one kind."""
     first, *others = devices
     if not others:
         return

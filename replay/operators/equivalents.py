@@ -30,9 +30,10 @@ class Equivalent:
     """A call that replaces a recorded call and does the same work.
 
     signature : the call to make instead
-    argument_indices : for each of its tensor arguments, the index of the recorded argument; None for a new tensor
+    argument_indices : for each of its tensor arguments, the index among the recorded call's tensors; None for a new
+        tensor
     result_count : number of its first results that correspond to results of the recorded call
-    unused : indices of its other results
+    unused : indices of its other results; empty if the recorded call's results are unknown
     note : text for the result row that names the operator that runs
     """
 
@@ -43,7 +44,7 @@ class Equivalent:
     note: str
 
     def memory_of(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storages that this call's arguments and results use, given those of the recorded call."""
+        """Return the storage numbers of this call's arguments and results, given those of the recorded call."""
         return tuple(NO_STORAGE if place is None else inputs[place] for place in self.argument_indices), outputs[
             : self.result_count
         ]
@@ -58,8 +59,8 @@ class _Conversion:
 
 
 def equivalent_on(signature: Signature, device: str) -> Equivalent | None:
-    """Return the call that replaces a recorded call on a device; None if the recorded operator runs there or no other
-    does the same work.
+    """Return the call that replaces a recorded call on a device; None if the recorded call can run there or no other
+    operator does the same work.
 
     torch chooses the kind of attention by its arguments, so the arguments are allocated on the device to find out.
     """

@@ -35,7 +35,7 @@ FindKernel = Callable[[str], Any]
 
 
 def kernel_in(thing: Any) -> Any:
-    """Return the Triton kernel in an object without its autotuners and heuristics; None if it contains no kernel."""
+    """Return the Triton kernel in an object without its autotuners and heuristics; None if there is no kernel."""
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None
@@ -176,7 +176,7 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
 
 
 def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
-    """Return True if the operators of a namespace may run: torch's for tensors, and those of the user's extensions."""
+    """Return True if a namespace's operators may run: torch's operators on tensors, and those of `extensions`."""
     if namespace in COMPUTING or namespace in {module_of(name).partition(".")[0] for name in extensions}:
         return True
     own = (name for name in extensions if name not in TRUSTED_EXTENSIONS)
@@ -184,7 +184,7 @@ def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
 
 
 def namespaces_of(extension: str) -> frozenset[str]:
-    """Import an extension of the user, and return the operator namespaces that it registers."""
+    """Return the operator namespaces that importing an extension registers; raise `Unsupported` if that fails."""
     namespaces, problem = _import_once(extension)
     if problem is not None:
         raise Unsupported(f"--extension {extension} cannot be imported: {problem}")
@@ -379,7 +379,8 @@ _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in FAMILIES)
 def family_of(op: str) -> str:
     """Return the operator family, such as `convolution` for `aten.convolution_backward.default`.
 
-    Functions of extension modules form one family, and Python functions and modules form another.
+    Functions of extension modules and operators of torchvision, mmcv and `quantized` form one family. Python functions,
+    modules and operators of other namespaces form another.
     """
     if ":" in op:
         return EXTENSION
@@ -426,12 +427,12 @@ def overwrites(function: Callable[..., Any]) -> bool:
 
 
 def sizes_vary(function: Callable[..., Any]) -> bool:
-    """Return True if the shapes of an operator's results may depend on the values of its arguments."""
+    """Return True if an operator's result shapes may depend on argument values, or if it is not part of aten."""
     return _name_of(function) is None or torch.Tag.dynamic_output_shape in getattr(function, "tags", ())
 
 
 def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
-    """Return True if no integer values among an operator's arguments can crash it or make the device unusable."""
+    """Return True if integer arguments of any value are known not to crash the operator or lose the device."""
     name = _name_of(function)
     if name is None:
         return False

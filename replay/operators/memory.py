@@ -80,7 +80,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
-    """Return True if at least half of the results' bytes are in newly mapped pages."""
+    """Return True, or True per element, if at least half of the results' bytes are in newly mapped pages."""
     return fresh_bytes * 2 >= results
 
 
@@ -123,9 +123,10 @@ def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemor
 
 
 def limit_memory(limit: int | None, device: str) -> int | None:
-    """Limit the memory that this process may take from now on: an accelerator's if `device` is one, else the host's.
+    """Limit the memory that this process may take from now on, and return the limit in bytes, or None without a limit.
 
-    limit : limit in bytes; None for most of an accelerator's free memory, and for no limit on the CPU
+    limit : bytes on the accelerator if `device` is one, else bytes of host memory beyond those in use; None for most of
+        an accelerator's free memory, and for no limit of host memory, which also is not limited if the system refuses
     """
     if is_accelerator(device):
         return limit_device_memory(device, limit)

@@ -24,7 +24,7 @@ _counters = _places.take_later("torch._dynamo.utils.counters", None, "the modes 
 
 
 def graphs_compiled() -> int:
-    """Return the number of graphs that dynamo has passed to a backend in this process."""
+    """Return how many graphs dynamo passed to a backend in this process; raise `Unsupported` if unknown."""
     counters = _counters()
     if counters is None:
         raise Unsupported(f"torch {torch.__version__} does not report what dynamo compiled")
@@ -115,10 +115,11 @@ _boxed_run = _places.take_later(
 
 
 def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
-    """Return a function that runs an exported program from its AOTInductor package at `path`, which `make` compiles
-    first.
+    """Return a function that runs an exported program from the AOTInductor package at `path`.
 
     The function calls the model without torch's Python wrapper, which parses the shapes of its arguments at each call.
+
+    make : True to compile the program to that package first
     """
     compile_package, load_package = _compile_package(), _load_package()
     if compile_package is None or load_package is None:
@@ -140,9 +141,9 @@ _default_partition = _places.take_later("torch._functorch.partitioners.default_p
 def traced_backward(
     forward: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], run: Callable[[Sequence[Tensor]], object]
 ) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return the graph with which AOTAutograd computes a function's gradients, and its inputs; None without a graph.
+    """Return AOTAutograd's graph for the gradients of `forward`, and the graph's inputs; None if no graph is made.
 
-    run : function that is called with the results of the traced `forward` and runs their backward
+    run : called with the results of the traced `forward`, whose backward pass it runs
     """
     aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()
     if aot_function is None or make_boxed is None or partition is None:

@@ -23,7 +23,7 @@ class Work:
 
     flops : number of floating-point operations; None if no formula covers the call
     bytes : number of bytes to read and write; None if unknown
-    dtype : name of the dtype in which it computes; None if unknown
+    dtype : name of the dtype in which the call computes; None if unknown
     operators : number of operators that the dispatcher runs
     """
 
@@ -43,7 +43,8 @@ def work_of(
 def counted(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], whole: bool = True) -> Work:
     """Run a function once and return the work of all operators that it calls.
 
-    whole : True to count only the bytes of the function's arguments and results, as for a single kernel
+    whole : True to count only the bytes of the function's arguments and results, as for one kernel; False to count
+        those of each operator
     """
     tally = _Tally()
     with tally:
@@ -122,7 +123,7 @@ class OperatorCall:
 
     name : operator name without overload and in-place underscore, such as `aten.add` or `mmcv._ext:nms`
     function : the overload; None for a function that is not an operator of torch
-    values : arguments by name, including default values
+    values : arguments by name, including default values; positional arguments of such a function by index as text
     ins, outs : tensors among the arguments, and among the results
     """
 
@@ -319,7 +320,7 @@ def _sorted(call: OperatorCall) -> float:
 
 
 def _topk(call: OperatorCall) -> float:
-    """Count a comparison of each element with a threshold, and those to sort k results."""
+    """Count one comparison of each element with a threshold, and the comparisons that sort the k results."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)

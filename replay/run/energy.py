@@ -183,7 +183,7 @@ SIZE, WARM_UP_BLOCK_S = 1024, 0.01
 
 @cache
 def warm_up(device: str, seconds: float) -> None:
-    """Keep a GPU busy, once per process, because the clock of an idle one takes tenths of a second to rise."""
+    """Keep a GPU busy, once per process, because the clock of an idle GPU takes tenths of a second to rise."""
     # this module is imported to print the help
     import torch
 
@@ -204,7 +204,7 @@ def warm_up(device: str, seconds: float) -> None:
 
 
 class Clocks:
-    """Reads a GPU's clock and throttling between timed runs, never during one, if its counters can be read."""
+    """Reads a GPU's clock and throttling between timed runs, never during one; without a GPU, it reads nothing."""
 
     def __init__(self, gpu: Gpu | None) -> None:
         self._gpu = gpu
@@ -213,7 +213,7 @@ class Clocks:
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
 
     def reading(self, announce: Announce) -> Announce:
-        """Return an `announce` function that also reads clock and throttling, at most every `EVERY_S` seconds."""
+        """Return a function that calls `announce`, and reads clock and throttling at most every `EVERY_S` seconds."""
         if self._gpu is None:
             return announce
         gpu = self._gpu

@@ -48,9 +48,10 @@ class KernelColumns(Columns):
 
 
 def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: Mapping[str, Any]) -> Result:
-    """Return a row with the columns of kernels, and with shares of the peak rates in its GPU's datasheet.
+    """Return a row with the columns about kernels, and with shares of peak rates if the GPU's datasheet is known.
 
     runs : the device work of each recorded run, in order of launch; at least one run
+    context : torch settings recorded with the call
     """
     from opgrip.platform.peaks import datasheet_of
     from opgrip.replay.operators.devices import name_of
@@ -71,8 +72,8 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
 
 
 def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
-    """Return the name of the dtype in which a row's case computes: TF32 for float32 if its torch settings allow
-    this.
+    """Return the name of the dtype in which a row's case computes: TF32 for float32 if the settings in `context` allow
+    it.
     """
     from opgrip.platform.peaks import TF32
     from opgrip.platform.precisions import is_tf32

@@ -42,7 +42,7 @@ from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
 def metered(number: int, groups: Sequence[FunctionGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
-    """Return the energy of one run of each function of a case that does not fail, by `id(function)`.
+    """Return the energy of one run by `id(function)`, for those functions of one case that do not fail.
 
     announce : function called with the numbers of case and row before each measurement
     """
@@ -102,7 +102,7 @@ def measure_cases(
 
 
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
-    """Yield groups of cases that are measured in the same rounds, because their arguments fit into memory together."""
+    """Yield groups of cases to measure in the same rounds, whose arguments fit into memory together."""
     window: list[Case] = []
     size, time_us = 0, 0.0
     most_bytes = _most_bytes(cases, workload)

@@ -75,16 +75,16 @@ class Shard:
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Return True if a trace that starts at `offset_us` and has this cost overlaps the shard's part of the
-        total.
+        """Return True if the shard's part of the total overlaps a trace that starts at `offset_us` and has this
+        cost.
         """
         assert self.total_us is not None, "it is known when several traces are divided"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin
 
     def select(self, costs_us: Sequence[int]) -> list[int]:
-        """Return the indices of the shard's cases: those the middle of whose cost lies in its part of the sum of
-        costs.
+        """Return the indices of the shard's cases. If the costs are laid end to end, and cut into one equal part per
+        shard, these are the cases whose middle lies in this shard's part.
         """
         begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
         places, start = [], self.offset_us
@@ -133,11 +133,11 @@ class RunRequest:
     """The cases to replay and how to run them, as plain values that can be sent to other processes.
 
     trace : path of the trace, or name of the samples or operators
-    detail : True to keep the full text of an error instead of its first line
+    detail : True to keep the traceback of an error besides its reason
     store : folder for compiled programs; None to keep none
     profiled : name of the profiler that records the timed runs, or empty; profiled workers exit by themselves
     timelines : folder for the timelines of torch's profiler
-    count_work : True to run each subgraph case and sample once more to count operations and bytes
+    count_work : True to run subgraph cases, samples and backward passes once more to count operations and bytes
     """
 
     trace: str = ""
@@ -162,7 +162,7 @@ class RunRequest:
 
     @classmethod
     def from_plain(cls, record: Mapping[str, Any]) -> RunRequest:
-        """Return the request that `dataclasses.asdict` made a dictionary of, also after conversion to JSON and back."""
+        """Return the request that a dictionary made by `dataclasses.asdict`, or its copy from JSON, contains."""
         return msgspec.convert(record, cls)
 
 
@@ -272,7 +272,7 @@ def take_shard(cases: Sequence[Case], workload: Workload, part: Shard) -> list[C
 
 
 def cost_us(case: Case, workload: Workload) -> int:
-    """Return the estimated time in us to measure a case, an integer, so that all machines compute the same value."""
+    """Return the estimated time in us to measure a case; an integer, so that all machines compute the same value."""
     from opgrip.replay.modes import find_mode
 
     effort, variants = workload.request.effort, workload.variants(case)

@@ -148,9 +148,7 @@ class UntrustedProcess:
         return torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     def place(self, size: int) -> int:
-        """Return the offset of free bytes in the shared memory, other ones than in the run before if there are
-        enough.
-        """
+        """Return the offset of free bytes in the shared memory, usually other bytes than in the run before."""
         if len(self.memory) < 2 * size:
             self._grow(2 * size)
         if self._next + size >= len(self.memory):

@@ -112,8 +112,8 @@ class CallProcess:
         return {}
 
     def run(self, seed: int) -> list[Any]:
-        """Run the call once; return its time, and address and size of each result or, if it is no plain tensor, its
-        type.
+        """Run the call once; return its time, and of each result address and size, or its value or type if it is no
+        plain tensor.
 
         All that takes longer is left to `describe`.
         """
@@ -196,9 +196,10 @@ def timed(
 
 
 def adopt_orphans() -> None:
-    """Continue in a child process, and end as it does; processes that it detaches become children of this one.
+    """Continue in a child process, with whose status this process ends; processes that the child detaches become this
+    one's.
 
-    So the parent, which stops all processes below this one, finds them.
+    So the process above, which stops all processes below this one, finds them.
     """
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if not (own := os.fork()):

@@ -232,7 +232,7 @@ def device_of(signature: Signature, workload: Workload) -> str:
 
 
 def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
-    """Return a key by which a program is stored; None if the program cannot be stored."""
+    """Return a key by which a program is stored; None if it is not stored."""
     if workload.request.store is None or variant.mode == EAGER:
         return None
     mode, _ = find_mode(variant.mode)

@@ -61,7 +61,7 @@ class Range:
 
 
 def row_name(case: int, op: str, category: str) -> str:
-    """Return the message of a row's range for profilers, such as ncu, that show only messages."""
+    """Return an NVTX range's message with case and category, for profilers that show only messages, such as ncu."""
     return f"case {case} {op} {category}"
 
 

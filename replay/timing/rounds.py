@@ -1,6 +1,4 @@
-"""Timed runs of functions (functions to time) until enough times are known: in rounds, as a program mixes its calls, or
-one function after the other.
-"""
+"""Timed runs of functions until enough times are known: in rounds, as a program mixes its calls, or one by one."""
 
 from __future__ import annotations
 

@@ -23,11 +23,12 @@ SETTLED, STEADY = 6, 0.1
 class Samples:
     """Times of runs, grouped into strata of runs with the same input values and memory state.
 
-    shares : share of the program's calls that each stratum represents, above 0, whatever its number of runs
+    shares : share of the program's calls that each stratum represents; 0 for strata that occur only in the replay
     alike : True if each run has the same weight
     fewest : minimum number of runs, unless the budget is too short
     in_order : times of all runs in ns, in the order of the runs
-    dropped, slowed : number of runs that were not kept, or kept, although the processor was slowed down
+    dropped : number of runs not kept, because processor, device or memory were slow, or other processes used the cores
+    slowed : number of runs kept although the processor or device was slowed down or in use
     contended : (stratum, time) of runs during which other processes used the cores; they only count if `is_contended`
     is_contended : True if contended runs are used because there are too few others
     spent_ns : time of the runs and of the work between them, in ns
@@ -78,7 +79,7 @@ class Samples:
         self.contended.append((stratum, time_ns))
 
     def try_again(self) -> None:
-        """Set the spent time to zero, so that disturbed runs are tried again."""
+        """Reset the spent time and the number of contended runs, so that disturbed runs are tried again."""
         self.spent_ns = 0
         self._given_up = len(self.contended)
 
@@ -191,7 +192,7 @@ class Samples:
 
 
 def trim(weights: Sequence[float]) -> list[float]:
-    """Return the weights, which add up to 1, with those above a third reduced to a third in favour of the others."""
+    """Limit weights, which add up to 1, to a third (or 1 / count, if larger); the other weights get the excess."""
     trimmed, count = list(weights), len(weights)
     limit = max(1 / LEAST, 1 / count) if count else 1.0
     while count > 1 and (above := fsum(max(weight - limit, 0.0) for weight in trimmed)) > 1e-12:

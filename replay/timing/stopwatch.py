@@ -97,7 +97,7 @@ TRIED, RETRIED = 2, 8
 
 
 def keep_busy(device: str, launch_ns: float) -> None:
-    """Enqueue work on a device that lasts as long as the launch of a call, so that its clock excludes the launch."""
+    """Enqueue work on a device for as long as a call's launch takes, so that its time excludes the launch."""
     delay(device, min(launch_ns + LEAD_MARGIN_NS, MOST_LEAD_NS) / 1e3)
 
 
@@ -186,8 +186,8 @@ class Stopwatch:
     def capture(self, function: Function, runs: Sequence[Arguments]) -> Any:
         """Capture the runs as a CUDA graph, replay it once to upload it to the device, and return it.
 
-        Raises `Unsupported` for a call that waits for the device, and `DeviceLostError` for other failures, after which
-        this process cannot capture again.
+        Raises `Unsupported` if the call waits for the device or the device has no graphs, and `DeviceLostError` for
+        other failures, after which this process cannot capture again.
         """
         module = module_of(self.device)
         kind = graph_class(self.device)

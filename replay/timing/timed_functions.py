@@ -46,8 +46,9 @@ class Run(NamedTuple):
 class InputSet:
     """One set of argument values of a case, ready to run.
 
-    sets : copies of the arguments, one for each run of a block if runs write into them
-    ready : the arguments in the form that the function takes, if runs do not write into them
+    sets : copies of the arguments: one, or if runs write into them, one for each run that is timed together
+    ready : the arguments in the form that the function takes; empty if runs write into them, so that each run converts
+        them
     """
 
     sets: list[Inputs]
@@ -65,14 +66,14 @@ class TimedFunction:
     enters_each_run : True to call `enter` before each run; False to call it once, unless runs change the arguments
     shares : share of the program's calls that each input set represents; empty if all are equal
     places : positions in the program of some of its calls
-    exchanges : functions of a case with the same value have equal arguments, which they may exchange; None for no other
+    exchanges : key of the functions of a case that have equal arguments and may exchange them; None for no exchange
     partners : the functions that exchange arguments with this one, and itself; empty if it exchanges none
     fewest : minimum number of runs, unless the budget is too short
     round, arrangement : number and kind of the current round of the case
-    frames : number of frames on the C stack that the next timed run is below
+    frames : number of frames to add to the C stack before the next timed run
     wanted : input set and memory state of the next timed run, if the function has them
     samples, runs : times of the runs for statistics, and the kept runs in order
-    recorded : for each of some runs after the timed ones, the work that it launched on the device
+    recorded : for each recorded run after the timed ones, the work that it launched on the device
     """
 
     number: int
@@ -282,8 +283,8 @@ class TimedFunction:
 def paired_runs(runs: Sequence[Run], base: Sequence[Run]) -> list[tuple[Run, Run]]:
     """Return pairs of runs of two functions in the same round of a case.
 
-    If half of them have the same input values, only these are returned, and if half also have the same memory state,
-    only pairs with both.
+    If half of the pairs have the same input values, only these are returned, and if half of them also have the same
+    memory state, only pairs with both.
     """
     run_of_round = {run.round: run for run in base}
     pairs = [(run, run_of_round[run.round]) for run in runs if run.round in run_of_round]

@@ -64,9 +64,7 @@ CONFIGURATIONS = "param"  # name of the format of PARAM's files of operator conf
 
 
 class ConfigurationSource:
-    """Reads files of PARAM's operator configurations. Cases keep the order of the file, so that `--start` can select a
-    part.
-    """
+    """Reads PARAM's operator configurations; cases keep the order of the file, so that `--start` can select a part."""
 
     lacks: Sequence[str] = ("samples",)
     hint = "replay samples by: opreplay samples --tag ..."

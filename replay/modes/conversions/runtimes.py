@@ -89,7 +89,7 @@ def to_torch(array: Any) -> Tensor:
 
 
 def reason(error: Exception) -> str:
-    """Return the message of an error of torchax or jax without the long advice that follows it."""
+    """Return the reason for an error of torchax or jax, without the long advice in its message."""
     if type(error).__name__ in VALUES_NEEDED:
         return "shapes in it depend on values"
     if RANDOM in str(error):
@@ -127,7 +127,7 @@ def _keep_in(folder: Path | None) -> None:
 class TensorCall(nn.Module):
     """A call as a torch module: its inputs are the call's tensors, and all other arguments are constants.
 
-    Arguments that the call writes into are returned after its results.
+    If the call writes into arguments, all of its tensor arguments are returned after its results.
 
     in_place : False to write into copies of the arguments, for runtimes that cannot write into inputs
     """

@@ -1,7 +1,8 @@
 """Checks that keep replayed calls from accessing memory outside their tensors, because traces may be untrusted.
 
-The operators in the tables were found by calling all operators of the torch versions in `REVIEWED` with invalid
-indices and sizes. A new version of torch requires another review, of new operators and new kernels.
+The operators in the tables of `indices` and `sizes` were found by calling all operators of the torch versions in
+`REVIEWED` with invalid indices and sizes. A new version of torch requires another review, of new operators and new
+kernels.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REVIEWED = ((2, 6), (2, 13), (2, 15))  # versions of torch; those in between cou
 
 
 def check_agreement(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise `Unsupported` if sizes of a call do not match, for operators that do not check this themselves."""
+    """Raise `Unsupported` if sizes of a call's arguments do not match and the operator does not check this itself."""
     schema = getattr(function, "_schema", None)
     if schema is None:
         return
@@ -54,12 +55,12 @@ class _CheckedCalls(TorchDispatchMode):
 
 
 def checking_parts(function: Any) -> AbstractContextManager[Any]:
-    """Return a context in which the calls that a composite operator makes are checked."""
+    """Return a context that checks sizes and indices of all calls in it if `function` is a composite operator."""
     return _CheckedCalls() if is_composite(function) else nullcontext()
 
 
 def check_parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Run a composite operator once, and raise `Unsupported` if a call that it makes has invalid sizes or indices."""
+    """Run a composite operator once; raise `Unsupported` if a call that it makes has invalid sizes or indices."""
     with torch.no_grad(), checking_parts(function):
         try:
             function(*args, **kwargs)

@@ -165,7 +165,7 @@ def _valid_indices(rules: _Rules, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Clamp out-of-bounds indices of a call in place, or raise `Unsupported` if no index would be valid."""
+    """Clamp indices of a call in place if the operator does not check them; raise `Unsupported` if none is valid."""
     rules = _rules_of(function)
     for _, index, valid in [] if rules is None else _valid_indices(rules, args, kwargs):
         if not torch.equal(index, valid):
@@ -173,7 +173,7 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """Return the arguments of a call in which clamped copies replace out-of-bounds indices.
+    """Return a call's arguments with clamped copies of the index tensors that the operator does not check itself.
 
     Raises `Unsupported` if no index would be valid.
     """
@@ -198,7 +198,7 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 
 
 def bounding(function: Function) -> Function:
-    """Return a function that clamps the index arguments at each call; an operator that checks them stays unchanged.
+    """Return a function that clamps its indices at each call, or `function` itself if it checks them.
 
     This is needed inside subgraphs, where other calls compute the indices.
     """

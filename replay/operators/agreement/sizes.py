@@ -208,7 +208,7 @@ _nested_compute_contiguous_strides_offsets
 
 
 def expanded(names: str) -> list[str]:
-    """Return the operators in a text that separates them by spaces and has alternatives in braces."""
+    """Return the operators that a text such as `add{,_} mul` names, with `aten::` if it gives no namespace."""
     operators = []
     for name in names.split():
         parts = re.split(r"\{(.*?)\}", name if "::" in name else f"aten::{name}")
@@ -298,7 +298,7 @@ class _Names(dict[str, Any]):
         return eval(expression, {"__builtins__": {}}, self)
 
     def expected_shape(self, pattern: str, shape: tuple[int, ...]) -> object:
-        """Return the shape that a pattern requires, whose new names are sizes of `shape` from now on."""
+        """Return the shape that a pattern requires; names that are new in the pattern get their sizes from `shape`."""
         sizes: list[Any] = []
         for word in pattern.split():
             name = word.removeprefix("*")
@@ -349,7 +349,7 @@ def _forward_shapes(operator: str, call: Call) -> list[tuple[int, ...]]:
 
 
 def required_sizes(operator: str, call: Call, rules: Iterable[str]) -> Iterator[Sizes]:
-    """Yield the actual and the expected value of each property of a call that the rules require."""
+    """Yield name, actual value and expected value of each property of a call that the rules check."""
     names = _Names(call, call=call)
     for whole_rule in rules:
         rule, _, condition = whole_rule.partition(" when ")
