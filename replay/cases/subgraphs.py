@@ -402,7 +402,8 @@ def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Seque
     except TypeError as error:
         raise Unsupported(
             f"{type(module).__name__}.forward{inspect.signature(module.forward)} does not accept the inputs of the "
-            f"recorded module (its tensors other than parameters and buffers): {_listed(tensors[index] for index in inputs)}"
+            "recorded module (its tensors other than parameters and buffers): "
+            f"{_listed(tensors[index] for index in inputs)}"
         ) from error
 
     def call(*args: Any, **kwargs: Any) -> Any:
