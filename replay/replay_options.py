@@ -170,7 +170,7 @@ def option_classes() -> list[type]:
 
 
 def run_settings(args: argparse.Namespace) -> dict[str, str]:
-    """Return the given options that change how runs are made (role `RUN`) and are in no row, as text by option name."""
+    """Return the options that change the meaning of all rows (role `RUN`) and are not the default, as text by name."""
     return {
         word: _text(getattr(args, word))
         for declared in option_classes()

@@ -84,7 +84,7 @@ class AnalysisSession:
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """The options of an analysis that has none."""
+    pass
 
 
 class Analysis:

@@ -101,7 +101,7 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the same as `joined` for several reports, each evaluated separately because their clocks differ."""
+    """Return the timed runs by row, and the number of other pieces of device work, of reports with different clocks."""
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
     for report in reports:
@@ -113,7 +113,7 @@ def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
 
 
 def with_seen(row: Result, own: Result | None, runs_by_row: Mapping[Key, list[NsysRun]]) -> Result:
-    """Return a row with the columns of nsys; the row itself if nsys recorded no runs of it.
+    """Return a row with the columns of nsys; unchanged if nsys recorded no runs of the row.
 
     own : the row as opgrip timed it during the run under nsys
     """

@@ -67,7 +67,8 @@ def find_program(name: str, product: str, folders: Sequence[str], named: str | N
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Command-line options of a profiler that opgrip sets itself, or must know to merge its options with the user's.
+    """Command-line options of a profiler that opgrip sets itself, or must know to merge the user's options with its
+    own.
 
     output : option for the path of the report, such as `--output`; the user may not set it
     joined : option whose value is a list, such as `--trace`; the user's items are added to opgrip's

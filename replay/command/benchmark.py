@@ -60,7 +60,7 @@ class Judgement:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Data frame with one row for each signature and its candidate; `verdict` and `step_saving` are columns."""
+        """Data frame with the rows of the candidates, which have the columns `verdict` and `step_saving`."""
         return Results([row for row in self.results if row.mode == CANDIDATE], self.results.header).frame
 
     @property
@@ -70,7 +70,8 @@ class Judgement:
 
     @property
     def step_saving(self) -> float | None:
-        """Share of the captured time of a step that the candidates save, 0 to 1; the mean if there are several traces.
+        """Share of the captured time of a step that the candidates save, negative if they are slower; the mean over
+        models if there are several traces.
 
         None if the calls belong to no step, as for samples.
         """

@@ -51,7 +51,7 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 
 class Unmatched:
-    """Counts the traces in which the selection matches no case."""
+    """Counts the traces in which the user's options select no case."""
 
     def __init__(self, traces: int) -> None:
         self._traces = traces

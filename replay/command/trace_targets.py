@@ -74,7 +74,7 @@ def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
 
 
 def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Namespace:
-    """Return the command line that replays only this one of several traces."""
+    """Return the parsed command line for a replay of only this one of several traces."""
     one = copy(args)
     one.trace = [Path(target.path())]
     return one

@@ -241,8 +241,9 @@ class Comparison:
     def totals(self, by: str | None = None) -> list[Total]:
         """Return the total times of the cases in each group, longest time first.
 
-        by : `op`, `module`, `family`, `mode` or another grouping of `shares_by`; None for a single group of all cases
         Rows whose runs were all contended are left out, because their times cannot be added.
+
+        by : `op`, `family`, `mode`, `module`, `phase` or `line`; None for a single group of all cases
         """
         members: dict[str, list[tuple[float, ComparedRows]]] = defaultdict(list)
         for pair in self.pairs:

@@ -85,7 +85,7 @@ class RatioVerdict:
     ratio, low, high : ratio of the new time to the base time, and its interval at the confidence level `CONFIDENCE`
     probability : probability that an unchanged case shows at least this difference
     more_runs, more_new_runs : number of additional repeats of each run, or of only the new run, that would decide the
-        verdict; None if it is decided or cannot be
+        verdict; None if it is decided or cannot be decided
     """
 
     verdict: Verdict

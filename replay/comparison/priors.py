@@ -103,7 +103,7 @@ def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
 
 
 def contended_share(row: Result) -> float:
-    """Return the share of a row's runs that other processes disturbed, from 0 to 1, without runs of weight 0."""
+    """Return the share of a row's runs that other processes disturbed, from 0 to 1; runs of weight 0 do not count."""
     if row.status == CONTENDED:
         return 1.0
     runs, without_weight = row.samples, (row.weights or []).count(0.0)

@@ -112,11 +112,11 @@ class Store:
         return removed
 
     def holds(self, name: str) -> bool:
-        """Return True if `name` means runs in the store and is not the path of a file."""
+        """Return True if `name` refers to runs in the store and is not the path of a file."""
         return LATEST.fullmatch(name) is not None or (not _holds(Path.is_file, name) and bool(self._named(name)))
 
     def find(self, name: str) -> Path:
-        """Return the path of the run that `name` means; raise `UserError` if it means none or several.
+        """Return the path of the run that `name` refers to; raise `UserError` if it refers to none or several.
 
         name : path, name of a run, unique beginning or end of a name, `latest`, or `latest~1` for the run before it
         """

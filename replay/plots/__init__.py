@@ -21,12 +21,10 @@ class PlottedRun(Protocol):
     """The rows and header of a replay, as in `Results`."""
 
     @property
-    def rows(self) -> Sequence[Result]:
-        """One row per case and variant."""
+    def rows(self) -> Sequence[Result]: ...
 
     @property
-    def header(self) -> Mapping[str, Any]:
-        """Facts about the replay: trace, versions and device."""
+    def header(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True)

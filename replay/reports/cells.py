@@ -283,7 +283,9 @@ def read_completed(
 
 
 def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
-    """Return the rows of a file that a replay with the rows `expected` and these cache states would measure again."""
+    """Return the stored rows that a replay would measure again, given its unmeasured rows `expected` and cache
+    states.
+    """
     keys = {_key(row) for row in expected}
     return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]
 

@@ -209,7 +209,7 @@ class Slowdown:
 
     @property
     def has_room(self) -> bool:
-        """True if other processes left enough cores free at the last check."""
+        """True if enough cores were free at the last check; always True if several processes run the step."""
         # the other processes of a step do not count as others
         return not self._is_alone or self._contention.has_room
 

@@ -2,12 +2,14 @@
 
 `DryRun.settle` runs all calls in order, without timing them, and repeats this until no call changes how it runs from
 one pass to the next (at most `MOST_PASSES` passes). A call is
+
 - `replayed` if it runs on the memory that earlier calls produced, and its results have the recorded shapes. Unusable
   values, such as indices outside the recorded range, are replaced by generated values before each run;
 - `substituted` if that fails: it runs on generated arguments, and later calls get generated values as its results;
 - `unsupported` if that fails too: it does not run, and later calls get generated values as its results.
-After `settle`, timed passes run exactly as `plans` specifies. Only a lost device raises; any other error of a call
-affects only that call.
+
+After `settle`, timed passes run exactly as `plans` specifies. Only a lost device raises an error; any other error of a
+call affects only that call.
 """
 
 from __future__ import annotations
@@ -382,7 +384,7 @@ class DryRun:
         return False
 
     def finish(self) -> None:
-        """Wait for collectives that are still running at the end of a pass."""
+        """Wait for collectives that are still running at the end of a pass; without other ranks, do nothing."""
 
     def begin(self) -> None:
         self.memory.begin()

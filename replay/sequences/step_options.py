@@ -37,7 +37,7 @@ class SequenceOptions:
 class RankLaunch:
     """A process among the processes that a launcher such as torchrun started together.
 
-    local_rank, local_world_size : rank and number of the processes of this machine; `local_rank` is also the
+    local_rank, local_world_size : rank among the processes on this machine, and their number; `local_rank` is also the
         accelerator's index
     address, port : address of the store through which the ranks find each other
     """

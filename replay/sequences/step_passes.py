@@ -47,7 +47,7 @@ class Pass:
 
     @property
     def launch_ns(self) -> list[int]:
-        """Time of each call; the longer of two if there is a pass in eager."""
+        """Time of each call; if there is a pass in eager, the longer of the call's two times."""
         return self.times_ns if self.eager is None else list(map(max, self.times_ns, self.eager.times_ns))
 
 
@@ -80,7 +80,7 @@ class Passes:
             self.kept.append(one)
 
     def settle(self) -> None:
-        """Let contended passes count if there are no others."""
+        """Count the times of contended passes if there are no other passes."""
         if self.contended and not self.kept:
             self.kept, self.contended, self.is_contended = self.contended, [], True
 
@@ -201,7 +201,7 @@ def run_timed(dry_run: DryRun, device: str, watch: CallTimer, slowdown: Slowdown
 
 
 def run_call(dry_run: DryRun, call: FlowingCall, plan: CallPlan, watch: CallTimer) -> None:
-    """Run a call as planned, if it can run, timed by `watch`, and store its results for later calls."""
+    """Run a call as planned and store its results for later calls; `watch` times it, or skips it if it cannot run."""
     if plan.prepared is None:
         dry_run.pass_on_results(call, plan, None)
         watch.skip()

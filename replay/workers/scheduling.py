@@ -136,7 +136,7 @@ class DealtWindows:
 def run_cases(
     workload: Workload, done: Collection[int] = (), may_fork: bool = False, cached_rows: CachedRows | None = None
 ) -> Iterator[list[Result]]:
-    """Return an iterator over the rows of each case, as soon as it is done, with one worker process per device.
+    """Return an iterator that yields the rows of each case when it is done; each device has one worker process.
 
     done : numbers of cases to leave out
     cached_rows : rows that were compiled before, or whose compilation failed

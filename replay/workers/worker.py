@@ -41,7 +41,7 @@ Lane = Iterator[list[Result] | None]  # rows of one worker, case by case; None w
 
 
 class Worker:
-    """The parent's end of a worker process for one device, which starts on the first request and after it has ended.
+    """The parent's end of the connection to a worker process for one device; a request starts the process if none runs.
 
     may_fork : True if this process has not used torch yet; otherwise a fork would wait forever for threads of OpenMP
     """

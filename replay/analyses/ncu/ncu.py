@@ -257,7 +257,7 @@ class Batch:
 
 
 def batches_path(output: Path) -> Path:
-    """Return the path of the file that keeps finished batches for `--resume`."""
+    """Return the path of the file that keeps ncu's finished batches of cases for `--resume`."""
     return output.with_name(f"{output.name}.ncu-journal")
 
 

@@ -222,7 +222,7 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """The plan of a step, which is equal in all ranks.
+    """The collectives of a step that run; the plan is equal in all ranks.
 
     groups : ranks in each group to create; all ranks create them in this order
     meetings : collectives that run

@@ -284,7 +284,9 @@ class GroupMembers:
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the rank in this replay of a recorded member; that of the first member if it does not take part."""
+        """Return the replay's rank of the member at a position of the recorded group, or of the first if it is
+        absent.
+        """
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
 
@@ -294,7 +296,7 @@ _scatter_flat = getattr(distributed, "reduce_scatter_single", distributed.reduce
 
 
 def backend_for(device: str) -> str:
-    """Return torch's text that names the backends for tensors on a device and on the CPU."""
+    """Return torch's name of the collectives backends for a device and the CPU; raise `UserError` if it has none."""
     kind = torch.device(device).type
     if kind == "cpu":
         return GLOO
