@@ -123,8 +123,8 @@ class RecordingOptions:
     )
     values: str = option(
         SKETCH,
-        "sketch keeps enough to generate similar tensor values; full also stores the values of each signature's first "
-        "call in a second file, which can be private data (default: %(default)s)",
+        "sketch keeps enough to generate similar tensor values; full also stores, in a second file, the values of each "
+        "signature's first call, which can be private data (default: %(default)s)",
         choices=VALUES,
         common=True,
     )
@@ -152,14 +152,19 @@ class RecordingOptions:
         parse=Path,
     )
     stack_depth: int = option(
-        1, "source lines to keep for each call (default: %(default)s)", parse=positive, common=True
+        1,
+        "keep the N innermost frames of the program for each call, each with function, file and line "
+        "(default: %(default)s)",
+        parse=positive,
+        common=True,
     )
     max_calls: int | None = option(
         None, "stop the recording, but not the program, after N calls", parse=positive, common=True
     )
     max_bytes: int | None = option(
         None,
-        "stop the recording after N bytes of trace, before compression and including --values full",
+        "stop the recording after N bytes of trace, counted before compression, and with the values that --values full "
+        "keeps",
         parse=positive,
     )
     max_memory: int | None = option(
@@ -213,7 +218,7 @@ class Findings:
     )
     audit: bool = option(
         False,
-        "build the model again, and compare the trace with torch's own count of the operators in its steps",
+        "build the model again, and compare the trace with torch's own count of the operators in the model's steps",
         only=_OF_MODELS,
     )
 

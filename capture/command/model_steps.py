@@ -55,7 +55,9 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
     if output is not None and str(output) != "-":
         check_writable(Path(output), args.force)
         if not str(output).endswith(SUFFIXES):
-            raise UserError(f"{output} is not a valid name of a trace file", f"end it in {', '.join(SUFFIXES)}")
+            raise UserError(
+                f"{output} is not a valid name of a trace file", f"choose a name that ends in {', '.join(SUFFIXES)}"
+            )
     if args.device_time == KERNELS:
         check_kernels(device)
     if args.values == FULL:

@@ -174,7 +174,7 @@ def _run_in(capture: Capture, arguments: Sequence[str]) -> tuple[int, bool]:
 
 def _run_model(args: argparse.Namespace, reporter: Reporter) -> int:
     if args.last is not None:
-        raise UserError("--last is for programs that may fail or be stopped", SCRIPT)
+        raise UserError("--last records a script, not --model", SCRIPT)
     for name in ("audit", "find_longtail"):
         if getattr(args, name) and args.output == "-":
             raise UserError(f"--{name.replace('_', '-')} needs a trace in a file", "name one with --output")

@@ -205,7 +205,7 @@ def find_config(text: str) -> Path:
 
 def _no_model(text: str) -> UserError:
     if text == "opinfo":
-        return UserError(f"no model {text!r}", "opinfo:all has all operators, opinfo:unary has one category")
+        return UserError(f"no model {text!r}", "opinfo:all runs all operators, opinfo:unary those of one category")
     if Path(f"{text}.py").is_file():
         return UserError(f"no model {text!r}", f"for a config, name the file {text}.py; for a factory, {text}.py:NAME")
     configs = {path.name for path in _carried_configs()}

@@ -63,7 +63,9 @@ def check_pattern(pattern: str) -> None:
         fields = ", ".join(f"%{name}" for name in FIELDS)
         raise UserError(f"%{strange} in {pattern} is not a field", f"use {fields}")
     if not pattern.endswith(_SUFFIXES):
-        raise UserError(f"{pattern} is not a valid name of a trace file", f"end it in {', '.join(_SUFFIXES)}")
+        raise UserError(
+            f"{pattern} is not a valid name of a trace file", f"choose a name that ends in {', '.join(_SUFFIXES)}"
+        )
 
 
 def recording_path(pattern: str, number: int) -> Path:

@@ -300,7 +300,7 @@ def make_verb_parser(verb: str) -> argparse.ArgumentParser:
 def _add_process(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("process", metavar="PID|NAME", help="PID or name of the process, as opcapture list shows it")
     parser.add_argument(
-        "--rank", type=not_negative, metavar="N", help="rank of the process, if several ranks of a job have the name"
+        "--rank", type=not_negative, metavar="N", help="rank of the process, if several ranks of a job have this name"
     )
 
 
@@ -362,10 +362,13 @@ def _add_trigger_options(parser: argparse.ArgumentParser) -> None:
         "--max-overhead",
         type=percent,
         metavar="SHARE",
-        help="limit recording to this share of the program's time, such as 5%%",
+        help="leave out whole steps, so that recording takes at most this share of the program's time, such as 5%%",
     )
     parser.add_argument(
-        "-o", "--output", metavar="PATTERN", help="trace file (default: the pattern that the process was started with)"
+        "-o",
+        "--output",
+        metavar="PATTERN",
+        help="trace file (default: named by the pattern that the process was started with)",
     )
 
 

@@ -99,7 +99,8 @@ class Journal(Generic[T]):
             except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
                 raise UserError(f"{path} is damaged in line {place + 1}", NEW_RUN) from error
             if not place and record != identity:
-                raise UserError(f"{path} is {self._describe(record, identity)}", f"use the same options, or {NEW_RUN}")
+                difference = self._describe(record, identity)
+                raise UserError(f"{path} contains rows {difference}", f"use the same options, or {NEW_RUN}")
             whole += len(line)
         return whole
 

@@ -43,7 +43,9 @@ def check_plottable(path: Path) -> None:
     """Raise `UserError` if a path has no suffix of an image format, or if matplotlib is not installed."""
     if path.suffix.removeprefix(".") not in METADATA:
         names = ", ".join(f".{kind}" for kind in METADATA)
-        raise UserError(f"{path} does not end in the suffix of an image format", f"end it in one of {names}")
+        raise UserError(
+            f"{path} does not end in the suffix of an image format", f"choose a name that ends in one of {names}"
+        )
     needed("matplotlib", "plot")
 
 

@@ -151,7 +151,7 @@ def _setting(leaf: Any) -> str:
 def file_of_sample(name: str) -> CandidateFile:
     """Return the starting point for a sample: a function that calls it."""
     if name not in samples():
-        raise UserError(f"there is no sample {name!r}", did_you_mean(name, samples(), "see opgrip samples list"))
+        raise UserError(f"unknown sample {name!r}", did_you_mean(name, samples(), "see opgrip samples list"))
     own = samples()[name]
     facts = inspect.cleandoc(own.function.__doc__ or "").split("\n\n")[0].splitlines()
     facts += ["", *(f"{item}: {_outlines(own.arguments(item), {})}" for item in own.configurations)]

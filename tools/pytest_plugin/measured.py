@@ -33,7 +33,7 @@ def add_options(parser: pytest.Parser) -> None:
         "--opgrip-by",
         choices=(CASE, OPERATOR),
         default=CASE,
-        help="make one test of each case or of each operator (default: %(default)s)",
+        help="make one test for each case or for each operator (default: %(default)s)",
     )
     group.addoption(
         "--opgrip-options",

@@ -148,15 +148,15 @@ def prepare_distill(parser: argparse.ArgumentParser) -> None:
         "--times",
         action="append",
         metavar="RUN",
-        help="results file, stored run, or the word baseline for the baseline that ships: choose cases that predict "
-        "its times instead of the captured ones; can be repeated if several files have parts of the results",
+        help="choose cases that predict the times of a replay, instead of the captured times: a results file, a stored "
+        "run, or the word baseline for the one that ships; can be repeated if several files have parts of the results",
     )
     parser.add_argument(
         "--check",
         action="append",
         metavar="RUN",
-        help="another replay of these traces, or the word baseline: print how well its times are predicted; "
-        "can be repeated",
+        help="print how well the chosen cases predict the times of another replay of these traces, given as for "
+        "--times; can be repeated",
     )
     add_reading(parser)
 

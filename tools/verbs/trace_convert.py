@@ -61,7 +61,12 @@ def prepare_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="FORMAT", help="format of OUT, one of --formats (default: from its suffix)")
     add_capture(parser)
     add_options(parser, Cut)
-    parser.add_argument("--report", type=Path, metavar="FILE", help="JSON file to write, with what each call lost")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="also write a JSON file that lists the calls that were not converted, and what OUT lacks of the others",
+    )
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
     add_reading(parser)
 

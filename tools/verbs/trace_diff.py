@@ -51,7 +51,9 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         metavar="A",
         help="a trace, a folder of traces, a pattern of file names, or a file that another tool wrote",
     )
-    parser.add_argument("after", type=Path, metavar="B", help="what to compare A with: an input of the same kinds")
+    parser.add_argument(
+        "after", type=Path, metavar="B", help="what to compare A with; the same kinds of input as for A"
+    )
     parser.add_argument(
         "--fail-on",
         type=names,
@@ -86,7 +88,7 @@ def prepare_diff(parser: argparse.ArgumentParser) -> None:
         type=percent,
         default=0.1,
         metavar="PERCENT",
-        help="ignore changes in the mean or spread of tensor values up to this part of the spread (default: 10%%)",
+        help="ignore changes in the mean or spread of tensor values of at most this part of the spread (default: 10%%)",
     )
     parser.add_argument(
         "--top", type=positive, default=30, metavar="N", help="number of rows to show (default: %(default)s)"

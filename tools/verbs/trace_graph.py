@@ -158,7 +158,7 @@ examples:
 
 
 def prepare_merge(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="trace of one process")
+    parser.add_argument("traces", type=Path, nargs="+", metavar="TRACE", help="traces to merge, each of one process")
     add_output(parser, "trace file to write", required=True)
     add_reading(parser)
 

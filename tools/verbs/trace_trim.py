@@ -39,7 +39,8 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
         "--steps",
         type=steps,
         metavar="FIRST[:END]",
-        help="keep only this step, or the steps from FIRST up to the one before END, counted from 0: 1, 0:2, 2:",
+        help="keep only this step, or the steps from FIRST up to the one before END, or to the last if END is "
+        "missing, counted from 0; such as 1, 0:2 or '2:'",
     )
     parser.add_argument(
         "--phase",
@@ -66,7 +67,8 @@ def prepare_trim(parser: argparse.ArgumentParser) -> None:
         "--time",
         type=span,
         metavar="START:END",
-        help="keep only calls that began in this interval, counted from the start of the trace: 1.5s:2s, 100ms:, :20us",
+        help="keep only calls that began in this interval, counted from the start of the trace; such as "
+        "1.5s:2s, '100ms:' or ':20us'",
     )
     parser.add_argument(
         "--with-producers", action="store_true", help="also keep the calls that produced inputs of the kept calls"
@@ -165,7 +167,7 @@ def prepare_redact(parser: argparse.ArgumentParser) -> None:
         "--report",
         type=Path,
         metavar="FILE",
-        help="JSON file to write, with every text and exact value that stays in the trace",
+        help="also write a JSON file that lists every text and exact value that stays in the trace",
     )
     add_reading(parser)
 

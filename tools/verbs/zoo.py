@@ -176,7 +176,7 @@ def run_make(args: argparse.Namespace) -> int:
         return int(sum(_differs(trace, args.timeout, reporter) for trace in traces) > 0)
     due = [trace for trace in traces if args.force or not is_current(trace)]
     if len(due) < len(traces):
-        reporter.say(f"{counted(len(traces) - len(due), 'trace')} already up to date")
+        reporter.say(f"already up to date: {counted(len(traces) - len(due), 'trace')}")
     failures = [trace for trace in due if not _is_made(trace, args.timeout, reporter)]
     reporter.say(summary(select(args.names, read_manifest())))
     if failures:

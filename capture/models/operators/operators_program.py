@@ -79,7 +79,7 @@ def choose(names: Sequence[str], seed: int) -> Operators:
         is_known = name in CATEGORIES or any(_is_of(entry, name) for entry in chosen.values())
         if not is_known and not any(_is_named(function, name) for function in named):
             near = [*CATEGORIES, *entries, *map(name_of, registered)]
-            raise UserError(f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all has all existing ones"))
+            raise UserError(f"unknown operator {name!r}", did_you_mean(name, near, "opinfo:all runs all operators"))
     # a named operator of torch's table is run by its entry there
     generated = wanted_operators if wanted_operators else [function for function in named if not chosen]
     samples, reasons = schema_entries([function for function in generated if not function._schema.is_mutable], seed)
@@ -121,7 +121,9 @@ def load_operators(text: str, options: ModelOptions) -> ModelProgram:
         _import(name)
     names = [name for name in text.removeprefix(OPERATORS).split(",") if name]
     if not names:
-        raise UserError(f"{text} names no operators", "opinfo:all has all, opinfo:unary has one category")
+        raise UserError(
+            f"{text} names no operators", "opinfo:all runs all operators, opinfo:unary those of one category"
+        )
     return operators_program(text, names, str(device), torch.initial_seed(), request)
 
 

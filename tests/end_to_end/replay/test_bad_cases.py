@@ -90,7 +90,7 @@ def test_rows_of_an_interrupted_replay_are_not_overwritten_by_mistake(tmp_path: 
     options = ["--op", "aten.mul*", *FAST, "-o", "results.json"]
     error = refusal("opreplay", path, *options, cwd=tmp_path)
     assert "contains the rows of an interrupted replay: continue with --resume, or start again with --force" in error
-    assert "is of a replay of another trace or with other options" in refusal(
+    assert "contains rows of a replay of another trace or with other options" in refusal(
         "opreplay", path, *options, "--resume", cwd=tmp_path
     )
     assert run_command("opreplay", path, *options, "--force", cwd=tmp_path).returncode == 0

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
         ("-m nets.py:small --checkpoint objects.pth", "objects.pth is not a file of weights: it contains pathlib."),
         (
             "-m nets.py:small -o t.txt",
-            "t.txt is not a valid name of a trace file: end it in .jsonl, .jsonl.gz, .jsonl.zst",
+            "t.txt is not a valid name of a trace file: choose a name that ends in .jsonl, .jsonl.gz, .jsonl.zst",
         ),
         ("--input-size 20x", "argument --input-size: '20x' is not a size such as 800x1333"),
         ("--batch-size 999999999", "builtin:faster_rcnn failed: out of memory: "),

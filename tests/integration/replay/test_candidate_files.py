@@ -113,7 +113,7 @@ def test_sample_begins_with_a_call_of_it(tmp_path: Path) -> None:
         (["aten._softmax.default", "TRACE", "-o", "there.py"], "there.py exists"),
         (["aten._softmax.default", "-o", "x.py"], "a trace is missing"),
         (["sample:delta2bbox", "TRACE", "-o", "x.py"], "sample:delta2bbox takes no trace"),
-        (["sample:delta", "-o", "x.py"], "there is no sample 'delta'"),
+        (["sample:delta", "-o", "x.py"], "unknown sample 'delta'"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(trace: Path, tmp_path: Path, words: list[str], message: str) -> None:

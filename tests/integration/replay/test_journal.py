@@ -59,7 +59,9 @@ def test_resume_refuses_rows_of_another_machine_kind(tmp_path: Path, job: RunReq
         journal.add([make_row(0, [1.0])])
     with open_journal(tmp_path / "r.json", job, "A100", resume=True, force=False) as journal:
         assert [rows[0].case for rows in journal.items] == [0]
-    with pytest.raises(UserError, match=r"r\.json\.journal is of a replay on another kind of machine: use the same"):
+    with pytest.raises(
+        UserError, match=r"r\.json\.journal contains rows of a replay on another kind of machine: use the same"
+    ):
         open_journal(tmp_path / "r.json", job, "H100", resume=True, force=False)
 
 
@@ -67,7 +69,9 @@ def test_resume_refuses_rows_of_another_torch(tmp_path: Path, job: RunRequest, m
     path = tmp_path / "r.json.journal"
     path.write_text(json.dumps({**identity(job), "machine_kind": "cpu"}) + "\n")
     monkeypatch.setattr(torch, "__version__", "1.0")
-    with pytest.raises(UserError, match=r"r\.json\.journal is of a replay with another version of torch: use the same"):
+    with pytest.raises(
+        UserError, match=r"r\.json\.journal contains rows of a replay with another version of torch: use the same"
+    ):
         open_journal(tmp_path / "r.json", job, "cpu", resume=True, force=False)
 
 

@@ -261,7 +261,8 @@ def test_invalid_roofline_output_or_input_is_reported_in_one_line(
 def test_opgrip_machine_prints_cached_measurements(tmp_path: Path, measured: dict[str, str]) -> None:
     output = tmp_path / "machine.json"
     shown = run_command("opgrip", "machine", "-o", output, env=measured)
-    assert (shown.returncode, shown.stderr) == (0, f"opgrip machine: wrote the machine's peaks to {output}\n")
+    message = f"opgrip machine: wrote the peak bandwidth and arithmetic rates to {output}\n"
+    assert (shown.returncode, shown.stderr) == (0, message)
     assert "a processor" in shown.stdout
     assert "1.00 us for an operator on one element, 0.50 us for a view" in shown.stdout
     assert from_json(json.loads(output.read_text())) == CEILINGS
@@ -271,7 +272,7 @@ def test_opgrip_machine_prints_cached_measurements(tmp_path: Path, measured: dic
 @pytest.mark.slow
 def test_machine_is_measured_again_and_the_file_is_kept(tmp_path: Path, measured: dict[str, str]) -> None:
     shown = succeed("opgrip", "machine", "--again", env=measured)
-    assert "saved the peaks of cpu in" in shown.stderr
+    assert "saved the bandwidths and rates of cpu in" in shown.stderr
     found = read_cached_peaks("cpu")
     assert found is not None
     assert found != replace(CEILINGS, time=found.time)

@@ -232,7 +232,7 @@ def test_plot_command_writes_images(saved: Path) -> None:
     [
         (
             "one.json --kind modes -o x.gif",
-            "x.gif does not end in the suffix of an image format: end it in one of .svg, .pdf, .png",
+            "x.gif does not end in the suffix of an image format: choose a name that ends in one of .svg, .pdf, .png",
         ),
         ("one.json --kind history -o x.svg", "--kind history needs several runs: name 2 or more"),
         ("one.json plain.json --kind roofline -o x.svg", "--kind roofline draws 1 run, not 2: draw one at a time"),
