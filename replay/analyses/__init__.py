@@ -50,7 +50,7 @@ class AnalysisSession:
 
     @property
     def base(self) -> Path:
-        """Path of the result file; if results are only printed, a file name in the current folder, from the trace."""
+        """Path of the result file; without one, a file named after the trace in the current folder."""
         if self.output is not None:
             return self.output
         # imported late because it loads torch, and `--help` imports this file

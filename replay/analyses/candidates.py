@@ -71,7 +71,9 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 
 def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Workload) -> list[Result]:
-    """Return the rows; a candidate's row becomes `wrong` if its time is far below the least that this machine needs."""
+    """Return the rows; candidates get the status `wrong` if their time is far below the least that the machine
+    needs.
+    """
     limited = with_limits(rows, ceilings, threads_of(workload), dtype_of(workload), launches=False)
     limits = [LimitColumns.of(row).limit_us or 0.0 for row in limited]
     return [
@@ -108,7 +110,7 @@ def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dic
 
 
 def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
-    """Print judged rows, worst verdicts first, errors, reasons why gradients are not judged, and the time saved.
+    """Print judged rows (worst verdicts first), errors, reasons why gradients are not judged, and the time saved.
 
     rows : all results; the rows of the base mode come first
     """

@@ -101,7 +101,11 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the timed runs by row, and the number of other pieces of device work, of reports with different clocks."""
+    """Return the timed runs by row in several reports, and how many pieces of device work were launched outside
+    opgrip's ranges.
+
+    Each report is evaluated separately, because their clocks differ.
+    """
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0
     for report in reports:

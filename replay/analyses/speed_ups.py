@@ -253,7 +253,7 @@ SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}  # 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
     """Return how each operator scales in each mode, longest time first; empty if the option has only one value.
 
-    Rows in which another option has a value other than its first are left out.
+    Only rows with the first value of the other options are used.
 
     dimension : a key of `SWEPT`
     """

@@ -45,8 +45,8 @@ SAID = ("seed", "exec_mode")  # settings that are not listed, because a header f
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Return (name, base, new) of settings that differ; facts that a run does not state are left out, except the
-    device.
+    """Return (name, value in base, value in new) of each setting that differs; facts about trace and machine that a run
+    does not state are left out, except the device.
     """
     return [
         (name.replace("_", " ") if name.islower() else name, old, now)
@@ -71,9 +71,7 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns that are not needed to distinguish the rows within each run; cases are matched without
-    them.
-    """
+    """Return the columns that no run needs to distinguish its rows; cases of two runs are matched without them."""
     columns: list[str] = []
     for name in ("device", *OF_RUN):
         if all(_count(run, [*columns, name]) == _count(run, columns) for run in (base, new)):

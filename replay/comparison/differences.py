@@ -193,7 +193,7 @@ class ComparedRows:
 
 
 def compare_rows(timed: Sequence[tuple[Result, Result]]) -> list[ComparedRows | None]:
-    """Return the comparison of each pair of timed rows (base, new); None if the clock could not resolve a row."""
+    """Return the comparison of each pair of timed rows (base, new); None if runs are too short for the clock."""
     chosen = [_choose(*rows) for rows in timed]
     learned = {}
     for is_short, usual in USUAL.items():

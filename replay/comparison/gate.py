@@ -237,8 +237,8 @@ def parse_gate(text: str) -> Gate:
 def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
     """Return the outcome of a gate on candidates.
 
-    `total` compares the 95 % interval of each step's ratio with the limit; `slower` the ratio of each signature whose
-    verdict is `slower`, and the interval of each undecided one.
+    The gate `total` compares the 95 % interval of each step's ratio with the limit. The gate `slower` compares the
+    ratio of each signature with the verdict `slower`, and the interval of each undecided signature.
     """
     limit = 1 + gate.most
     if gate.name == TOTAL:

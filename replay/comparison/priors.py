@@ -56,7 +56,7 @@ class Estimate:
 
 
 def estimate(row: Result) -> Estimate | None:
-    """Return the estimate of a row's time; None if the clock could not resolve its runs.
+    """Return the estimate of a row's time; None if its runs are too short for the clock.
 
     If the times of the runs were not kept, median and spread are used.
     """
@@ -96,7 +96,7 @@ def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[floa
 
 
 def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    """Return both estimates with comparable gaps: without groups of runs, unless all repeats have as many groups."""
+    """Return both estimates with comparable gaps: `whole_gaps`, unless all repeats have the same number of groups."""
     if len({*base.strata, *new.strata}) <= 1:
         return base, new
     return replace(base, gaps=base.whole_gaps), replace(new, gaps=new.whole_gaps)
@@ -145,7 +145,7 @@ USUAL = {True: Prior(0.06**2, 4.0), False: Prior(0.03**2, 4.0)}
 
 
 def learn(samples: Sequence[tuple[float, int]], usual: Prior) -> Prior:
-    """Return the prior of the variance of a case's log median that the repeated cases imply.
+    """Return the prior for the variance of a case's log median, learned from the cases that were repeated.
 
     samples : for each repeated case, the sum of squared deviations of its repeats and its degrees of freedom
     usual : prior to return if there are fewer than `FEWEST` samples

@@ -226,9 +226,7 @@ def missing_shards(header: Mapping[str, Any]) -> list[int]:
 
 
 def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header of merged shards: shared facts, the earliest time, and the machines and traces of all
-    shards.
-    """
+    """Return the header of merged shards: shared facts, earliest time, and the machines and traces of all shards."""
     shards = shards_in(runs)
     assert shards is not None, "the caller passes only shards"
     numbers, count = sorted({*shards[0]}), shards[1]

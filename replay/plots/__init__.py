@@ -141,8 +141,8 @@ def request_for(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices)
 
 
 def draw_runs(kind: str, runs: Mapping[str, PlottedRun], choices: PlotChoices) -> Figure:
-    """Return a figure in matplotlib's current style; raise `UserError` for invalid choices, or if no row can be
-    drawn.
+    """Return the figure of one kind in the current style; raise `UserError` for invalid choices or without rows to
+    draw.
     """
     return _plot_of(kind).draw(request_for(kind, runs, choices))
 

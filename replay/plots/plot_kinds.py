@@ -28,7 +28,7 @@ CAPTURED = "captured"  # name of the series of captured times
 
 
 def draw_operators(request: PlotRequest) -> Figure:
-    """Draw bars of the captured time and of each mode's replayed time, for the longest groups of cases."""
+    """Draw bars of captured time and of each mode's replayed time, for the groups of cases with the longest times."""
     from matplotlib.ticker import EngFormatter
 
     from opgrip.replay.results.ratios import shares_by
@@ -89,8 +89,8 @@ LABELS = ((3.0, (1.0, 1.2, 1.5, 2.0, 3.0, 5.0, 7.0)), (12.0, (1.0, 1.5, 2.0, 3.0
 
 
 def draw_modes(request: PlotRequest) -> Figure:
-    """Draw each mode's speed-up in the longest groups: a point at the cases' geometric mean, a bar over the middle 80
-    %.
+    """Draw each mode's speed-up by group of cases: a point at the geometric mean, a bar over the middle 80 % of
+    cases.
     """
     series, reference = _rows_by_group(request)
     totals: dict[str, float] = {}
@@ -169,7 +169,7 @@ def _label_major(axis: Axis, locator: Locator, form: str) -> None:
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """Draw, over the runs, the time of the cases timed in all: for each mode, a line and a band from p10 to p90."""
+    """Draw the time of the cases timed in all runs, over the runs: for each mode a line, and a band from p10 to p90."""
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
@@ -230,7 +230,7 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """Draw total time relative to that at an option's first value: for each mode a line, and a p10 to p90 band."""
+    """Draw total time over an option's values, relative to the first: for each mode a line, and a p10 to p90 band."""
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
     figure, (axes,) = new_figure(request.title, size=(4.6, 3.6))
@@ -299,7 +299,7 @@ WORK = {"bytes": ("bytes_moved", "bytes moved", "B"), "flops": ("flops", "operat
 
 
 def draw_shapes(request: PlotRequest) -> Figure:
-    """Draw a panel for each of the longest operators: the median time of each case, with a bar from p10 to p90."""
+    """Draw a panel per operator, longest time first: each case's median time as a point, with a bar from p10 to p90."""
     column, name, unit = WORK[request.over or "bytes"]
     series = {name: [row for row in rows if getattr(row, column)] for name, rows in series_of(request.runs)}
     rows = [row for own in series.values() for row in own]

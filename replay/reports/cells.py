@@ -110,9 +110,7 @@ def quoted(value: Any) -> str:
 
 
 def cells_in(about: Column, cells: pd.Series[Any], path: Path) -> list[Any]:
-    """Return the checked values in a column of a result file, None for empty cells; raise `UserError` for invalid
-    values.
-    """
+    """Return the checked values in a column of a file, None for empty cells; raise `UserError` for invalid values."""
     plain = cells.astype(object)
     values: list[Any] = plain.where(plain.notna(), None).tolist()
     try:
@@ -155,7 +153,7 @@ def added_columns() -> list[Column]:
 
 
 def all_columns() -> list[Column]:
-    """Return the columns of every row, then those of analyses and options; raise `UserError` if two have one name."""
+    """Return the columns of every row, then those of analyses and options; raise `UserError` for a duplicate name."""
     columns = [*columns_in(Result), *added_columns()]
     name, count = Counter(about.name for about in columns).most_common(1)[0]
     if count > 1:
@@ -166,7 +164,7 @@ def all_columns() -> list[Column]:
 
 
 def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return each row as a dictionary with a value for every column; None if the row has no value in it."""
+    """Return each row as a dictionary with a value for every column; missing values are None."""
     names = [about.name for about in all_columns()]
     return [{name: cells.get(name) for name in names} for cells in (row.to_plain() for row in rows)]
 
@@ -283,8 +281,9 @@ def read_completed(
 
 
 def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
-    """Return the stored rows that a replay would measure again, given its unmeasured rows `expected` and cache
-    states.
+    """Return the rows of a file that a replay would measure again.
+
+    expected, caches : the replay's rows before they are measured, and its cache states
     """
     keys = {_key(row) for row in expected}
     return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]

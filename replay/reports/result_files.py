@@ -122,9 +122,7 @@ _FORBIDDEN = re.compile(r"[\[\]:*?/\\']")
 
 @report(".xlsx", binary=True, package=("xlsxwriter", "excel"))
 def write_excel(results: Sequence[Result], header: Mapping[str, Any], file: IO[bytes]) -> None:
-    """Write a worksheet per mode with its columns that are not empty and a chart of its first rows, and one of the
-    header.
-    """
+    """Write a worksheet for each mode (its non-empty columns and a chart of its first rows) and one for the header."""
     workbook = needed("xlsxwriter", "excel").Workbook(
         file, {"strings_to_formulas": False, "strings_to_urls": False, "nan_inf_to_errors": True, "in_memory": True}
     )

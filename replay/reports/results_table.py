@@ -28,7 +28,7 @@ COLUMNS = ("case", "share", "count", "operator", "shapes")
 
 
 def list_cases(cases: Sequence[Case], file: IO[str]) -> None:
-    """Print a table of the cases, cut to the width of a terminal, and their number."""
+    """Print a table of the cases, cut to the width of a terminal, and the number of cases."""
     rows = [COLUMNS]
     for item in cases:
         described = printable(describe_shapes(item.signature))
@@ -91,8 +91,8 @@ def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
 def distinct_inputs(results: Sequence[Result]) -> list[Result]:
     """Return one row per distinct input and variant, the input with the worst row first.
 
-    If rows differ only in their trace, the worst (not ok, else slowest) is kept, with the number of calls in all
-    traces.
+    If rows differ only in their trace, the worst row (not ok, or else with the lowest speed-up) is kept, with the
+    number of calls in all traces.
     """
     by_input: dict[object, dict[object, list[Result]]] = {}
     for row in results:

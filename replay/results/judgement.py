@@ -175,12 +175,12 @@ class JudgedStep(StepSaving):
 
     @property
     def ratio_low(self) -> float:
-        """Lower end of the 95 % interval of the judged operators' time with candidates, relative to without."""
+        """Lower end of the 95 % interval of (judged operators' time with candidates) / (their time without)."""
         return 1 - (self.saving + self.error) / self.share if self.share else 0.0
 
     @property
     def ratio_high(self) -> float:
-        """Upper end of the 95 % interval of the judged operators' time with candidates, relative to without."""
+        """Upper end of the 95 % interval of (judged operators' time with candidates) / (their time without)."""
         return 1 - (self.saving - self.error) / self.share if self.share else inf
 
     @property

@@ -140,7 +140,9 @@ def shares_of(case: Case) -> list[float]:
 
 
 def with_timing_clusters(result: Result, case: Case, samples: Samples) -> Result:
-    """Return a row with the times of its timing clusters (calls of similar time), or the call site of its only one."""
+    """Return a row with the times of its timing clusters (calls with similar times); if it has only one cluster, with
+    the call site of these calls.
+    """
     if len(case.timing_clusters) == 1:
         return result.adding(ClusterColumns(place=case.timing_clusters[0].place))
     shares = shares_of(case)
@@ -225,7 +227,7 @@ def weights_of(row: Result) -> list[float]:
 
 
 def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
-    """Yield times in us and weights of the runs of each repeat of a timed row; repeats without weight are left out."""
+    """Yield, for each repeat of a timed row whose weight is not 0, the times of its runs in us and their weights."""
     times, weights = row.times_us or [], weights_of(row)
     counts = row.repeats or []
     if sum(counts) != len(times) or min(counts, default=0) < 0:

@@ -239,7 +239,7 @@ class Result:
 
     @property
     def variant(self) -> str:
-        """Settings of the variant other than the mode that are not the default, such as `backward, 2 threads`."""
+        """Settings of the variant that differ from the default, except the mode; such as `backward, 2 threads`."""
         words = {
             self.direction: self.direction != FORWARD,
             f"{self.values} values": self.values != RECORDED,
@@ -254,7 +254,7 @@ class Result:
 
     @property
     def is_captured_doubtful(self) -> bool:
-        """True if the captured time is of one call, of calls that vary widely or were all perturbed, or estimated."""
+        """True if the captured time is estimated, of one call, or of calls that vary widely or were all perturbed."""
         if not self.captured_us:
             return False
         return self.captured_spread is None or self.captured_spread > NOISY or self.perturbed >= self.count

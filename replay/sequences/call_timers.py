@@ -178,9 +178,7 @@ class Slowdown:
         self._reset()
 
     def check(self) -> None:
-        """Count a call, and look for disturbances if the last check was `CHECK_NS` ago or others just used the
-        cores.
-        """
+        """Count a call; look for disturbances if the last check is `CHECK_NS` old or others just used the cores."""
         self._calls += 1
         now = perf_counter_ns()
         if now - self._paced_ns >= CHECK_NS:

@@ -200,7 +200,7 @@ class GeneratedValues:
         return _is_within(float(largest), limit)
 
     def found_excess(self) -> bool:
-        """Return True if a check that was deferred since the last call of this method found floats not allowed."""
+        """Return True if a check deferred since the last call of this method found floats that are not allowed."""
         deferred, self._deferred = self._deferred, []
         if not deferred:
             return False
@@ -209,7 +209,7 @@ class GeneratedValues:
         return not all(_is_within(value, limit) for value, (_, limit) in zip(largest, deferred, strict=True))
 
     def allows_indices(self, spec: TensorSpec, tensor: torch.Tensor) -> bool:
-        """Return True if a tensor has no integers outside the recorded range, which may be unchecked indices."""
+        """Return True unless a tensor has integers outside the recorded range; operators may use them as indices."""
         if spec.dtype.is_floating_point or spec.dtype.is_complex or spec.dtype is torch.bool or 0 in spec.shape:
             return True
         if spec not in self._ranges:
@@ -374,7 +374,10 @@ class DryRun:
         return list(numbers)
 
     def begins_pass(self, more: bool, begin: Callable[[], None]) -> bool:
-        """Return True if another pass begins, after `begin` restored the state before the first call."""
+        """Return True if another pass begins, after `begin` has restored the state before the first call.
+
+        more : True if this rank wants another pass
+        """
         if more:
             begin()
         return more

@@ -85,7 +85,7 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release kept initial values that no call has changed; move others to the device if they fit there."""
+        """Release the kept initial values of storages that no call changed; move others to the device if they fit."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is None:
@@ -355,7 +355,9 @@ class Lanes:
         self._kept: list[torch.UntypedStorage] = []
 
     def before(self, place: int) -> None:
-        """Set and await the planned marks before the call with the index `place`, and make its stream current."""
+        """Set and await the marks planned before the call with the index `place`, and make the call's stream
+        current.
+        """
         for is_wait, stream, mark in self._plan.before.get(place, ()):
             if is_wait:
                 if mark in self._marks:

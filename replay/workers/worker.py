@@ -95,8 +95,8 @@ class Worker:
 
         If a case ends the process, its rows contain the reason, and a new process runs the other cases.
 
-        without : numbers of cases that must not run before others as they did in the program; a case is added if the
-            process ends while it runs so
+        without : numbers of cases that are not run before the timed cases which they precede in the program; a case
+            that ends the process in this role is added
         cached_rows : rows that were compiled before, or whose compilation failed
         """
         workload = self._workload

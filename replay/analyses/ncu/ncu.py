@@ -71,7 +71,7 @@ NAMED = re.compile(r"[a-z0-9]+__\w+(\.\w+)*")
 
 
 def metrics_of(text: str) -> tuple[str, ...]:
-    """Return the names of the metrics in a list of metrics and sets, and always that of kernels' duration."""
+    """Return the metrics in a comma-separated list of metrics and sets of metrics; kernel duration is always added."""
     metric_names = [DURATION]
     for word in filter(None, (word.strip() for word in text.split(","))):
         if word not in SETS and not NAMED.fullmatch(word):

@@ -108,7 +108,7 @@ def dtype_of(workload: Workload) -> Callable[[Result], str | None]:
 
 def threads_of(workload: Workload) -> Callable[[Result], int]:
     """Return a function that returns the number of threads of a row: the requested number, else the recorded one, else
-    torch's default, which also replaces numbers above that of the machine's processors.
+    torch's default; the default also replaces a number larger than that of the machine's processors.
     """
     import torch
 

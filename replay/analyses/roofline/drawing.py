@@ -51,7 +51,7 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """List the operators with the longest total times below the plots, numbered from 1; return the numbers by name.
+    """List the operators with the longest total times below the plots, numbered from 1; return the number of each.
 
     total : time of all rows in us
     """

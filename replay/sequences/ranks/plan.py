@@ -23,7 +23,9 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return each rank's process number in a merged trace, else None; raise `UserError` for a trace without ranks."""
+    """Return, by rank, its process number in a merged trace, or None in another; raise `UserError` if no rank is
+    known.
+    """
     headers = trace.header.get("processes")
     ranks: dict[int, int | None] = {}
     for process, header in enumerate(headers if isinstance(headers, list) else []):

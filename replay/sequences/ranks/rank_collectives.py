@@ -284,8 +284,8 @@ class GroupMembers:
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the replay's rank of the member at a position of the recorded group, or of the first if it is
-        absent.
+        """Return the replay's rank of a member, given its position in the recorded group; for an absent member, that of
+        the first one.
         """
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 
@@ -321,7 +321,7 @@ def why_not(collective: ReplayedCollective, on_gloo: bool) -> str:
 
 
 def make_starter(collective: ReplayedCollective, members: GroupMembers) -> Callable[..., Started]:
-    """Return a function that starts a collective, which `why_not` accepts, on the tensors that it is called with."""
+    """Return a function that starts a collective on the tensors that it is called with; check `why_not` first."""
     start = _STARTS[collective.kind, collective.form]
     reduction = None
     if collective.reduction:

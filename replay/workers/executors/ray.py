@@ -58,9 +58,7 @@ class RayTask:
     losses: int = 0
 
     def after_loss(self) -> list[RayTask]:
-        """Return the tasks to run after a worker was lost: the same task, or after a second loss one task for each
-        case.
-        """
+        """Return the tasks to run after a worker was lost: the same one, or after the second loss one per case."""
         lost = replace(self, losses=self.losses + 1)
         if lost.losses < LOSSES - 1 or len(self.cases) == 1:
             return [lost]
