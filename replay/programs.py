@@ -108,7 +108,7 @@ NO_GRADIENT = "not differentiable: its results have no gradient"
 
 
 def as_call(program: Program, mutates: bool) -> Function:
-    """Return a function that takes the arguments of a call, runs its program, and returns the list of its results.
+    """Return a function that takes a call's arguments, runs the program, and returns a list of the call's results.
 
     mutates : True if the call writes into its arguments; the function then does so too
     """
@@ -217,8 +217,7 @@ def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_out
 
 
 def gradient_graph(operator: Operator, arguments: Arguments) -> tuple[Function, tuple[Any, ...]]:
-    """Return the backward of a call as a graph of operators, and the graph's arguments: saved tensors and incoming
-    gradients.
+    """Return the backward of a call as a graph, and the graph's arguments: saved tensors and incoming gradients.
 
     Raises `Unsupported` if AOTAutograd creates no such graph.
     """

@@ -65,7 +65,7 @@ Growth: TypeAlias = str
 class ScaledCall:
     """How a call changes with a larger batch.
 
-    inputs, outputs : growth of each tensor argument and of each result
+    inputs, outputs : for each tensor argument and each result, whether it grows with the batch (see `Growth`)
     sizes : True if the first size in arguments such as `size` and `shape` is multiplied, too
     lost : why it is unknown how the call changes; None if it is known
     """

@@ -106,8 +106,8 @@ def make_cases(
 ) -> list[Case]:
     """Return one case per signature, or with `selection.split` per timing cluster, largest share of time first.
 
-    Calls made inside a function of an extension module are part of that function, and no cases. Calls that a distilled
-    trace contains only because they precede its cases are left out.
+    Calls made inside a function of an extension module belong to that function and have no cases of their own. Calls
+    that a distilled trace contains only because they precede its cases are left out.
 
     with_preceding_calls : True to include these calls
     in_order : True to keep the order of signatures if no call has a time
@@ -403,9 +403,7 @@ def _observed_at_several_sites(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return a signature with the values and results of a later call; None if that call has another number of
-    tensors.
-    """
+    """Return a signature with the values and results of a later call; None if their numbers of tensors differ."""
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
     args, kwargs = with_numbers((signature.args, signature.kwargs), observed.values)

@@ -247,7 +247,8 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
 
 
 def shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
-    """Return, by signature with large results, the share of its calls whose results are mostly in newly mapped pages.
+    """Return, by number of each signature with large results, the share of calls with results mostly in new memory
+    pages.
 
     The result is empty if the capture did not count page faults.
     """

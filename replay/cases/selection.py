@@ -319,9 +319,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """Words that distinguish the variant from the usual one, such as `compile backward random` or `eager 2
-        threads`.
-        """
+        """Words that distinguish the variant from the usual one, such as `compile backward` or `eager 2 threads`."""
         usual = (FORWARD, RECORDED)
         words = [self.mode, *(word for word in (self.direction, self.values) if word not in usual)]
         if self.point.threads is not None:

@@ -41,9 +41,9 @@ def refused_argument(error: BaseException) -> str | None:
 
 
 def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[str]) -> Case:
-    """Return a copy of a case with changed `requires_grad` of its arguments; `refused` ones require no gradients.
+    """Return a copy of a case in which arguments with `refused` names do not require gradients.
 
-    lacks_gradient_flags : True if the source of the case does not record which tensors require gradients; all
+    lacks_gradient_flags : True if the source of the case does not record which tensors require gradients; all other
         floating-point and complex tensors then do
     refused : names of arguments for which the operator has no gradient
     """
@@ -57,9 +57,7 @@ def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[s
 
 
 def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case with an operator that the device has, and a note that names it, or the case unchanged and no
-    note.
-    """
+    """Return a case with an operator that the device has, and a note that names it if it is not the recorded one."""
     if case.operator is not None:
         return case, ""
     first, *others = (equivalent_on(signature, device) for signature in (case.signature, *case.input_sets))

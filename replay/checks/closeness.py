@@ -38,8 +38,7 @@ class Unpaired(Exception):
 def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
     """Return a mode's results with their positions in the reference's results.
 
-    If the numbers of outputs differ, those that are not tensors are ignored. Raises `Unpaired` if numbers of tensors
-    differ.
+    If the numbers of outputs differ, only tensors are paired. Raises `Unpaired` if the numbers of tensors differ.
     """
     if len(actual.outputs) == len(reference.outputs):
         outputs = list(range(len(reference.outputs)))
@@ -56,7 +55,7 @@ def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPositi
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
-    """Return True if a shape lies within the range of shapes that several runs produced; False if these are all equal.
+    """Return True if a shape lies within the range of the shapes of several runs, and these shapes differ.
 
     beyond : True to allow sizes outside this range in dimensions whose size varies between the runs
     """

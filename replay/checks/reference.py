@@ -232,8 +232,7 @@ _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 
 
 class CandidateReference(Reference):
-    """The correct results for a candidate, including those arguments that the reference writes into and does not
-    return.
+    """The correct results for a candidate, including arguments that the reference writes into and does not return.
 
     A candidate that writes into other arguments gets a note.
     """
@@ -281,7 +280,7 @@ def not_comparable(results: Any) -> str | None:
 
 
 def in_order_of(results: Any, like: Any) -> Any:
-    """Return results in which dictionaries have their keys in the same order as in `like`, and tuples are lists."""
+    """Return results as lists and dictionaries, with the keys of dictionaries in the same order as in `like`."""
     if isinstance(results, Mapping):
         return {key: in_order_of(results[key], like[key]) for key in like}
     if isinstance(results, list | tuple):

@@ -55,9 +55,7 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature with arguments and results cast to a dtype, or unchanged if that is impossible or `dtype` is
-    None.
-    """
+    """Return a signature with arguments and results cast to a dtype; unchanged if impossible or `dtype` is None."""
     if dtype is None:
         return signature
     try:
@@ -142,8 +140,8 @@ def draw(
 ) -> torch.Tensor:
     """Return a tensor with values from a model, on the device of `generator`.
 
-    Without a model, these are normal random numbers for floating-point dtypes, random bits for dtypes that are not
-    numbers, and zeros for others.
+    Without a model, these are normal random numbers for floating-point dtypes, random bits for quantized and bits
+    dtypes, and zeros for others.
     """
     device, written_as = generator.device, memory_dtype(dtype)
     if model is not None:
@@ -191,8 +189,7 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A source of recorded values in a file; values that are missing or do not fit the tensor are drawn from the value
-    model.
+    """A source of recorded values in a file; values that are missing or do not fit are drawn from the value model.
 
     key : key of the values in the file
     repeated : dimensions of stride 0, of which the file stores one element
@@ -226,8 +223,7 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return the sources of a trace's values by number: the recorded values if the trace keeps them, else the value
-    model.
+    """Return, by number, the sources of a trace's values: the recorded values if it keeps them, else value models.
 
     Warns if recorded values are missing.
     """

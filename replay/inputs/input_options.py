@@ -114,8 +114,7 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedPiece:
-    """A source of values for large floating-point tensors: one drawn piece is repeated, which is faster than to draw
-    all.
+    """A source of values for large floating-point tensors: it draws one piece and repeats it, which is fast.
 
     piece : smallest number of elements in the piece
     """

@@ -49,9 +49,7 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """Return True if CPU memory that the program pinned is pinned here, too; a replay on the CPU must not, because
-        that starts a GPU.
-        """
+        """Return True to pin memory that the program pinned; False on the CPU, where pinning would start a GPU."""
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
 
@@ -122,8 +120,8 @@ class Inputs:
         return self._storages
 
     def copy(self) -> Inputs:
-        """Return a copy in separate memory that has, and restores, the values that `keep` stored, or else the current
-        values.
+        """Return a copy in separate memory with the values that `keep` stored, or the current ones if it did not
+        run.
         """
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
@@ -175,8 +173,7 @@ class Inputs:
             storage.copy_(pristine)
 
     def change(self, amount: float) -> None:
-        """Change floating-point values by a relative `amount` of at least 8 epsilons, so that no two runs have the same
-        values.
+        """Change floating-point values by at most the relative `amount`, so that no two runs have the same values.
 
         All values in one storage change by the same factor, which keeps their order. If all are equal, each changes by
         a factor of its own, and zeros become small positive numbers. `restore` then restores the new values.

@@ -54,9 +54,7 @@ class Tuning:
         return self if named_mode.tuners and argument != UNTUNED else Tuning()
 
     def words_of(self, mode: str) -> str:
-        """Return the search settings of a mode as text, such as `64 replay-trace`; empty if the mode does not
-        search.
-        """
+        """Return the search settings of a mode as text, such as `64 replay-trace`; empty without a search."""
         tuning = self.of(mode)
         return " ".join(filter(None, (str(tuning.trials), tuning.tuner))) if tuning.trials else ""
 

@@ -73,8 +73,7 @@ def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call on the stream of the capture; in the last run, torch raises an error if the call waits for the
-    device.
+    """Run the call on the stream of the capture; in the last run, torch raises an error if the call waits.
 
     Waiting would make this capture and later ones fail.
     """
@@ -118,8 +117,7 @@ def _capture(task: Task, arguments: Arguments) -> _Captured:
 
 @functools.cache
 def _stream_and_anchor(device: str) -> tuple[Any, Any]:
-    """Return the stream on which all graphs of a device are captured, and an empty graph that keeps their memory pool
-    alive.
+    """Return the stream on which a device's graphs are captured, and an empty graph that keeps their memory pool.
 
     Graphs of one pool use each other's intermediate memory, so they must not run concurrently.
     """

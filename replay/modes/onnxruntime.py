@@ -197,9 +197,7 @@ TENSORRT = "TensorrtExecutionProvider"
     autotunes=True,
 )
 def with_tensorrt(task: Task) -> Program:
-    """Return the call as an ONNX model that TensorRT runs; the task's store keeps the engine, which is slow to
-    build.
-    """
+    """Return the call as an ONNX model that TensorRT runs, whose engine the task's store keeps for later runs."""
     from opgrip.replay.modes.conversions.runtimes import device_index
 
     check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")

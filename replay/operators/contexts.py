@@ -54,9 +54,7 @@ def may_use_tf32(operators: Iterable[str]) -> bool:
 
 
 def must_use_float32(operators: Iterable[str]) -> bool:
-    """Return True if torch's settings forbid TF32 for any of the operators; a runtime with one setting must then not
-    use TF32.
-    """
+    """Return True if TF32 is forbidden for any of the operators, and so for a runtime with one setting for all."""
     return not all(map(allows_tf32, tf32_places(operators)))
 
 

@@ -35,7 +35,7 @@ FindKernel = Callable[[str], Any]
 
 
 def kernel_in(thing: Any) -> Any:
-    """Return the Triton kernel in an object without its autotuners and heuristics; None if there is no kernel."""
+    """Return the Triton kernel that an object is, or that its autotuners and heuristics wrap; None if there is none."""
     while _is_any(thing, _AROUND):
         thing = thing.fn
     return thing if _is_any(thing, _KERNELS) else None
@@ -432,7 +432,7 @@ def sizes_vary(function: Callable[..., Any]) -> bool:
 
 
 def takes_any_numbers(function: Callable[..., Any], device: str) -> bool:
-    """Return True if integer arguments of any value are known not to crash the operator or lose the device."""
+    """Return True if integer arguments of any value are known to crash neither the operator nor the device."""
     name = _name_of(function)
     if name is None:
         return False

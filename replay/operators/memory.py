@@ -80,7 +80,7 @@ def bytes_of(tree: Any) -> int:
 
 
 def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
-    """Return True, or True per element, if at least half of the results' bytes are in newly mapped pages."""
+    """Return True if at least half of the results' bytes are in newly mapped pages; for columns, row by row."""
     return fresh_bytes * 2 >= results
 
 
@@ -123,10 +123,11 @@ def _with_device_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemor
 
 
 def limit_memory(limit: int | None, device: str) -> int | None:
-    """Limit the memory that this process may take from now on, and return the limit in bytes, or None without a limit.
+    """Limit the memory that this process may take from now on, and return the limit in bytes; None without a limit.
 
-    limit : bytes on the accelerator if `device` is one, else bytes of host memory beyond those in use; None for most of
-        an accelerator's free memory, and for no limit of host memory, which also is not limited if the system refuses
+    On the CPU, the limit adds to the memory in use, and has no effect if the system refuses it.
+
+    limit : None for most of an accelerator's free memory, and for no limit on the CPU
     """
     if is_accelerator(device):
         return limit_device_memory(device, limit)

@@ -72,9 +72,7 @@ def with_kernels(row: Result, runs: Sequence[Sequence[LaunchedWork]], context: M
 
 
 def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
-    """Return the name of the dtype in which a row's case computes: TF32 for float32 if the settings in `context` allow
-    it.
-    """
+    """Return the name of the dtype in which a row's case computes; TF32 for float32 if `context` allows it."""
     from opgrip.platform.peaks import TF32
     from opgrip.platform.precisions import is_tf32
     from opgrip.replay.operators.contexts import KINDS

@@ -102,7 +102,7 @@ def measure_cases(
 
 
 def windows(cases: Sequence[Case], workload: Workload, most: int = CASES) -> Iterator[list[Case]]:
-    """Yield groups of cases to measure in the same rounds, whose arguments fit into memory together."""
+    """Yield groups of cases whose arguments fit into memory together, to be measured in the same rounds."""
     window: list[Case] = []
     size, time_us = 0, 0.0
     most_bytes = _most_bytes(cases, workload)

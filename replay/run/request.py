@@ -75,9 +75,7 @@ class Shard:
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Return True if the shard's part of the total overlaps a trace that starts at `offset_us` and has this
-        cost.
-        """
+        """Return True if the shard's part overlaps a trace that starts at `offset_us` and has this cost."""
         assert self.total_us is not None, "it is known when several traces are divided"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin

@@ -112,8 +112,7 @@ class CallProcess:
         return {}
 
     def run(self, seed: int) -> list[Any]:
-        """Run the call once; return its time, and of each result address and size, or its value or type if it is no
-        plain tensor.
+        """Run the call once; return its time, and address and size of each tensor result, or another's value or type.
 
         All that takes longer is left to `describe`.
         """
@@ -196,8 +195,7 @@ def timed(
 
 
 def adopt_orphans() -> None:
-    """Continue in a child process, with whose status this process ends; processes that the child detaches become this
-    one's.
+    """Continue in a child process, and end with its status; processes that the child detaches stay below this one.
 
     So the process above, which stops all processes below this one, finds them.
     """

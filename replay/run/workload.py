@@ -150,9 +150,7 @@ class Workload:
         return scaled(case, point.batch, self.batches)
 
     def context_of(self, case: Case, variant: Variant) -> Mapping[str, Any]:
-        """Return the torch settings under which a variant runs: the recorded ones, with the requested number of
-        threads.
-        """
+        """Return the torch settings of a variant: the recorded ones, with the requested number of threads."""
         threads = variant.point.threads
         return case.context if threads is None else {**case.context, "threads": threads}
 

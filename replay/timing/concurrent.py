@@ -30,7 +30,7 @@ Work: TypeAlias = Callable[[Callable[[], None]], T]
 
 
 class ThreadGroup:
-    """Threads that run functions at the same time under the torch settings of a group, each on its own stream."""
+    """Threads that run functions at the same time, each on its own stream, under the settings of a `FunctionGroup`."""
 
     def __init__(self, group: FunctionGroup, count: int, device: str) -> None:
         self._group = group

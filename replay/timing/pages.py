@@ -161,8 +161,7 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if the page faults took at least twice their usual time, as after a virtual machine returned
-        memory.
+        """Return True if the page faults took at least twice as long as usual, as after a VM returned memory.
 
         duration_ns : time of the work that caused the page faults
         """

@@ -84,9 +84,7 @@ class Samples:
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """Use the times of runs that other processes disturbed if there are too few others; call this after the last
-        run.
-        """
+        """After the last run, use the times of runs that other processes disturbed if there are too few others."""
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
             for stratum, time_ns in self.contended[-MOST_CONTENDED:]:
@@ -141,9 +139,7 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Mean interquartile range within the strata, divided by the mean of their medians; inf if no stratum has two
-        runs.
-        """
+        """Mean interquartile range within strata / mean of their medians; inf if no stratum has two runs."""
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
         if not strata:
             return float("inf")

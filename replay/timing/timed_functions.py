@@ -47,8 +47,7 @@ class InputSet:
     """One set of argument values of a case, ready to run.
 
     sets : copies of the arguments: one, or if runs write into them, one for each run that is timed together
-    ready : the arguments in the form that the function takes; empty if runs write into them, so that each run converts
-        them
+    ready : the arguments as the function takes them; empty if runs write into them, so that each run converts them
     """
 
     sets: list[Inputs]
@@ -153,9 +152,7 @@ class TimedFunction:
             self._before.end()
 
     def run_untimed(self, stopwatch: Stopwatch) -> None:
-        """Run twice as in timed runs: the first run gets memory from the device, the second measures the launch
-        time.
-        """
+        """Run twice as in timed runs: first to get memory from the device, then to measure the launch time."""
         graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
         for _ in range(2):
             self._launch = LaunchTime()
@@ -213,9 +210,7 @@ class TimedFunction:
     def time_apart(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[int, int]:
-        """Run once as in a timed run, and return the system's time in ns before and after, without keeping the run's
-        time.
-        """
+        """Run once as if timed, without keeping the time; return the system's time in ns before and after."""
         state = self._size, self._launch, self.samples.spent_ns
         # launches take longer while a profiler records them
         self._size, self._launch = 1, self._launch_apart
@@ -321,9 +316,7 @@ class TimedCase:
         return (function for function in self.functions if function.failure is None)
 
     def next_round(self, generator: Random) -> list[TimedFunction]:
-        """Exchange the functions' arguments for the next round, and return the functions in the order in which they
-        run.
-        """
+        """Exchange the functions' arguments for the next round, and return the functions in the order of their runs."""
         arrangement = self._rounds % (2 * self._size)
         if self._rounds == 0:
             self._order = generator.sample(self.functions, len(self.functions))

@@ -218,9 +218,7 @@ PREFIX = "sample:"  # prefix of targets that always mean a shipped sample, even 
 
 
 def names_samples(target: str) -> bool:
-    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder that no format
-    reads.
-    """
+    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder of no trace format."""
     if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
         return True
     # some formats of other tools are folders
@@ -326,7 +324,7 @@ class ConfigurationTensor:
 
 
 def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """Return the shipped samples that `name` means, that match one of the patterns and that have all tags.
+    """Return the shipped samples with one of the names that match one of the patterns and have all tags.
 
     name : names separated by commas; empty for all samples
     """
