@@ -45,9 +45,7 @@ MOST_NAMES = 4  # maximum number of files or operators that are listed by name; 
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
-    """Yield the lines printed after a capture: recorded calls, path of the trace, missing parts, and what to do
-    next.
-    """
+    """Yield the lines printed after a capture: recorded calls, path of the trace, missing parts, and next commands."""
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
         for path in capture.dumps:

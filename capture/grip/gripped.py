@@ -94,7 +94,7 @@ def own_work() -> Iterator[None]:
 
 
 def at_own_work() -> bool:
-    """Return True if this thread is inside an `own_work` block."""
+    """Return True if this thread is inside an `own_work` block, so that its operators are not observed."""
     return getattr(_own, "busy", False)
 
 

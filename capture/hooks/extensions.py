@@ -82,7 +82,7 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return why no function of a requested module is recorded, by module; leave out known ones that are not
+        """Return, by module, why no function of a requested one is recorded; leave out known ones that are not
         loaded.
         """
         if not self._has_begun:

@@ -136,9 +136,7 @@ class Agent:
             raise
 
     def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
-        """Wait until a recording ends; return a dictionary with its `file`, numbers of `steps` and `calls`, and
-        others.
-        """
+        """Wait until a recording ends; return a dictionary with its `file`, number of `steps` and `calls`, and more."""
         try:
             result = session.finish(waiting)
             self.recordings += bool(result["file"])

@@ -126,9 +126,7 @@ class StepRecording:
             return None
 
     def end_step(self, step: ThreadStep) -> bool:
-        """Stop recording the thread of `step`; return False if that is not possible yet and must be tried again
-        later.
-        """
+        """Stop recording the thread of `step`; return False if that is not possible yet and must be tried again."""
         try:
             is_left = self.capture.leave_step(step)
         except Exception as error:
@@ -550,9 +548,7 @@ class RecordingSession:
             raise
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
-        """Wait until the recording ends; return a dictionary with its `file`, numbers of `steps` and `calls`, and
-        others.
-        """
+        """Wait until the recording ends; return a dictionary with its `file`, number of `steps`, `calls`, and more."""
         try:
             self._wait(waiting)
         finally:

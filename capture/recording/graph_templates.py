@@ -37,9 +37,7 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return which calls of a thread, given by their starts in ns, were made while the program captured the
-        graph.
-        """
+        """Return which calls of a thread, given by their starts in ns, the program made while it captured the graph."""
         if mode is not self.mode and mode.thread_name != ENGINE:
             return np.zeros(len(starts), dtype=np.bool_)
         mask: NDArray[np.bool_] = (starts >= self.started_ns) & (starts < self.ended_ns)

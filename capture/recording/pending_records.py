@@ -124,7 +124,7 @@ class LostCalls:
             self.without_work[op, reason] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call that tensor subclasses or modes of `types` ran in place of the operator."""
+        """Count a call that tensor subclasses or dispatch modes of `types` ran in place of the operator."""
         with self._lock:
             if any(map(is_fake, types)):
                 self.without_work[op, ON_FAKE] += 1

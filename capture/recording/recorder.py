@@ -144,7 +144,7 @@ class SignatureTable:
         return self._large_outputs.get(number, 0)
 
     def close(self, number: int, result: Any, raised: BaseException | None) -> None:
-        """Make the record of a signature if it is open, because its first call has ended or raised an error."""
+        """Make the record of an open signature when the first of its calls has ended or raised an error."""
         with self._lock:
             signature = self._open.get(number)
             if signature is None:
@@ -229,9 +229,11 @@ class SignatureTable:
         self._first_alike.clear()
 
     def prune(self, numbers: Iterable[int], generations: set[int]) -> set[int]:
-        """Remove all signatures except `numbers`, open ones, and those numbered in `generations` (see `Generations`).
+        """Remove all signatures except `numbers`, open ones, and those numbered in `generations`; return those kept.
 
-        Return the numbers that are kept. The caller must hold the lock.
+        The caller must hold the lock.
+
+        generations : periods between clearings of the tables
         """
         remaining = {*numbers, *self._open, *self._generations.numbers(Signature, generations)}
         self.families = {number: self.families[number] for number in remaining if number in self.families}

@@ -49,7 +49,7 @@ class Generations:
         return self._next[kind]
 
     def size(self, kind: Hashable) -> int:
-        """Return how many records of this kind got a number in the current generation."""
+        """Return how many records of this kind got a number since the tables were last cleared."""
         return self._next[kind] - self._firsts[self.current].get(kind, 0)
 
     def begin(self) -> None:
@@ -58,7 +58,9 @@ class Generations:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, generations: set[int]) -> Iterator[int]:
-        """Yield the numbers of a kind that were assigned in some generations, except generations removed by `keep`."""
+        """Yield the numbers of a kind that were assigned in these generations; a generation that `keep` removed has
+        none.
+        """
         for generation in sorted(generations & self._firsts.keys()):
             end = self._next[kind] if generation == self.current else self._ends[generation].get(kind, 0)
             yield from range(self._firsts[generation].get(kind, 0), end)
@@ -165,7 +167,10 @@ class ScopeTable:
             table.clear()
 
     def prune_pairs(self, generations: set[int], pairs: set[int]) -> None:
-        """Keep only the (signature, scope) pairs numbered in `pairs`, or in `generations` (see `Generations`)."""
+        """Keep only (signature, scope) pairs whose number is in `pairs`, or was assigned in one of `generations`.
+
+        generations : periods between clearings of the tables
+        """
         of_generations = (FIRST_PAIR + number for number in self._generations.numbers(PAIR, generations))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
             number: self.pairs[number] for number in of_generations if number in self.pairs

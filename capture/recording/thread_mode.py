@@ -129,7 +129,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def running(self, last_start: int, last_end: int) -> list[tuple[int, CallNode]]:
-        """Return the start in ns and the node of each call that the thread is running, outermost first.
+        """Return the start in ns and the `CallNode` of each call that the thread is running, outermost first.
 
         last_start, last_end : start and end of the last call that was removed from `rows`; calls up to it have ended
         """

@@ -64,9 +64,7 @@ class DeviceTimer:
     def with_stream(
         self, operator: Callable[..., Any], device: torch.device, started: Callable[[], int]
     ) -> Callable[..., Any]:
-        """Return a wrapper that runs an operator, and before each call notes the current stream of the operator's
-        device.
-        """
+        """Return a wrapper that runs an operator, and notes before each call the current stream of its device."""
         queries = queries_of(device.type)
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -105,9 +103,7 @@ class DeviceTimer:
                 self._free.setdefault(events[0], []).extend(events[1:])
 
     def streams(self, starts: Sequence[int]) -> list[int]:
-        """Return torch's stream number for each of the calls with these starts; empty if all used the default
-        stream.
-        """
+        """Return torch's stream number of each of the calls with these starts; empty if all used the default one."""
         return [self._streams.pop(start, 0) for start in starts] if self._streams else []
 
     def _begin(self, device: torch.device, queries: DeviceQueries) -> tuple[torch.device, Any, bool] | None:

@@ -117,7 +117,7 @@ class KernelTimes:
             self.fallback = reason
 
     def renew(self, graphs: GraphCaptures) -> None:
-        """End the collection of records after many calls, and begin another, because records stay in memory until
+        """After many calls, end the collection of records and begin another, because records stay in memory until
         then.
         """
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
@@ -313,7 +313,7 @@ class GraphNodes:
         self._calls += ((graph.signature, part) for part in parts)
 
     def find(self, windows: Sequence[Window]) -> None:
-        """Find the nodes of the graphs that were captured in these windows, and the call that added each."""
+        """Find the nodes of the CUDA graphs that were captured in these windows, and the call that added each node."""
         nodes = [item for window in windows for item in nodes_in(window.events, window.distance_ns)]
         for signature, calls in self._calls:
             own = (item for item in nodes if item.thread in calls.idents)
@@ -387,8 +387,8 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield each kernel, copy or fill that a thread launched during a call: the element of `blocks` and the index in it
-    of the innermost such call, and the work.
+    """Yield (element of `blocks`, index in it, work) for each kernel, copy or fill that a thread launched during a
+    call; element and index identify the innermost such call.
 
     The time of the work is added to the device time of all calls around the launch.
     """

@@ -165,9 +165,7 @@ _skip_code = _places.take(
 
 
 def leave_compiled(mode: type[TorchDispatchMode]) -> None:
-    """Let compiled code run unchanged while a mode of a class is on, if the class's `ignore_compile_internals` returns
-    True.
-    """
+    """Let compiled code run unchanged under modes of a class whose `ignore_compile_internals` returns True."""
     if _runs_compiled_code is not None:
         return
     changed: Any = mode

@@ -1,1 +1,1 @@
-"""Writing of recorded calls to files: blocks, periodic writing, limits, and the flight recorder."""
+"""Writing of recorded calls to files: conversion to records, periodic writing, limits, and the flight recorder."""

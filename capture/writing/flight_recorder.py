@@ -56,9 +56,7 @@ class Ring:
         return sum(map(len, self.blocks))
 
     def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
-        """Add calls, in the order in which each thread made them; remove and return the oldest calls beyond the
-        maximum.
-        """
+        """Add calls, in the order in which each thread made them; remove and return the oldest ones above the limit."""
         self.blocks += blocks
         surplus = len(self) - self.last
         if surplus <= 0:
@@ -137,7 +135,7 @@ class FlightRecorder(Flusher):
                 self._mirror.add_running()
 
     def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
-        """Write the kept calls that are not in an earlier trace; return the trace's path.
+        """Write the latest calls, except those in an earlier trace, to a trace; return the trace's path.
 
         Return None if there are no such calls, in a forked process, or if writing fails; the error is then in
         `failure`.
@@ -177,7 +175,7 @@ class FlightRecorder(Flusher):
             return path
 
     def dump_for_signal(self, name: str, always: bool, again: Callable[[], None]) -> bool:
-        """Write the kept calls before the program's handler of a signal runs; return True if the handler may run now.
+        """Write the latest calls before the program's handler of a signal runs; return True if the handler may run now.
 
         again : raises the signal again; it is called later if the calls cannot be written now
         """

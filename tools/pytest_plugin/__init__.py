@@ -99,9 +99,7 @@ def _measures(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Compare the results of a test with the baseline, and fail the test if a gate (a condition on the comparison)
-    fails.
-    """
+    """Compare a test's results with the baseline; fail the test if a gate (a condition on the comparison) fails."""
     try:
         value = yield
     finally:
@@ -215,9 +213,7 @@ class TraceFile(pytest.File):
 
     @property
     def judged(self) -> Judged:
-        """Rows of all selected tests of this file, compared with the baseline; fails the current test if that is
-        impossible.
-        """
+        """Rows of all selected tests of this file, compared with the baseline; fails the current test on an error."""
         if self._judged is None:
             try:
                 self._judged = self._judge()

@@ -173,9 +173,7 @@ MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print the measured times of all tests, the differences from the baseline's machine, the outcomes of gates, and
-    notes.
-    """
+    """Print the tests' times, differences from the baseline's machine, outcomes of gates, and notes."""
     if not benchmarks.lines and not benchmarks.notes:
         return
     compared = benchmarks.options.compare
@@ -252,9 +250,7 @@ class Turns:
 
 
 class SharedFolder:
-    """Plug-in for the process that starts pytest-xdist's workers: it passes all of them the path of a temporary
-    folder.
-    """
+    """Plug-in for the process that starts pytest-xdist's workers; it passes them the path of one temporary folder."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="opgrip-pytest-")
@@ -308,9 +304,7 @@ class Judged:
     held: Sequence[Held] = ()
 
     def broken(self, test: str) -> list[str]:
-        """Return a line for each gate that failed or is undecided because of rows of this test, or because of the
-        total.
-        """
+        """Return a line for each gate that failed or is undecided because of this test's rows, or of the total."""
         own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
             item.line

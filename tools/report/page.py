@@ -467,9 +467,7 @@ Plain = dict[str, Any]
 
 
 def describe_runs(runs: Mapping[str, Results]) -> Plain:
-    """Return the page's data about runs: result rows by column, times of their runs, call sites, and facts about each
-    run.
-    """
+    """Return the page's data about runs: result rows by column, single times, call sites, and facts about each run."""
     left_out = {"detail", *(about.name for about in DERIVED)}
     columns = [*DERIVED, *(about for about in all_columns() if not about.hidden and about.name not in left_out)]
     # results of older versions contain ratios of paired runs

@@ -1,4 +1,6 @@
-"""`opgrip machine`, which measures this machine's peaks, and `opgrip autostart on`, `off` and `status`."""
+"""`opgrip machine`, which measures this machine's peak bandwidth and arithmetic rates, and `opgrip autostart on`, `off`
+and `status`.
+"""
 
 from __future__ import annotations
 

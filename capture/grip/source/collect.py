@@ -76,7 +76,8 @@ class Collector(ItemTable):
 
     words : strings in arguments that code may use to find functions by name
 
-    mentions : attributes read from objects of unknown class, each with the piece and the item that read it
+    mentions : attributes read from objects of unknown class, each with the piece of source and the item of the sample
+        that read it
     class_reads : attributes read from a class, each with the item that reads it, and True if the item's definition
         reads it
     """
@@ -90,7 +91,7 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add items for everything that a piece of source of `item` needs; refuse `item` if that fails."""
+        """Add to the sample all that a piece of source of `item` needs; mark `item` as refused if that fails."""
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
@@ -187,7 +188,7 @@ class Collector(ItemTable):
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
-        """Return the item for a Python function; a new item is added with all that it needs.
+        """Return the sample's item for a Python function; add one, with all that it needs, if it is new.
 
         name : name by which the using code refers to the function; a new item gets this name
         attributes : attributes that are read from the function
@@ -236,7 +237,7 @@ class Collector(ItemTable):
         return piece
 
     def class_item(self, cls: type) -> SampleItem:
-        """Return the item for a class; `ClassParts` adds methods and attributes to a new item later."""
+        """Return the sample's item for a class; `ClassParts` adds methods and attributes to a new item later."""
         key = ("class", id(cls))
         if key in self._items:
             return self._items[key]
@@ -278,7 +279,8 @@ class Collector(ItemTable):
         return item
 
     def check(self, value: Any, item: SampleItem, what: str) -> None:
-        """Add items for the objects to which a value refers; refuse `item` if the value cannot be written as source.
+        """Add to the sample the objects to which a value refers; refuse `item` if the value cannot be written as
+        source.
 
         what : noun for the value in the reason
         """
@@ -300,7 +302,7 @@ class Collector(ItemTable):
         return refer
 
     def of_value(self, thing: Any) -> SampleItem | None:
-        """Return the item for a class, function or module that a value contains, or None if it cannot be included."""
+        """Return the sample's item for a class, function or module in a value, or None if it cannot be included."""
         treatment, name = treatment_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
         if treatment is Treatment.BUILTIN:
             return self.builtin(thing.__name__)
@@ -361,7 +363,7 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return True if an imported base class of `cls` may call the method `name`; always False for modules of torch."""
+    """Return True if an imported base class may call `name`, a method of `cls`; False for modules of torch.nn."""
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     # modules have too many such methods
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
@@ -425,7 +427,7 @@ class ClassParts:
             item.is_live = item.has_bases = True
 
     def part(self, cls: type, name: str) -> SampleItem:
-        """Return the item for an attribute `name` that a class itself defines; a new item is added to the sample.
+        """Return the sample's item for an attribute `name` that a class itself defines; add one if it is new.
 
         For a class that is included completely, or imported, return the item of the class.
         """

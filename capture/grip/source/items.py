@@ -304,7 +304,7 @@ class PartItem(SampleItem):
 
 
 def unit(item: SampleItem) -> SampleItem:
-    """Return the class for a part of a class, and any other item itself."""
+    """Return the class item that contains `item`, if it is a part of a class, else `item`."""
     return item.owner if isinstance(item, PartItem) and item.owner is not None else item
 
 
@@ -339,7 +339,7 @@ def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
 
 
 def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the root item and, recursively, the items that an item needs, or may need if they are not in `refused`."""
+    """Return the root item and, recursively, the items that each item needs, or may need unless they are `refused`."""
     refused, reachable_items, queue = set(refused), {root: None}, [root]
     for item in queue:
         for needed in (*item.needs, *(one for one in item.may_need if one not in refused)):
@@ -437,7 +437,7 @@ class ItemTable:
         return item
 
     def add_import(self, thing: Any, name: str, attributes: tuple[str, ...], piece: Piece | None) -> SampleItem | None:
-        """Return the item for an imported object, or None if no import statement can import it.
+        """Return the sample's item for an imported object, or None if no import statement can import it.
 
         name : name in the code that uses the object
         attributes : attributes read from the object
@@ -455,7 +455,7 @@ class ItemTable:
         return self._items[key]
 
     def find_item(self, thing: Any) -> SampleItem | None:
-        """Return the item for a class, function or module, or None if the table has none."""
+        """Return the sample's item for a class, function or module, or None if it has none."""
         kind = treatment_of(thing)
         if kind is Treatment.BUILTIN:
             return self._items.get(("builtin", thing.__name__))

@@ -254,9 +254,7 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """Return the live object of an expression such as `a.b.c`; `ABSENT` if a name is missing, or for other
-    expressions.
-    """
+    """Return the live object of an expression such as `a.b.c`; `ABSENT` if a name is missing, and for other forms."""
     chain = dotted(expression)
     if chain is None:
         return ABSENT
@@ -432,7 +430,7 @@ class SourceFile:
         return self._starts[line - 1]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Return the offsets in the text at which a node begins and ends."""
+        """Return the offsets in the text at which a syntax node begins and ends."""
         begin = self.offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
         return begin, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
@@ -441,7 +439,7 @@ class SourceFile:
         return self.text[begin:end]
 
     def enclosing(self, node: ast.AST) -> Iterator[Definition]:
-        """Yield the functions and classes that contain a node, innermost first."""
+        """Yield the functions and classes that contain a syntax node, innermost first."""
         around = self.parents.get(node)
         while around is not None:
             if isinstance(around, (*FUNCTIONS, ast.ClassDef)):

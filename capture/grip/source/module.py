@@ -252,9 +252,9 @@ class Layout:
         self._annotations = annotations
 
     def module(self, docstring: str, ordered: Iterable[SampleItem]) -> str:
-        """Return the text of the module.
+        """Return the text of the sample's module.
 
-        ordered : its top-level items in the order of their definitions
+        ordered : the module's top-level items, in the order of their definitions
         """
         imports = {self._statement(item) for item in self._items if isinstance(item, ImportItem)}
         head = [f'"""{docstring}"""', _FUTURE, *([render(imports)] if imports else [])]
@@ -421,7 +421,7 @@ def _is_whole(expression: str) -> bool:
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return a name for each item: its own if no earlier item has it, else its own with its module's name added."""
+    """Return each item's name in the sample: its own if no earlier item has it, else with its module's name added."""
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
     shadowed = _bound_by_users(items)
