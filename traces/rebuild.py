@@ -72,7 +72,7 @@ class CannotMake(Exception):
 def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
     """Return the arguments described by nested specs, as tensors, objects and plain values.
 
-    A field of an object stays unset if the trace could not hold its value, or if its class is not provided.
+    A field of an object is not set if the trace could not hold its value, or if its class is not provided.
 
     classes : classes and functions that may occur, by `module:qualname`, by qualname, or by the first part of the
         qualname

@@ -546,7 +546,7 @@ def operator_name(path: Path) -> str:
 
 
 def call_of(name: str, row: Row) -> Call:
-    """Return the overload and the positional and named arguments of a row. Raises `Unfit` if no overload accepts it."""
+    """Return the call in a row: overload, positional and named arguments. Raises `Unfit` if no overload accepts it."""
     if name in UNMAPPED:
         raise Unfit(UNMAPPED[name])
     if name in REWRITES:

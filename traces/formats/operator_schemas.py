@@ -213,7 +213,7 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads; those that only TorchScript can call are last.
+    """Return torch's schemas of an operator's overloads, with overloads that only TorchScript can call last.
 
     The list is empty for an unknown operator.
     """

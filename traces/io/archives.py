@@ -70,7 +70,6 @@ def unpacked(path: Path, unbounded: bool = False) -> Path:
 
 
 def _only_file(archive: Path, folder: Path) -> Path:
-    """Return the only readable file of an unpacked archive, or the folder if a format consists of folders."""
     while [item.is_dir() for item in folder.iterdir()] == [True] and format_of(folder) is None:
         (folder,) = folder.iterdir()
     if format_of(folder) is not None:

@@ -130,7 +130,7 @@ class Opaque:
 
 
 def encode(value: object) -> Json:
-    """Return the JSON form of an argument. Raises `TypeError` for other types, which can be wrapped in `Opaque`."""
+    """Return the JSON form of an argument. Raises `TypeError` for an unsupported type; wrap such values in `Opaque`."""
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:

@@ -128,7 +128,7 @@ class Observed:
     since_ns : a time that identifies the call if it represents a call site: the call is the first of its signature that
         starts after this time (since the capture began) and whose first tensor is in `storage`; else None
     storage : storage number of the first tensor of a call that represents a call site, which distinguishes the call
-        from those of other threads; None if the call took no tensor
+        from calls of other threads; None if the call took no tensor
     """
 
     signature: Public[Int64]

@@ -46,7 +46,9 @@ Select = Callable[[CallBlock], CallBlock]
 
 
 class CallSource:
-    """The blocks of calls of a trace, or the selected part of each block, with the device times of later records.
+    """The blocks of calls of a trace, or the selected part of each block.
+
+    Calls include the device times that the trace contains in later records. A block has calls of one thread.
 
     read : reads the blocks again from the file
     select : returns the selected part of a block; None to select whole blocks

@@ -24,7 +24,7 @@ def counts_of(calls: pd.DataFrame) -> pd.Series[int]:
 
 
 def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share: float = 0.5) -> pd.Series[float]:
-    """Return the quantile of each group of values, interpolated linearly; NaN values are ignored.
+    """Return the `share` quantile of each group of values, interpolated linearly; NaN values are ignored.
 
     counts : number of times that each value counts
     """
@@ -56,7 +56,7 @@ def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Typical duration of each signature's calls, used instead of those of perturbed calls.
+    """Typical duration of each signature's calls, which replaces the durations of perturbed calls.
 
     median_ns : by signature, the median duration of unperturbed calls, or of all calls if `was_interrupted`
     was_interrupted : by signature, True if only one call was unperturbed and it took longer than all others, so that it

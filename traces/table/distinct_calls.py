@@ -210,7 +210,7 @@ class Rows:
 
 
 def ordered_rows(source: CallSource) -> Iterator[Rows]:
-    """Yield all calls sorted by start, in parts; calls with equal start stay in file order."""
+    """Yield all calls sorted by start, in parts; calls with equal starts are in file order."""
     if source.is_kept:
         rows = _rows(list(source))
         yield _numbered(rows.take(np.argsort(rows.columns[START], kind="stable")), 0)
@@ -232,7 +232,7 @@ def ordered_rows(source: CallSource) -> Iterator[Rows]:
 
 
 class _Lateness:
-    """Detects calls that started before the latest start time of all calls up to `NEAR` blocks earlier in the file."""
+    """Detects calls that started before the latest start in all blocks that are at least `NEAR` blocks earlier."""
 
     def __init__(self) -> None:
         self._newest_ns = np.iinfo(np.int64).min

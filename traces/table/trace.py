@@ -120,16 +120,17 @@ class Trace:
     scopes : the scopes that calls came from
     values : value models by number
     calls : one row per call in start order: signature, op, kind, scope, module, function, file, line, own_module,
-        phase, inside, gripped (whether `inside` was recorded with `--grip`), device (an accelerator if one of the
-        tensors is on it), process (in a merged trace), thread, start_ns (since the start of the capture), duration_ns,
-        device_ns (NaN for calls that ran only on the host; for a function recorded with `--grip`, the sum of its inner
-        calls), stream (number of a non-default stream), perturbed (whether the capture's own work ran right before or
-        within the call), host_ns (the duration; for a perturbed or interrupted call, the median of the signature's
-        other calls if there are any), raw_ns (device_ns if present, else duration_ns), time_ns (device_ns if present,
-        else host_ns), page_faults (0 if none were counted), slow_memory_ns (estimate of how much longer than usual its
-        page faults took; host_ns excludes it), tensors, first_storage. Module, function, file and line of a backward
-        call are those of the forward call that caused it, if it is known; `own_module` is the module in which the call
-        itself ran.
+        phase, inside (function or operator that made the call instead of the program itself; None for most calls),
+        gripped (whether the calls in `inside` count as the program's, as with `--grip`), device (an accelerator if one
+        of the tensors is on it), process (in a merged trace), thread, start_ns (since the start of the capture),
+        duration_ns, device_ns (NaN for calls that ran only on the host; for a function recorded with `--grip`, the sum
+        of its inner calls), stream (number of a non-default stream), perturbed (whether the capture's own work ran
+        right before or within the call), host_ns (the duration; for a perturbed or interrupted call, the median of the
+        signature's other calls if there are any), raw_ns (device_ns if present, else duration_ns), time_ns (device_ns
+        if present, else host_ns), page_faults (0 if none were counted), slow_memory_ns (estimate of how much longer
+        than usual its page faults took; host_ns excludes it), tensors, first_storage. Module, function, file and line
+        of a backward call are those of the forward call that caused it, if it is known; `own_module` is the module in
+        which the call itself ran.
     storages : storage numbers of each call's tensors: `tensors` numbers from `first_storage` on, arguments first
     contexts : settings that scopes refer to, by number
     threads : threads that made calls, by number
@@ -142,6 +143,7 @@ class Trace:
     observed : values and outputs of calls other than the first, by signature number
     effects : for the trace of a sample, counts of operators and changed arguments of each call, by signature number
     kernels : kernels that ran on an accelerator, by signature, if they were recorded
+    waits : waits of accelerator streams for other streams, if they were recorded
     source : the calls in blocks of columns, in file order, for functions that process millions of calls
     """
 

@@ -1,5 +1,5 @@
-"""Value models: compact descriptions of a tensor's values, from which values can be drawn with which an operator takes
-the same time and returns outputs of the same sizes.
+"""Value models: compact descriptions of a tensor's values. With values that are drawn from them, an operator takes the
+same time and returns outputs of the same sizes.
 """
 
 from opgrip.traces.schema.records import Drawable, ValueModel

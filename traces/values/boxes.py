@@ -52,7 +52,7 @@ def overlapping(boxes: torch.Tensor) -> float:
 
 
 def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` boxes, (count, 4) x1 y1 x2 y2, in random order: the given (K, 4) float64 ones and slightly moved
+    """Return `count` boxes, (count, 4) x1 y1 x2 y2, in random order: `boxes`, (K, 4) float64, and slightly moved
     copies.
 
     dtype : dtype to which the boxes will be converted
@@ -73,9 +73,9 @@ def draw_separate_boxes(
 ) -> torch.Tensor:
     """Return `count` boxes, (count, 4) x1 y1 width height, no two with an intersection over union of 0.3 or more.
 
-    If there is no room for that, the remaining boxes overlap others. Each layer is a grid of boxes of one size. Sides
-    halve from layer to layer, so that a box has at most a quarter of the area of any box of an earlier layer, whether a
-    side is x2 - x1 or x2 - x1 + 1.
+    If so many do not fit, the remaining boxes overlap others. Each layer is a grid of boxes of one size. Sides halve
+    from layer to layer, so that a box has at most a quarter of the area of any box of an earlier layer, whether a side
+    is x2 - x1 or x2 - x1 + 1.
 
     low, high : range of x1, y1, width and height; shorter sides are used if the boxes do not fit otherwise
     widths : equidistant quantiles of the width
@@ -150,7 +150,7 @@ CROWDED = 1.0  # mean number of overlapping boxes above which boxes are drawn in
 class Boxes:
     """Value model of an (N, C) tensor of boxes x1 y1 x2 y2, which an image index may precede.
 
-    Drawn boxes have x2 > x1 and y2 > y1. Image indices stay integers, because `roi_align` uses them as
+    Drawn boxes have x2 > x1 and y2 > y1. Image indices are integers, because `roi_align` uses them as
     offsets into memory.
 
     first : index of the column with x1

@@ -132,7 +132,7 @@ class Triangular:
             raise FormatError(f"matrices: expected 0 < low <= high and a spread of at least 0, got {numbers}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return triangular matrices whose linear systems have bounded solutions, unlike those of random ones."""
+        """Return triangular matrices whose linear systems have bounded solutions, unlike systems of random matrices."""
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _general_matrices(self.high, shape, dtype, generator)
         device = generator.device
@@ -313,7 +313,6 @@ def _as_values(spec: TensorSpec, call: Call) -> ValueModel:
 
 
 def _equal_lengths(spec: TensorSpec, call: Call) -> ValueModel | None:
-    """Return offsets of `embedding_bag` with which all bags have the same number of indices."""
     bags, indices = math.prod(spec.shape), math.prod(call["indices"].shape)
     each = indices // max(1, bags - bool(call.get("include_last_offset")))
     if bags < 2:

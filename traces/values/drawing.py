@@ -58,7 +58,7 @@ def rising(values: Any, what: str, length: int) -> None:
 
 
 def counted(pairs: Any, what: str, most: int) -> None:
-    """Check that a field is a list of at most `most` integer pairs (value, count), whose counts sum to 64 bits."""
+    """Check that a field is a list of at most `most` integer pairs (value, count), whose counts have a 64-bit sum."""
     listed(pairs, what, 0, most)
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:

@@ -437,7 +437,6 @@ class Probabilities:
         return values.to(dtype).reshape(shape)
 
     def _spread(self, logits: torch.Tensor, length: int) -> float:
-        """Return the factor of normally distributed logits that gives the recorded mean of the largest probability."""
         part = logits[: max(1, TRIED // length)]
         low, high = 0.0, 1.0
         while high < 1e4 and float((part * high).softmax(-1).amax(-1).mean()) < self.peak:

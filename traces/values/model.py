@@ -140,7 +140,6 @@ def every_so_many(values: NDArray[Number], most: int) -> NDArray[Number]:
 def _offsets(
     shape: tuple[int, ...], stride: tuple[int, ...], length: int, most: int, whole_rows: bool
 ) -> tuple[NDArray[np.int64], int]:
-    """Return offsets in memory, (R, C), of the elements of evenly spread rows or parts of rows; and a larger number."""
     columns, rows = shape[-1], int(np.prod(shape[:-1], dtype=np.int64))
     height, width = max(1, length // columns), columns if whole_rows else min(columns, length)
     count = max(min(rows, FEWEST_ROWS), most // (height * width))

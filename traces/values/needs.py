@@ -163,7 +163,6 @@ def _with_total(model: Any, outputs: Any) -> Any:
 
 
 def _with_groups(model: Any, outputs: Any) -> Any:
-    """Set the number of groups, each a box and the boxes that it suppresses, to the number of boxes in the output."""
     rows = _size(outputs)
     return replace(model, groups=rows) if isinstance(model, Boxes) and rows else model
 

@@ -79,7 +79,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The trace files of a corpus, and what was left out.
+    """The trace files of a corpus, and the files and traces that were left out.
 
     passed_over : files in the given folders whose format is unknown
     absent : names of selected traces of the zoo that are not installed

@@ -96,8 +96,7 @@ class Baseline:
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
     """Yield (pair, row) for each row; the pair identifies the same case in other results.
 
-    It consists of the case's key, or its operator and shapes if it has none, and the number of earlier rows with the
-    same.
+    The pair is the case's key (operator and shapes if it has none) and the number of earlier rows with that key.
 
     rows : rows of one trace in one run configuration
     """
@@ -167,7 +166,7 @@ def is_of_program(row: Result) -> bool:
 
 
 def is_plain(row: Result) -> bool:
-    """Return True if a case was run in eager and forward, with the recorded threads, batch, values and caches."""
+    """Return True if a case was run in eager mode and forward, with the recorded threads, batch, values and caches."""
     return row.mode == EAGER and row.direction == FORWARD and not row.variant
 
 

@@ -146,7 +146,7 @@ class NameHasher:
         return day % (30 * 365 * 86_400 * 10**9)
 
     def module(self, path: str) -> str:
-        """Return a module's path with its parts hashed; indices in a module list, such as `0`, stay unchanged."""
+        """Return a module's path with its parts hashed, except indices in a module list, such as `0`."""
         if self._policy.keeps(MODULES):
             return path
         return self._parts(path, ".", lambda part: bool(_INDEX.fullmatch(part)))

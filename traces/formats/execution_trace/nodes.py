@@ -261,7 +261,7 @@ class Tree:
         return around
 
     def thread_name(self, number: int) -> str:
-        """Return a thread's name: `main`, or its number after `thread` or after the name of autograd's threads."""
+        """Return a thread's name: `main`, `thread 3`, or autograd's name if it begins with a backward pass."""
         if number <= 1:
             return "main"
         name = AUTOGRAD if number in self._backward_threads else "thread"

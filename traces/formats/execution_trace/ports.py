@@ -235,7 +235,7 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 class PortItem(NamedTuple):
-    """One value's entries in the four parallel lists of a port."""
+    """One value's entries in the four parallel lists of a `Port`."""
 
     value: Any
     shape: Any
@@ -245,11 +245,11 @@ class PortItem(NamedTuple):
 
 @dataclass(slots=True)
 class Encoder:
-    """Converts the arguments and results of one call to ports of a node.
+    """Converts the arguments and results of one call to the inputs and outputs of a node.
 
     storages : storages of the call's tensors in the trace, arguments first; may be incomplete
     range_of : returns the smallest and largest value of a tensor, or None if unknown
-    lose : called with a description of each value that a port cannot hold
+    lose : called with a description of each value that a node cannot hold
     ranges : smallest and largest value of each encoded tensor, by index of the tensor
     """
 
@@ -262,7 +262,7 @@ class Encoder:
     _tensors: int = 0
 
     def port(self, values: Sequence[Any], kinds: Sequence[str], are_results: bool = False) -> Port:
-        """Return the port that holds these arguments or results.
+        """Return the inputs or outputs of a node that hold these arguments or results.
 
         kinds : types in the schema, such as `Tensor?`
         are_results : True for results, in which None means an undefined tensor

@@ -310,7 +310,9 @@ class OnnxNode:
         return values
 
     def axis(self, default: int, name: str = "axis") -> int:
-        """Return, counted from 0, the first input's dimension that the attribute `name` or else `default` selects."""
+        """Return the first input's dimension, counted from 0, that the attribute `name` selects (`default` if
+        missing).
+        """
         value = int(self.get(name, default))
         if not -self.rank <= value < max(self.rank, 1):
             raise NoOperator(f"its {name} is {value}, but its input has {self.rank} dimensions")
