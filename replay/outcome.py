@@ -175,7 +175,7 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
     if analysis is not None and not analysis.is_requested(from_arguments(analysis.options, args)):
         flag = flag_of(words_in(analysis.options)[0])
         hint = "end its name in .json" if args.sequence else f"add {flag}, or end its name in .json"
-        raise UserError(f"{path} shows the results of {flag}, which is not given", hint)
+        raise UserError(f"{path} is for the results of {flag}, which is not given", hint)
     if output.append and report.read is None:
         raise UserError(f"rows cannot be added to {path}", "write .json or .csv")
     if report.package:

@@ -203,7 +203,7 @@ class SeveralReplays:
                 stored = read_run(part)
                 self._check_kinds(part, stored, replay)
                 self._rows[name], self._headers[name] = replay.completed_rows(), stored.header
-                self._reporter.begin(f"{which}: {counted(len(self._rows[name]), 'row')} of before")
+                self._reporter.begin(f"{which}: {counted(len(self._rows[name]), 'row')} from the earlier replay")
                 return False
             if part is not None and journal_path(part).exists():
                 self._check_kinds(part, (), replay)

@@ -212,7 +212,9 @@ def load_results(path: str | Path) -> pd.DataFrame:
     path = Path(path)
     read = report_for(path).read
     if read is None:
-        raise UserError(f"{path} is in a form that opgrip only writes", "read results from .json, .parquet or .csv")
+        raise UserError(
+            f"{path} has a format that opgrip writes but cannot read", "read results from .json, .parquet or .csv"
+        )
     try:
         check_size(path)
         rows = read(path)

@@ -156,9 +156,10 @@ class Result:
         "10th percentile of the ratios of paired runs, one of each row, without the effects of their order and memory"
     )
     ratio_p50: float | None = column(
-        "trimmed mean of these ratios; tables mark the speed-up with ~ if it differs from `ratio` by over 10 %"
+        "trimmed mean of the ratios of paired runs; tables mark the speed-up with ~ if it differs from `ratio` by over "
+        "10 %"
     )
-    ratio_p90: float | None = column("90th percentile of these ratios")
+    ratio_p90: float | None = column("90th percentile of the ratios of paired runs")
     overlap: float | None = column(
         "time of concurrent cases if run one after the other, divided by their concurrent time"
     )

@@ -548,7 +548,7 @@ class DryRun:
             raise Unsupported(self._excluded[signature][1])
         record = self.flow.signatures.get(signature)
         if record is None:
-            raise Unsupported("the trace does not hold its signature")
+            raise Unsupported("the trace does not contain its signature")
         if record.raised is not None:
             raise Unsupported(f"it raised when it was captured: {record.raised[:120]}")
         return find_operator(record, self._settings.extensions)

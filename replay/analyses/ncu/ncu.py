@@ -76,7 +76,8 @@ def metrics_of(text: str) -> tuple[str, ...]:
     for word in filter(None, (word.strip() for word in text.split(","))):
         if word not in SETS and not NAMED.fullmatch(word):
             raise UserError(
-                f"{word!r} is not a metric", f"choose a set, {', '.join(SETS)}, or from ncu --query-metrics"
+                f"{word!r} is not a metric",
+                f"choose a set ({', '.join(SETS)}) or a name that ncu --query-metrics prints",
             )
         metric_names += SETS.get(word, (word,))
     return tuple(dict.fromkeys(metric_names))
@@ -135,7 +136,7 @@ def kernels_of_csv(text: str, requested_metrics: Sequence[str]) -> Iterator[NcuK
     if start is None:
         if any(line.strip() and not line.startswith("==") for line in lines):
             raise UserError(
-                "opgrip does not know the form in which this ncu prints its report", "use another version of ncu"
+                "opgrip does not know the format in which this ncu prints its report", "use another version of ncu"
             )
         return
     rows = csv.reader(lines[start:])
@@ -365,7 +366,10 @@ def profile_rows(
             journal.add(batch)
         except _Died as death:
             lost += 1
-            say(f"batch {number} of {len(parts)}, {counted(len(part), 'case')} from case {part[0]}, is lost: {death}")
+            say(
+                f"batch {number} of {len(parts)}, {counted(len(part), 'case')} from case {part[0]}, "
+                f"was not profiled: {death}"
+            )
     journal.close()
     _summarize(journal.items, ncu, say)
     if lost:
@@ -405,7 +409,7 @@ def _batch_with_existing_metrics(
         if metric is None or not remaining_metrics or all(metric not in names for names in SETS.values()):
             problem = f"ncu does not know the metric {metric or lack} on this GPU"
             raise UserError(problem, "name other metrics with --ncu-metrics") from None
-    say(f"this GPU has no metric {metric}, which is left out")
+    say(f"metric {metric} is left out, because this GPU does not have it")
     ncu = replace(ncu, metrics=remaining_metrics)
     return _batch_with_existing_metrics(request, rows, ncu, number, timeout_s, everything, say)
 

@@ -123,7 +123,7 @@ class EngineOptions:
     )
     processors: int | None = option(
         None,
-        "with --engine ray: processors that each worker has to itself; 0 lets workers share processors, "
+        "with --engine ray: number of processors reserved for each worker; 0 lets workers share processors, "
         "which makes their times unusable (default: all of a machine)",
         parse=not_negative,
         needs=NEEDS_RAY,
@@ -161,11 +161,15 @@ class EngineOptions:
         """
         if self.engine != PROCESSES:
             if self.sandbox:
-                raise UserError("--sandbox is for workers of this machine", f"leave it out with --engine {self.engine}")
+                raise UserError(
+                    "--sandbox applies only to workers on this machine", f"leave it out with --engine {self.engine}"
+                )
             if len(devices) > 1 or any(device.partition(":")[2] not in {"", "0"} for device in devices):
                 raise UserError(f"{self.engine} spreads cases over devices itself", "give --device without a number")
             if pin:
-                raise UserError("--pin is for this machine", "give workers their processors with --processors")
+                raise UserError(
+                    "--pin applies only to workers on this machine", "give workers their processors with --processors"
+                )
             return
         if self.sandbox:
             # not needed to print the help

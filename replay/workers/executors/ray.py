@@ -238,7 +238,7 @@ class Pool:
         chosen = [kind for kind in kinds if pattern is None or fnmatchcase(kind, pattern)]
         there = "; ".join(kinds)
         if not chosen:
-            raise ExecutorLostError(f"no machine of the cluster is of a kind like {pattern}", f"there are {there}")
+            raise ExecutorLostError(f"no machine of the cluster is of a kind like {pattern}", f"choose from {there}")
         if len(chosen) != 1:
             problem = f"the cluster has machines of {len(chosen)} kinds that fit ({there})"
             raise ExecutorLostError(

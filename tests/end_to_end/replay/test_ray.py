@@ -145,7 +145,10 @@ def test_processors_belong_to_one_worker_until_it_ends() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--pin", "0"), "--pin is for this machine: give workers their processors with --processors"),
+        (
+            ("--pin", "0"),
+            "--pin applies only to workers on this machine: give workers their processors with --processors",
+        ),
         (("--device", "cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
         (("--device", "cuda:0,cuda:1"), "ray spreads cases over devices itself: give --device without a number"),
     ],

@@ -229,7 +229,7 @@ def test_default_metric_that_a_chip_lacks_is_left_out(stand_in: StandIn, tiny_tr
     done = stand_in.replay(tiny_trace, tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stderr.splitlines() if "has no metric" in line] == [
-        f"opreplay: this GPU has no metric {name}, which is left out" for name in (tensor, memory)
+        f"opreplay: metric {name} is left out, because this GPU does not have it" for name in (tensor, memory)
     ]
     table = load_results(tmp_path / "out.json")
     table = table[table["status"] == "ok"]
@@ -245,7 +245,7 @@ def test_default_metric_that_a_chip_lacks_is_left_out(stand_in: StandIn, tiny_tr
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"printed": "no such page\n"}, "opgrip does not know the form"),
+        ({"printed": "no such page\n"}, "opgrip does not know the format"),
         ({"says": "==ERROR== Failed to find metric dram__x"}, "does not know the metric dram__x"),
     ],
 )

@@ -244,7 +244,7 @@ def test_rows_have_their_limits_and_bounds(detector_trace: Path, tmp_path: Path,
     [
         (
             ("-o", "x.svg"),
-            "x.svg shows the results of --roofline, which is not given: add --roofline, or end its name in .json",
+            "x.svg is for the results of --roofline, which is not given: add --roofline, or end its name in .json",
         ),
         (("--roofline", "-o", "x.svg", "--append"), "rows cannot be added to x.svg: write .json or .csv"),
         (("--energy",), "--energy needs an NVIDIA GPU, and cpu is not one: remove --energy"),
