@@ -103,7 +103,7 @@ class Side:
         self.time_ns += float(totals.sum())
 
     def by_call(self) -> Side:
-        """Return this side without value models, with calls joined that differ only in details that profiles lack."""
+        """Return this side without value models; calls that differ only in details that profiles lack are merged."""
         joined: dict[str, Cases] = {}
         for cases in self.cases.values():
             key = cases.call_of_profile or cases.call

@@ -290,7 +290,9 @@ class KeptFlow:
         self._producers = np.frombuffer(producers, dtype=np.int64) if producers else np.empty(0, dtype=np.int64)
 
     def with_producers(self, flags: Flags) -> Flags:
-        """Return a mask of the calls in `flags` and of all their direct and indirect producers."""
+        """Return a mask of the calls in `flags` and of the calls on whose results they depend, directly or
+        indirectly.
+        """
         flags = flags.copy()
         # edges are in order of the readers' starts, and producers come before readers
         for reader, producer in zip(self._readers[::-1].tolist(), self._producers[::-1].tolist(), strict=True):

@@ -344,7 +344,8 @@ class GraphLaunches:
                 graph.weights = graph.weights / total if total > 0 else np.full(len(graph), 1 / len(graph))
 
     def weights_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, Weights]:
-        """Return, by the signature of a graph's launches, the share of each of its calls in the sum of `times_ns`.
+        """Return each call's share of a launch's time in proportion to `times_ns`, by the signature of a graph's
+        launches.
 
         Graphs whose kernels were recorded, or that contain a call without a time, are left out.
         """

@@ -85,7 +85,7 @@ def is_refined(op: str) -> bool:
 
 
 def has_needs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if the table has a row for an argument, so that values from another argument may not suit it."""
+    """Return True if `NEEDS` has a row for an argument, so that values from another argument may not suit it."""
     return bool(_needs(op, argument, dtype))
 
 
@@ -95,7 +95,7 @@ def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
 
 
 def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str]:
-    """Return the names of the kinds of value models that the table requires for an argument of an operator."""
+    """Return the names of the kinds of value models that `NEEDS` lists for an argument of an operator."""
     return frozenset(need.model for need in _needs(op, argument, dtype) if need.model)
 
 

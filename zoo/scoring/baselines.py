@@ -108,8 +108,8 @@ def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
 
 
 def baseline_of(results: Results) -> Baseline:
-    """Return a baseline from the results of a replay of several traces: the times of the cases in eager, run as
-    recorded. Raises UserError if the results contain no such cases or an impossible time, or were made with options
+    """Return a baseline from the results of a replay of several traces: the times of cases run in eager mode as
+    recorded. Raises `UserError` if the results contain no such cases or an impossible time, or were made with options
     that change times.
     """
     if unusual := unusual_in(results):

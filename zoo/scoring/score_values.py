@@ -185,8 +185,7 @@ class Score:
 
     @property
     def covered(self) -> float | None:
-        """Mean over the requested traces of the share of the baseline's time whose cases were replayed; None without
-        baseline.
+        """Mean over the requested traces of the replayed share of the baseline's time; None without a baseline.
 
         A trace that was not replayed, or of which no case was selected, counts as 0.
         """

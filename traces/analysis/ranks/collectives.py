@@ -28,7 +28,7 @@ class ExchangeOp:
 
     kind : collective, such as `all_reduce`, or kind of message
     count : number of leading arguments that hold tensors
-    form : how these tensors hold the parts of the group's members: `FLAT`, `LISTS` or `OTHER`
+    form : layout of each group member's part in these tensors: `FLAT`, `LISTS` or `OTHER`
     has_peer : True if an argument is the rank of the root, or of the sender or receiver of a message
     """
 
