@@ -82,9 +82,7 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return, by module, why no function of a requested one is recorded; leave out known ones that are not
-        loaded.
-        """
+        """Return, by name, why a requested module is not recorded; omit `KNOWN_EXTENSIONS` that are not loaded."""
         if not self._has_begun:
             return {}
         reasons = {}

@@ -57,12 +57,10 @@ def measured(
 def timed_on(
     recorder: Recorder, mode: ThreadMode, number: int, run: Run, device: torch.device, started: Callable[[], int]
 ) -> Run:
-    r"""Return a function that calls `run`, measures its device time with events, and notes the current stream.
+    """Return a function that calls `run`, measures its device time with events, and notes the current stream.
 
     If records of kernels will provide the device time, the function only notes the stream, or is `run` itself if the
     program uses a single stream.
-
-    \n
     """
     if recorder.kernels is None or not recorder.kernels.expect(number, device, recorder.graphs):
         return mode.device.timed(run, device, started)

@@ -170,7 +170,7 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class with this name, or the `usual_class` of a model type."""
+    """Return the class with a name such as `BertModel`, or the usual class of a model type such as `bert`."""
     package = needed("transformers", EXTRA)
     named_class: Any = (
         getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)

@@ -57,7 +57,7 @@ def program_name() -> str:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raise `UserError` if a pattern for traces' paths has unknown fields, or no suffix of trace files at its end."""
+    """Raise `UserError` if a pattern for traces' paths has unknown fields, or another suffix than trace files."""
     strange = next((field for field in FIELD.findall(pattern) if field not in FIELDS), None)
     if strange is not None:
         fields = ", ".join(f"%{name}" for name in FIELDS)

@@ -53,7 +53,9 @@ class Budget:
         self._rests_until_ns = self._last_ns
 
     def spent_ns(self) -> float:
-        """Return the estimated time by which the capture has slowed the program, with that of the writing thread."""
+        """Return the estimated time by which the capture has slowed the program, including the writing thread's
+        work.
+        """
         extra_ns = self._steps.extra_ns()
         calls = self.calls + self._waiting() / INTEGERS
         # a later estimate does not change the cost of earlier steps

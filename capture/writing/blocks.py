@@ -229,7 +229,9 @@ class Blocks:
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """Yield records of the calls that each thread is running now, outermost first."""
+        """Yield a record of each call that runs now, by thread and outermost first, and records of threads new to the
+        file.
+        """
         for mode, entered in self.entered():
             yield from self._thread(mode)
             yield replace(entered, thread=self._threads[mode.number])

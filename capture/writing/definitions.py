@@ -143,7 +143,7 @@ class Definitions:
 
 
 def name_of(record: Record) -> Hashable:
-    """Return the name by which other records refer to a record: its type, and its number or that of its signature."""
+    """Return the name by which other records refer to a record: its type, and its own or its signature's number."""
     if isinstance(record, Observed | Graph):
         return type(record), record.signature
     return type(record), getattr(record, "number", None)

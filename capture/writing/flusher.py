@@ -194,7 +194,7 @@ class Flusher:
         self.recorder.observations.set_learning(learning)
 
     def problem_with(self, path: str | Path) -> UserError | None:
-        """Return an error that names the cause and the path of an incomplete trace; None if writing has not failed."""
+        """Return the error to report if writing failed, which names the cause and the incomplete file; else None."""
         if self.failure is None:
             return None
         reason = reason_of(self.failure)

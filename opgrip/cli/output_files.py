@@ -65,7 +65,7 @@ def check_writable(path: Path, force: bool) -> None:
 
 
 def check_output(path: Path | None, force: bool, suffixes: Sequence[str] = ()) -> None:
-    """Raise `UserError` if a file, unless None, cannot be written, exists without `force`, or has another suffix."""
+    """Raise `UserError` if `path`, unless None, cannot be written, exists without `force`, or has a wrong suffix."""
     if path is None:
         return
     if suffixes and (path.name in suffixes or not path.name.endswith(tuple(suffixes))):

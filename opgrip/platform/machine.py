@@ -230,7 +230,7 @@ class Gpu:
         return {name: value for name, value in readings.items() if value is not None}
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the driver (`driver`) and its newest CUDA (`driver_cuda`), if NVML reports them."""
+        """Return the versions of the driver (`driver`) and of the newest CUDA for it (`driver_cuda`), if reported."""
         driver = self._read("nvmlSystemGetDriverVersion")
         newest = self._read("nvmlSystemGetCudaDriverVersion_v2")
         # older versions of the package return bytes

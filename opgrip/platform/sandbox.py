@@ -215,7 +215,7 @@ class Child:
         return [json.loads(line) for line in lines]
 
     def result(self, report: Callable[..., object] = lambda *progress: None) -> dict[str, Any] | Ended:
-        """Return the result that the child sends by `answer`, or an `Ended`; raise its `UserError`."""
+        """Return the result that the child sends by `answer`, or an `Ended`; raise the `UserError` that it sends."""
         answer: dict[str, Any] | None = None
         while not isinstance(received := self.receive(), Ended):
             for message in received:

@@ -302,7 +302,9 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return the classes and functions of the program among objects, and among attributes that code reads from them."""
+    """Return the program's functions and classes among `objects` and their read attributes, and the classes of
+    these.
+    """
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
