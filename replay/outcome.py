@@ -54,7 +54,7 @@ class Results:
 
     @property
     def by_call_site(self) -> pd.DataFrame:
-        """Return a data frame with one row for each result and call site, to sum times by module, phase or line.
+        """Data frame with one row for each result and call site, to sum times by module, phase or line.
 
         ::
 

@@ -293,7 +293,7 @@ class TraceReplay:
         """Yield the rows of each unfinished case as soon as they are measured, and show progress.
 
         done : numbers of finished cases
-        compiled : rows that `Executor.compile` returned
+        compiled : rows that were compiled before, or whose compilation failed
         """
         workload, not_ok = self.workload, 0
         # workers on other machines add the machine to each row

@@ -110,10 +110,10 @@ class _Limited:
 def hold(gate: Gate, comparison: Comparison) -> Held:
     """Return the outcome of a gate for a comparison.
 
-    A gate on a number of rows fails if there are more rows. A gate on times fails if a row, a group or the total is
-    SLOWER by more than the limit. It passes if the upper end of the total's interval is not far above the limit, and
-    the rows whose intervals end clearly above the limit could add only little time; docs/results.md has the exact rule.
-    Otherwise it is not decided.
+    A gate on a number of rows fails if there are more rows than its limit. A gate on times fails if a row, a group or
+    the total is SLOWER by more than the limit. It passes if the upper end of the total's interval is not far above the
+    limit, and the rows whose intervals end clearly above the limit could add only little time; docs/results.md has the
+    exact rule. Otherwise it is not decided.
     """
     if gate.name in COUNTED:
         rows = COUNTED[gate.name](comparison)

@@ -286,7 +286,8 @@ NO_TENSORS = Interface((), ())
 class CallPlan:
     """How one call runs.
 
-    status : `replayed`, `substituted` or `unsupported`, as described in the module's docstring
+    status : `replayed` on results of earlier calls, `substituted` on generated arguments, or `unsupported` if it does
+        not run
     prepared : the operator with its arguments; None if the call does not run
     refilled : indices of the argument tensors that are filled with new values before each run
     reason : why the status is not `replayed`

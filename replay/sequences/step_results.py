@@ -34,7 +34,7 @@ class SignatureTimes:
     median_us, p10_us, p90_us, mean_us : statistics of the timings, by the device's clock for calls that ran on a device
     spread : interquartile range of the timings, relative to their median
     host_us : median by the host's clock if the other times are by a device's clock
-    note, first_ms, max_abs, max_rel : columns of a row in a mode other than eager
+    note, first_ms, max_abs, max_rel : values of these columns of the row if the mode is not eager
     dropped, slowed : number of timings that were dropped, and share of the others with a slowed processor
     """
 

@@ -201,7 +201,7 @@ def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[K
 
 
 def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
-    """Return ncu's columns of a row, as means over its runs.
+    """Return the columns of ncu for a row, as means over the row's profiled runs.
 
     kernels : kernels of all profiled runs of the row
     """

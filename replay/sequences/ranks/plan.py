@@ -207,7 +207,6 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
 class Meeting:
     """One collective, which consists of a call in each of several ranks.
 
-    kind, dtype, reduction : as in `ReplayedCollective`
     members : ranks that take part
     bytes : size from which bandwidths are computed, as `size_of` defines it
     places : for each rank, the index of its call among the rank's collectives
