@@ -261,7 +261,7 @@ class PointOptions:
     )
     batch_scale: tuple[int, ...] = option(
         (1,),
-        "multiples of the recorded batch size (default: 1)",
+        "replay with these multiples of the recorded batch size (default: 1)",
         parse=counts,
         metavar="N,...",
         only=("single cases", "traces"),
@@ -306,7 +306,7 @@ class Variant:
     values : how input values are chosen, such as `recorded` or `random`
     direction : `forward`, or `backward` to compute gradients
     mode : name of the mode; if it has an argument, both are joined by a colon
-    point : threads, batch size and concurrency
+    point : values of `--threads`, `--batch-scale` and `--streams`
     cache : state of the caches before each run; None if it is the same for all variants of the case
     """
 

@@ -443,8 +443,8 @@ def _slots(
                 yield owner, name, index
             elif owner is part._parameters:
                 raise Unsupported(
-                    f"{type(module).__name__}.{f'{path}.' if path else ''}{name} is {_listed([own])}, which fits no "
-                    f"tensor of the recorded module that is left: {_listed(tensors[index] for index in sorted(free))}"
+                    f"{type(module).__name__}.{f'{path}.' if path else ''}{name} is {_listed([own])}, which fits "
+                    f"none of the recorded module's other tensors: {_listed(tensors[index] for index in sorted(free))}"
                 )
 
 

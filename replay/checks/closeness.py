@@ -38,7 +38,8 @@ class Unpaired(Exception):
 def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
     """Return a mode's results with their positions in the reference's results.
 
-    If the numbers of outputs differ, only tensors are paired. Raises `Unpaired` if the numbers of tensors differ.
+    If the numbers of outputs differ, only tensors are paired. Raises `Unpaired` if the numbers of tensors or of written
+    arguments differ.
     """
     if len(actual.outputs) == len(reference.outputs):
         outputs = list(range(len(reference.outputs)))
@@ -49,7 +50,7 @@ def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPositi
         if len(ours) != len(outputs):
             raise Unpaired(f"{counted(len(ours), 'output tensor')} instead of {len(outputs)}")
     if len(actual.arguments) != len(reference.arguments):
-        raise Unpaired(f"{len(actual.arguments)} written arguments, not {len(reference.arguments)}")
+        raise Unpaired(f"{len(actual.arguments)} written arguments instead of {len(reference.arguments)}")
     pairs = [(ResultPosition("output", number), leaf) for number, leaf in zip(outputs, ours, strict=True)]
     return pairs + [(ResultPosition("argument", number), leaf) for number, leaf in enumerate(actual.arguments)]
 

@@ -33,7 +33,7 @@ def check_contract(
     """Return the verdict on a candidate's results apart from their values.
 
     The results must have the types and strides of the operator's results, share memory with the same arguments, and be
-    equal in two runs if the operator's are. Only arguments that the operator writes into may change.
+    equal in two runs unless the operator's results are random. Only arguments that the operator writes into may change.
 
     unused : indices of outputs that the program does not use; they are not checked
     """

@@ -93,7 +93,7 @@ def _check_shared(memory: list[TensorSpec]) -> None:
         if piece.storage is not None:
             dtypes.setdefault(piece.storage, set()).add(piece.dtype)
     if any(len(storage_dtypes) > 1 and storage_dtypes & CAST for storage_dtypes in dtypes.values()):
-        raise Unsupported("arguments share memory that they view as several dtypes, so it cannot be cast to another")
+        raise Unsupported("arguments view the same memory as several dtypes, so they cannot be cast to another dtype")
 
 
 FEW = 64  # maximum number of elements that are drawn individually even if a tensor repeats them

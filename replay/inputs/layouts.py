@@ -107,9 +107,13 @@ def check_layout(spec: TensorSpec) -> None:
     """Raise `Unsupported` if a tensor with this layout or quantization cannot be created."""
     quantized = spec.dtype in QUANTIZED
     if quantized and (spec.dtype in PACKED or spec.made_of is None):
-        raise Unsupported(f"an argument has the dtype {str(spec.dtype).removeprefix('torch.')}")
+        raise Unsupported(
+            f"an argument has the dtype {str(spec.dtype).removeprefix('torch.')}, which a replay cannot create"
+        )
     if not spec.parts and (spec.stride is None or spec.layout is not torch.strided):
-        raise Unsupported(f"an argument has the layout {str(spec.layout).removeprefix('torch.')}")
+        raise Unsupported(
+            f"an argument has the layout {str(spec.layout).removeprefix('torch.')}, which a replay cannot create"
+        )
     match spec.made_of:
         case Coo(indices, _, values):
             _check_places(prod(spec.shape[: indices.shape[0]]), (indices,))

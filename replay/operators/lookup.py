@@ -379,8 +379,8 @@ _COMPILED = tuple((family, re.compile(pattern)) for family, pattern in FAMILIES)
 def family_of(op: str) -> str:
     """Return the operator family, such as `convolution` for `aten.convolution_backward.default`.
 
-    Functions of extension modules and operators of torchvision, mmcv and `quantized` form one family. Python functions,
-    modules and operators of other namespaces form another.
+    Names with a colon, such as functions of extension modules, and operators of torchvision, mmcv and `quantized` are
+    in the family `extension`; other names outside of aten and prims are in the family `long tail`.
     """
     if ":" in op:
         return EXTENSION

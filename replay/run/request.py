@@ -197,7 +197,9 @@ def settle_shard(args: argparse.Namespace) -> None:
     part: Shard | None = args.shard
     if part is None:
         if args.output is not None and PLACEHOLDER in args.output.name:
-            raise UserError(f"{PLACEHOLDER} in the name of {args.output} is a placeholder for a shard", "add --shard")
+            raise UserError(
+                f"{PLACEHOLDER} in the name of {args.output} is a placeholder for the number of a shard", "add --shard"
+            )
         return
     if args.output is not None:
         args.output = args.output.with_name(args.output.name.replace(PLACEHOLDER, part.slug))

@@ -47,7 +47,7 @@ class InputSet:
     """One set of argument values of a case, ready to run.
 
     sets : copies of the arguments: one, or if runs write into them, one for each run that is timed together
-    ready : the arguments as the function takes them; empty if runs write into them, so that each run converts them
+    ready : the arguments as the function, or its `enter` before each run, takes them; empty if runs write into them
     """
 
     sets: list[Inputs]

@@ -126,7 +126,8 @@ class TimingOptions:
 class Effort:
     precision: float = option(
         0.05,
-        "run each case until the interquartile range is this share of the median (default: %(default)s)",
+        "run each case until the interquartile range of its times is at most this share of their median "
+        "(default: %(default)s)",
         parse=share,
         metavar="SHARE",
         role=EFFORT,

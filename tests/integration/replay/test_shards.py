@@ -132,7 +132,7 @@ def test_each_torchrun_process_sees_its_own_gpu(monkeypatch: pytest.MonkeyPatch)
 
 def test_shard_placeholder_requires_a_shard() -> None:
     args = argparse.Namespace(shard=None, output=Path("zoo-{shard}.json"))
-    with pytest.raises(UserError, match=r"is a placeholder for a shard: add --shard"):
+    with pytest.raises(UserError, match=r"is a placeholder for the number of a shard: add --shard"):
         settle_shard(args)
 
 
