@@ -133,7 +133,7 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return the function itself, or that of a static or class method; None for any other value."""
+    """Return a function itself, or the function inside a static or class method; None for any other value."""
     # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
         value = value.__func__

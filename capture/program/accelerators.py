@@ -56,7 +56,7 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return a device with an index: its own, or else that of this thread's current device of the same type."""
+    """Return a device with its own index, or else the index of this thread's current device of the same type."""
     index: int | None = device.index
     if index is not None:
         return device

@@ -46,7 +46,7 @@ class GraphCapture:
     def record(self, describe: Callable[[Columns], tuple[Sequence[int], Sequence[int]]]) -> Graph:
         """Return the trace's record of the graph.
 
-        describe : returns the signature and scope numbers of calls, given as in `ThreadCalls.calls`
+        describe : returns the signature and scope numbers of calls, which it gets in the form of `ThreadCalls.calls`
         """
         if not self.parts:
             return Graph(self.signature)

@@ -136,7 +136,7 @@ class SignatureTable:
         return str(self._open_names.get(number, f"signature {number}"))
 
     def open_record(self, number: int) -> Signature | None:
-        """Return the known part of a signature's record that is not made yet, and None for other signatures."""
+        """Return the known part of a signature's record if no call of the signature has ended yet, else None."""
         return self._open.get(number)
 
     def output_bytes(self, number: int) -> int:
@@ -208,7 +208,7 @@ class SignatureTable:
     def read_again(
         self, number: int, name: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[[Any], None]:
-        """Read the values of a later call, in place of values that could not be read at the signature's first call.
+        """Read the values of a later call of a signature, because they could not be read at the signature's first call.
 
         Return a function to call with the result of the later call.
         """

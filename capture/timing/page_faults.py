@@ -50,8 +50,8 @@ def _bytes(tensor: torch.Tensor) -> int:
 class CountedCall(NamedTuple):
     """Page faults and times of one call.
 
-    faults : of all threads, because the operator's worker threads write the result
-    start_ns, duration_ns : without the counting itself, which is part of the call's recorded time
+    faults : page faults of all threads, because the operator's worker threads write the result
+    start_ns, duration_ns : times of the operator without the counting, which is part of the call's recorded time
     system_ns, processor_ns : kernel time and total processor time of all threads
     """
 

@@ -141,7 +141,10 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
 
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
-    """Return a compiled test like that of `arguments_check` for keyword arguments; it takes them as a dictionary."""
+    """Return a compiled test that shows if the keyword arguments of another call, a dictionary, match `kwargs`.
+
+    It compares the same properties as the test of `arguments_check`, and is None in the same cases.
+    """
 
     def add(root: Any) -> bool:
         root.add_dict_length_check_guard(len(kwargs), *_place_in_code())

@@ -181,7 +181,7 @@ def references_of(record: Record) -> Iterator[Hashable]:
 class RecordingLimits:
     """Limits at which a recording ends while the program continues; None for no limit.
 
-    bytes : before compression, including full values
+    bytes : size of the trace before compression, including full values
     memory : approximate number of bytes that the capture keeps in memory
     """
 

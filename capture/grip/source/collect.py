@@ -190,7 +190,7 @@ class Collector(ItemTable):
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
         """Return the sample's item for a Python function; add one, with all that it needs, if it is new.
 
-        name : name by which the using code refers to the function; a new item gets this name
+        name : name by which the code that needs the function refers to it; a new item gets this name
         attributes : attributes that are read from the function
         """
         key = ("function", id(thing))

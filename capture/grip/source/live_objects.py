@@ -593,7 +593,7 @@ def _plain_function(attribute: Any) -> FunctionType | None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionDefinition:
-    """The definition of a live function in its source file.
+    """The definition of the function inside a live callable, in its source file.
 
     function : the function inside all decorators
     dropped : decorators that had no part in creating the callable from the function
@@ -608,7 +608,8 @@ class FunctionDefinition:
 def find_definition(thing: Any) -> FunctionDefinition:
     """Return the definition of the function inside a callable; raise `UserError` if its source is not found.
 
-    If a wrapper was not applied as a decorator, as in `fast = cached(slow)`, look for the definition of what it wraps.
+    If a wrapper was not applied as a decorator, as in `fast = cached(slow)`, return the definition of the function that
+    it wraps.
     """
     layers = layers_of(thing, unmarked=True)
     for index in range(len(layers) - 1, -1, -1):
