@@ -300,7 +300,7 @@ def link(
 ) -> Links:
     """Return the calls of a subgraph with the origin of each tensor that they take.
 
-    facts : facts by signature number
+    facts : by signature number
     stored : storages that existed before the first recorded call
     escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
         outputs; if there are none, the last call's results are the outputs, without those that torch returns only for a

@@ -44,6 +44,7 @@ from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 def metered(number: int, groups: Sequence[FunctionGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
     """Return the energy of one run by `id(function)`, for those functions of one case that do not fail.
 
+    number : number of the case
     announce : function called with the numbers of case and row before each measurement
     """
     wait = synchronizer(workload.device)
