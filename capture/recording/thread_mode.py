@@ -108,7 +108,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def begin(self) -> None:
-        """Discard this thread's calls and measurements, and record it anew; its location in the program is kept."""
+        """Discard this thread's calls and measurements, and record it again; its location in the program is kept."""
 
     @abstractmethod
     def call(
@@ -231,7 +231,7 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Forget the modes of all threads but this one, whose mode begins anew; a forked process calls this too."""
+        """Forget the modes of all threads but this one, whose mode begins again; a forked process calls this too."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []

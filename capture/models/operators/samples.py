@@ -194,7 +194,7 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
-    """What a sample call does, found before it runs under the capture.
+    """Facts about a sample call, learned by running it once before it runs under the capture.
 
     calls : keys of the operator calls that the sample made, one per signature
     backward : reason why the gradients could not be computed, empty if they were; None if the call has none, or if they
