@@ -176,7 +176,7 @@ class Inputs:
         """Change floating-point values by at most the relative `amount`, so that no two runs have the same values.
 
         All values in one storage change by the same factor, which keeps their order. If all are equal, each changes by
-        a factor of its own, and zeros become small positive numbers. `restore` then restores the new values.
+        a different factor, and zeros become small positive numbers. `restore` then restores the new values.
         """
         for memory in self._float_memory():
             most = max(amount, 8 * torch.finfo(memory.dtype).eps)

@@ -370,7 +370,8 @@ def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[
     for (group, lines), share in sorted(shares.items(), key=lambda item: -item[1]):
         header = [tuner.headers[group]] if group in tuner.headers else []
         lists.setdefault(group, header).extend(tuner.counted(lines, counts[group, lines], share))
-    return lists, skipped
+    # the first list gets the name that the user chose, whichever has the largest share
+    return dict(sorted(lists.items())), skipped
 
 
 def read_tuned(path: Path) -> tuple[Tuner, list[Mapping[str, str]]]:

@@ -21,7 +21,8 @@ from several_traces import small_trace
 from opgrip.errors import UserError
 from opgrip.replay.outcome import Results, read_run
 from opgrip.replay.workers.executors import EngineOptions
-from opgrip.replay.workers.executors.ray import Processors, start_ray
+from opgrip.replay.workers.executors.ray import start_ray
+from opgrip.replay.workers.ray_pool import Processors
 
 RAY = ["--engine", "ray", "--processors", "0"]
 FAST = ["--iterations", "3", "--warmup", "0", "--cache", "warm"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from opgrip.replay.workers.executors import ray as ray_pool
+from opgrip.replay.workers import ray_pool
 
 
 class RayError(Exception):

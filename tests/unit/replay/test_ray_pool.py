@@ -11,7 +11,7 @@ import pytest
 from fake_ray import FakeRay, Future, Node, Worker, fake_ray
 
 from opgrip.replay.workers.executors import EngineOptions, ExecutorLostError
-from opgrip.replay.workers.executors.ray import LOSSES, START_S, Pool, RayTask
+from opgrip.replay.workers.ray_pool import LOSSES, START_S, Pool, RayTask
 
 A100, T4 = "NVIDIA A100, a processor, 8 of them", "NVIDIA T4, a processor, 8 of them"
 
