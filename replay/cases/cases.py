@@ -106,7 +106,7 @@ def make_cases(
 ) -> list[Case]:
     """Return one case per signature, or with `selection.split` per timing cluster, largest share of time first.
 
-    Calls made inside a function of an extension module belong to that function and have no cases of their own. Calls
+    Calls made inside a function of an extension module belong to that function and get no separate cases. Calls
     that a distilled trace contains only because they precede its cases are left out.
 
     with_preceding_calls : True to include these calls

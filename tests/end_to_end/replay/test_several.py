@@ -16,7 +16,7 @@ from several_traces import small_trace
 
 from opgrip.errors import UserError
 from opgrip.replay import compare, load_results, replay
-from opgrip.replay.command.several_traces import SeveralReplays
+from opgrip.replay.command.replay import SeveralReplays
 from opgrip.replay.command.trace_targets import TraceTarget, targets_of
 from opgrip.replay.outcome import read_run
 from opgrip.replay.reports.results_table import distinct_inputs
@@ -267,7 +267,7 @@ def test_resume_refuses_rows_of_another_torch_or_machine_or_trace(
         ):
             replay(one, **QUICK, output=output, resume=True)
     with monkeypatch.context() as patch:
-        patch.setattr("opgrip.replay.command.several_traces.this_machine", lambda device: Machine("m", "another"))
+        patch.setattr("opgrip.replay.command.replay.this_machine", lambda device: Machine("m", "another"))
         with pytest.raises(
             UserError, match=r"r\.json\.parts contains rows of a replay on another kind of machine: give the arguments"
         ):
