@@ -323,7 +323,7 @@ def _extent(tree: Any) -> int:
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return an argument's name and type from the operator's schema, or `place` as text and "" if the operator has none such.
+    """Return the name and type of an operator's argument by its schema; `place` as text and "" if the schema lacks it.
 
     place : index of a positional argument, or name of a keyword argument
     """
