@@ -166,6 +166,7 @@ def partial_file(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_call_that_kills_the_program_is_the_last_unfinished_call(tmp_path: Path) -> None:
     done = run_program(
         """

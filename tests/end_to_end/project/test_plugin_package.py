@@ -24,6 +24,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return with_package(tmp_path_factory.mktemp("parts"), {**parts, "opgrip.modes": "planted_modes"})
 
 
+@pytest.mark.slow
 def test_plugins_of_another_package_work_together(tmp_path: Path, environment: dict[str, str]) -> None:
     options = (*FAST, "--mode", "planted-same", "--most-us", "1", "-o", tmp_path / "out.json")
     done = succeed("opreplay", "powers:3", *options, env=environment)

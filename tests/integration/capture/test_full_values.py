@@ -210,6 +210,7 @@ def test_equal_bytes_of_another_dtype_are_separate_values(tmp_path: Path) -> Non
     assert len(set(trace.tensors.values())) == 2
 
 
+@pytest.mark.slow
 def test_program_with_full_values_runs_unchanged(tmp_path: Path) -> None:
     def steps() -> list[torch.Tensor]:
         torch.manual_seed(3)

@@ -92,6 +92,7 @@ def test_operator_name_includes_variants_and_in_place_forms(tmp_path: Path) -> N
     assert {"div.floor_rounding", "div.no_rounding_mode"} <= set(trace.calls["module"])
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_samples_in_any_selection(tmp_path: Path) -> None:
     one = capture("opinfo:floor", tmp_path / "one.jsonl", seed=3)
     two = capture("opinfo:ceil,floor", tmp_path / "two.jsonl", seed=3)

@@ -46,6 +46,7 @@ def init(op: str, folder: Path, *words: object) -> tuple[Path, str]:
     return folder / "mine.py", done.stderr.splitlines()[-1].partition("judge it with: ")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("op", "text"),
     [

@@ -87,6 +87,7 @@ def test_missing_nvml_reports_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     assert find_gpu("cuda:0") is None
 
 
+@pytest.mark.slow
 def test_rows_remain_ok_if_the_meter_returns_nothing(tiny_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = load_workload(request_with(tiny_trace, top=1)).cases
     settings = settings_of(iterations=2, warmup=0, cache="warm", energy=True)

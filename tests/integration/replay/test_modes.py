@@ -126,6 +126,7 @@ def test_failing_mode_fails_only_in_its_row(trace: Path, tmp_path: Path, planted
     assert rows_of(rows, "planted-same")["status"].tolist() == ["ok"]
 
 
+@pytest.mark.slow
 def test_row_that_ran_out_of_memory_is_compiled_again_separately(
     trace: Path, tmp_path: Path, planted: dict[str, str]
 ) -> None:

@@ -113,6 +113,7 @@ def test_child_that_ends_names_its_step_and_the_reason(end: Callable[[], object]
     assert result_of(run, timeout_s=0.2) == Ended(5, 2, status, reason)
 
 
+@pytest.mark.slow
 def test_program_beyond_its_time_limit_ends_with_all_its_children() -> None:
     started = "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); sys.stdin.read(); "
     finished = run_program([sys.executable, "-c", f"{started} import signal; signal.pause()"], timeout_s=1)

@@ -58,6 +58,7 @@ def test_each_case_of_several_traces_is_in_exactly_one_shard(traces: list[list[i
     assert selected == [(trace, place) for trace, costs_us in enumerate(traces) for place in range(len(costs_us))]
 
 
+@pytest.mark.slow
 def test_shards_of_a_shipped_trace_are_balanced_and_equal_on_workers() -> None:
     job = request_with("trace:faster_rcnn", shard="2/4")
     whole = load_workload(replace(job, shard=None))
@@ -148,6 +149,7 @@ def comparable(rows: Results) -> list[tuple[object, ...]]:
     return [(row.trace, row.case, row.op, row.count, row.mode, row.status, row.share, row.key) for row in rows]
 
 
+@pytest.mark.slow
 def test_merged_shards_of_several_traces_equal_one_replay(folder: Path, tmp_path: Path) -> None:
     options = ["--iterations", "2", "--warmup", "0", "--cache", "warm", "-o"]
     assert run_command("opreplay", folder, *options, "whole.json", cwd=tmp_path).returncode == 0

@@ -43,6 +43,7 @@ def test_only_readable_file_of_an_archive_is_read(name: str, tmp_path: Path) -> 
     assert load(path).calls["op"].tolist() == ["aten.relu.default"] * 3
 
 
+@pytest.mark.slow
 def test_trace_in_an_archive_is_replayed(tmp_path: Path) -> None:
     trace = write(tmp_path / "t.jsonl.gz").read_bytes()
     path = pack(tmp_path / "a.zip", {"run/t.jsonl.gz": trace})

@@ -35,6 +35,7 @@ def kept(tiny_trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "results"
 
 
+@pytest.mark.slow
 def test_stored_run_describes_its_machine_and_trace(kept: Path, tiny_trace: Path) -> None:
     first, second = Store(kept).runs()
     header = first.load().header

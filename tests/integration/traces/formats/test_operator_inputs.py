@@ -148,6 +148,7 @@ def test_operators_arguments_and_counts_are_read(tmp_path: Path) -> None:
     assert third.args == (TensorSpec((5,), (1,), torch.bfloat16, "cpu"),)
 
 
+@pytest.mark.slow
 def test_trace_is_written_with_the_columns_of_the_data_set(tmp_path: Path) -> None:
     trace = load(SHIPPED_TRACES[0])
     losses = write_as("backendbench", trace, tmp_path / "a.parquet")

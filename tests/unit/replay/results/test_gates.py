@@ -113,6 +113,7 @@ def run_beside_neighbours(seed: int, cases: int = 40) -> Results:
     return Results(rows, HEADER)
 
 
+@pytest.mark.slow
 def test_gate_error_rates_on_a_shared_machine() -> None:
     pairs = [(run_beside_neighbours(2 * seed), run_beside_neighbours(2 * seed + 1)) for seed in range(10)]
     assert FAILED not in {outcome(base, new) for base, new in pairs}
