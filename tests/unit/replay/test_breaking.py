@@ -22,7 +22,7 @@ REST = ("rows_by_a_mask", "greedy_suppression", "random_zeros", "an_object_of_th
 FROZEN = ("through_numpy", "sizes_out_of_a_tensor", "greedy_suppression")
 REFUSED = (*FROZEN, "branch_on_a_value", "unique_values")
 # Fewer functions for modes that share a compiler with `compile`; AOTInductor takes the longest per function.
-IN_PART = {"compile-dynamic": PART + REST, "aot": PART}
+IN_PART = {"compile-dynamic": PART, "aot": PART, "xla": PART + REST}
 
 # Programs without the function's `except`: TorchScript's ends the process, AOTInductor's raises.
 FAILED = {("jit", "an_error_that_is_caught"), ("aot", "an_error_that_is_caught")}
