@@ -56,7 +56,6 @@ def _safe_objects() -> Iterator[tuple[str, Any]]:
 
 
 def name_of(definition: Any) -> str:
-    """Return the name `module:qualname` by which a trace refers to a class or function."""
     return f"{definition.__module__}:{definition.__qualname__}"
 
 
@@ -66,7 +65,7 @@ SAFE_OBJECTS.update(_safe_objects())
 
 
 class CannotMake(Exception):
-    """Raised if an argument cannot be constructed."""
+    pass
 
 
 def make_arguments(tree: Any, classes: Mapping[str, Any], make_tensor: Callable[[Any], Any] = lambda leaf: leaf) -> Any:
@@ -314,7 +313,6 @@ def once_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def tensor_over(storage: torch.UntypedStorage, spec: TensorSpec) -> torch.Tensor:
-    """Return a tensor with a spec's shape and strides over a storage; autograd does not see it as a view."""
     assert spec.stride is not None, "the tensor is strided"
     empty = torch.empty(0, dtype=spec.dtype, device=storage.device)
     return empty.set_(storage, spec.offset, spec.shape, spec.stride)

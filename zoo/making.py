@@ -35,7 +35,6 @@ BANDWIDTH = 1e10  # bytes per second; affects how much time a long-tail function
 
 
 def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
-    """Return the data on a trace file that the manifest stores; `step_ms` is the time of a step without capture."""
     from opgrip.traces import load
 
     content = load(path)
@@ -55,7 +54,6 @@ def record_of(path: Path, trace: ZooTrace, step_ms: float) -> Recording:
 
 
 def operator_signatures(trace: Trace) -> list[str]:
-    """Return the operator or extension function of each signature of a trace, without gripped functions and labels."""
     from opgrip.traces.schema.records import FUNCTION
     from opgrip.traces.table.profiler_labels import is_mark
 
@@ -100,7 +98,6 @@ def pack(plain: Path, trace: ZooTrace, path: Path) -> Path:
 
 
 def command_of(path: Path) -> list[str] | None:
-    """Return the command stored in the header of a trace file, or None if it cannot be read."""
     first = b""
     try:
         for chunk in read_chunks(path):
@@ -143,11 +140,6 @@ def _line(record: dict[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """Numbers of distinct operators, extension functions and long-tail functions in the zoo's recorded traces.
-
-    operators : number of operators, extension functions included
-    """
-
     traces: int
     operators: int
     extension_functions: int
@@ -181,7 +173,6 @@ LAST_WORDS = 300  # maximum number of characters reported of a process's last me
 
 
 def is_current(trace: ZooTrace, folder: Path = MODELS) -> bool:
-    """Return True if the trace file was recorded with the command in the manifest, and has the hash there."""
     file = folder / f"{trace.name}{SUFFIX}"
     if trace.recording is None or not file.is_file():
         return False

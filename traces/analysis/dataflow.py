@@ -104,7 +104,8 @@ class Storage:
     """Memory that holds tensors.
 
     bytes : from its start to the farthest end of an argument in it, or of a result if it holds no arguments
-    made_by : index of the call that first returned a tensor in it; None for memory from before the capture
+    made_by : index of the call that first returned a tensor in it; None if the first call that uses it takes it as an
+        argument, as for memory from before the capture
     first, last : indices of the first and the last call that use it
     """
 

@@ -55,7 +55,6 @@ class Cases:
         return max(self.times_us, key=lambda item: item[1])[0] if self.times_us else None
 
     def include(self, other: Cases) -> None:
-        """Add the calls and times of `other`, but not its value models."""
         self.count += other.count
         self.time_ns += other.time_ns
         self.times_us += other.times_us
@@ -103,7 +102,6 @@ class Side:
         self.time_ns += float(totals.sum())
 
     def by_call(self) -> Side:
-        """Return this side without value models; calls that differ only in details that profiles lack are merged."""
         joined: dict[str, Cases] = {}
         for cases in self.cases.values():
             key = cases.call_of_profile or cases.call
@@ -165,7 +163,6 @@ PATTERN = "*?["
 
 
 def paths_of(side: Path) -> list[Path]:
-    """Return the trace files of a side: a file, a folder of traces, or a pattern of file names."""
     # a folder can also be the trace of another tool
     if side.is_dir() and format_of(side) is None:
         paths = sorted(path for path in side.iterdir() if path.name.endswith(SUFFIXES))
@@ -181,7 +178,6 @@ def paths_of(side: Path) -> list[Path]:
 
 
 def load_side(paths: list[Path], partial: bool, unbounded: bool) -> Side:
-    """Return one side of a comparison; its files are read one after another."""
     side = Side()
     for path in paths:
         side.add(load(path, partial, unbounded))
@@ -193,7 +189,6 @@ MOST_LEAVES = 60  # maximum number of arguments that an outline lists one by one
 
 
 def outline(value: Any) -> str:
-    """Return a short text of an argument or of nested arguments, such as `(float32[2,3], 1, [2, 2])`."""
     many = sum(1 for _ in islice(leaves(value), MOST_LEAVES + 1)) > MOST_LEAVES
     return shortened(
         _short(value) if not many else f"{', '.join(map(_short, islice(leaves(value), MOST_LEAVES)))}, ...", MOST
@@ -221,7 +216,6 @@ def _short(value: Any) -> str:
 
 
 def call_outline(signature: Signature) -> str:
-    """Return a short text of a call, such as `aten.mul.Tensor(float32[2,3], 2.5)`."""
     words = [f"{name}={outline(value)}" for name, value in signature.kwargs.items()]
     return f"{signature.op}({shortened(', '.join([*map(outline, signature.args), *words]), MOST)})"
 
@@ -234,7 +228,6 @@ Statistics = Mapping[str, float]
 
 
 def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
-    """Return statistics of values drawn from a value model; empty if no values can be drawn."""
     generator = torch.Generator().manual_seed(SEED)
     shape = spec.shape if prod(spec.shape) <= SAMPLED else (SAMPLED,)
     if 0 in shape:
@@ -323,8 +316,6 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """An operator whose share of the time or of the calls changed, summed over all shapes; shares are 0 to 1."""
-
     op: str
     shares: tuple[float, float]
     call_shares: tuple[float, float]
@@ -483,7 +474,6 @@ def write_difference(difference: TraceDifference, path: Path, force: bool) -> No
 
 
 def values_text(row: Row) -> str:
-    """Return the statistics that changed in a row as text, such as `tensor 0 mean 0.5 → 0.7`."""
     return ", ".join(
         f"tensor {place} {name} {_number(one)} → {_number(other)}" for place, name, one, other in row.values
     )

@@ -56,7 +56,6 @@ P = TypeVar("P", bound=Any)  # a call, whose attribute `place` is the `TimelineP
 
 
 def origins(trace: Trace) -> dict[int, Scope]:
-    """Return, by a scope's number, the scope itself or, for a backward pass, the scope of the forward calls."""
     by_number = {scope.number: scope for scope in trace.scopes}
     return {
         scope.number: scope if scope.forward is None else by_number.get(scope.forward, scope) for scope in trace.scopes
@@ -64,13 +63,11 @@ def origins(trace: Trace) -> dict[int, Scope]:
 
 
 def frames_of(scope: Scope) -> list[tuple[str, str]]:
-    """Return the file and the qualified name of each function on a scope's recorded stack, innermost first."""
     frames = [(scope.file, scope.function)]
     return frames + [(match[1], match[2]) for match in map(_CALLER.fullmatch, scope.callers) if match is not None]
 
 
 def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
-    """Yield each run of consecutive calls that one thread made in the same known module or function."""
     run: list[P] = []
     around: TimelinePlace | None = None
     for place, call, begins in in_runs(calls):

@@ -100,7 +100,6 @@ class Outline:
         return "" if record is None else record.phase
 
     def module_of(self, scope: int) -> str:
-        """Return the module of a scope; for a backward pass, the module of the forward calls."""
         record = self.scopes.get(scope)
         if record is None:
             return ""
@@ -108,7 +107,6 @@ class Outline:
 
 
 def read_outline(reader: TraceReader, partial: bool) -> Outline:
-    """Return the outline of a trace; the file is read once."""
     outline = Outline()
     end: End | None = None
     pieces: dict[str, list[NDArray[np.int64]]] = {name: [] for name in COLUMNS}
@@ -199,7 +197,6 @@ def selected_calls(outline: Outline, part: TracePart) -> Flags:
 
 
 def with_inner_calls(outline: Outline, flags: Flags) -> Flags:
-    """Return a mask of the calls in `flags` and of the calls made inside them."""
     around = flags & np.isin(outline.signature, [n for n, item in outline.signatures.items() if item.kind != OPERATOR])
     if not around.any():
         return flags
@@ -290,9 +287,6 @@ class KeptFlow:
         self._producers = np.frombuffer(producers, dtype=np.int64) if producers else np.empty(0, dtype=np.int64)
 
     def with_producers(self, flags: Flags) -> Flags:
-        """Return a mask of the calls in `flags` and of the calls on whose results they depend, directly or
-        indirectly.
-        """
         flags = flags.copy()
         # edges are in order of the readers' starts, and producers come before readers
         for reader, producer in zip(self._readers[::-1].tolist(), self._producers[::-1].tolist(), strict=True):
@@ -301,7 +295,6 @@ class KeptFlow:
         return flags
 
     def cut_edges(self, flags: Flags) -> int:
-        """Return how often a selected call reads memory that an omitted call wrote."""
         return int(np.count_nonzero(flags[self._readers] & ~flags[self._producers]))
 
 

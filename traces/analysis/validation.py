@@ -90,8 +90,6 @@ SHOWN = 5  # maximum number of dangling references that a finding lists
 
 
 class References:
-    """Checks, in file order, that the numbers to which records refer exist, and that no number is defined twice."""
-
     def __init__(self, validation: Validation) -> None:
         self._validation = validation
         self._numbers: dict[str, set[int]] = {name: set() for name in ("signature", "scope", "context", "thread")}
@@ -215,8 +213,6 @@ MOST_ERRORS = 3  # maximum number of errors listed for a record
 
 
 class SchemaCheck:
-    """Checks the JSON objects of records against the JSON Schema of their type."""
-
     def __init__(self) -> None:
         self._validators: dict[str, Any] = {}
         self.is_available = find_spec("jsonschema") is not None
@@ -230,7 +226,9 @@ class SchemaCheck:
             }
 
     def errors(self, form: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the schema errors of a record's JSON object; none for an unknown type of record."""
+        """Yield at most `MOST_ERRORS` schema errors of a record's JSON object, of which only `COLUMN` items of each
+        column of calls are checked; none for an unknown type of record.
+        """
         validator = self._validators.get(form["type"])
         if validator is None:
             return

@@ -37,13 +37,10 @@ from opgrip.traces.values import ValueModel, fit
 
 @dataclass(slots=True)
 class GraphStorages:
-    """Storage numbers of the named values of a graph."""
-
     numbers: dict[str, int] = field(default_factory=dict)
     count: int = 0
 
     def of(self, name: str) -> int:
-        """Return the storage number of a value, which is new if the value has none yet."""
         if name not in self.numbers:
             self.numbers[name] = self.count
             self.count += 1
@@ -195,7 +192,6 @@ class RecordBuilder:
         self._records: list[Record] = [Header({**fields, **(facts or {})})]
 
     def ready(self) -> Iterator[Record]:
-        """Yield the records that were completed since this method was last called."""
         records, self._records = self._records, []
         yield from records
 
@@ -203,7 +199,6 @@ class RecordBuilder:
         return self._number("values", repr(model), lambda number: Values(number, model))
 
     def add_scope(self, scope: Scope) -> int:
-        """Add a scope if it is new, and return its number; `scope.number` is ignored."""
         unnumbered = replace(scope, number=0)
         return self._number("scope", repr(unnumbered), lambda number: replace(unnumbered, number=number))
 
@@ -295,7 +290,6 @@ def says_gradients(header: Mapping[str, Any]) -> bool:
 
 
 def fit_values(tensor: torch.Tensor) -> ValueModel | None:
-    """Return a value model of a tensor's values, or None for an empty tensor."""
     # a replay forks, and forks of a process hang if operators ran in several of its threads
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

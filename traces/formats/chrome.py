@@ -356,7 +356,6 @@ MOSTLY = 0.5  # share of device time in graph launches from which on the other c
 
 
 def graph_share(table: EventTable) -> float:
-    """Return the share, from 0 to 1, of a profile's device time that launches of CUDA or HIP graphs take."""
     durations = table.kernels["duration"]
     in_graphs = np.isin(table.kernels["correlation"], list(table.graph_launches))
     return float(durations[in_graphs].sum() / max(durations.sum(), 1))

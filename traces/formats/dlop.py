@@ -51,17 +51,11 @@ SYNONYMS |= {"short": "int16"}
 
 
 class Unfit(ValueError):
-    """Raised if a cell cannot be converted to the type of its argument."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """One configuration of an operator.
-
-    cells : values by column
-    network : model in which the operator is called with these values, or "" if the file does not name it
-    """
-
     cells: dict[str, Any]
     count: int = 1
     network: str = ""
@@ -107,11 +101,6 @@ def _csv_row(line: str) -> TableRow:
 
 @dataclass(frozen=True, slots=True)
 class CellTensor:
-    """The tensor that one cell of an operator table describes.
-
-    data : values in row-major order, or None if the cell only has the shape
-    """
-
     shape: tuple[int, ...]
     dtype: torch.dtype
     data: tuple[float, ...] | None = None
@@ -184,7 +173,6 @@ def value_of(cell: Any, parameter: Any, reading: Reading, first: tuple[int, ...]
 
 
 def shape_of(cell: Any) -> tuple[int, ...] | None:
-    """Return the shape that a cell describes, or None if the cell is not a list of sizes."""
     if not isinstance(cell, list) or len(cell) > MOST_DIMENSIONS:
         return None
     sizes = [_integer(item) for item in cell]

@@ -57,7 +57,7 @@ EPSILON = re.compile(r"\b(?:EPS|eps|epsilon)\s*=\s*([0-9.]+(?:[eE]-?[0-9]+)?)\b"
 
 
 class NoCall(ValueError):
-    """Raised if a workload cannot be converted to a call of an operator."""
+    pass
 
 
 @dataclass(slots=True)
@@ -87,7 +87,6 @@ class DataSet:
         return definition
 
     def beside(self, folder: str, name: str) -> Path | None:
-        """Return the path of a file in a folder of the data set or in one of its subfolders; None if it is missing."""
         if self.root is None:
             return None
         top = self.root / folder
@@ -335,7 +334,9 @@ def _call_of_kernel(definition: Mapping[str, Any], arguments: Arguments) -> Call
         call = KERNELS[kind](arguments, text)
     if call is None:
         name = kind if isinstance(kind, str) else "kernel"
-        raise NoOverload(f"no operator of torch corresponds to this {name[:60]}, whose reference is a program")
+        raise NoOverload(
+            f"no operator of torch corresponds to this {name[:60]}, and its reference is not a single call"
+        )
     return call
 
 
@@ -410,7 +411,7 @@ STORED_ELEMENTS = 1 << 20
 
 
 class NoForm(ValueError):
-    """Raised if a signature cannot be written as a kernel definition."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,11 +313,6 @@ def _unquoted(value: Any) -> Any:
 
 
 def write_rows(trace: Trace, file: IO[bytes], losses: Losses) -> None:
-    """Write one row for each operator and text of its arguments, sorted by operator and then by decreasing number of
-    calls.
-
-    losses : receives the calls that cannot be written
-    """
     arrow, parquet = needed("pyarrow"), needed("pyarrow.parquet")
     rows = sorted(_rows(trace, losses), key=lambda row: (row["op_name"], -row["count"]))
     schema = _schema(arrow)

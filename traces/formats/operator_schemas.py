@@ -52,7 +52,6 @@ class SchemaText:
 
     @property
     def op(self) -> str:
-        """Name that the operator has in a trace, such as `aten.add.Tensor`."""
         namespace, _, rest = self.name.partition("::")
         packet, _, overload = rest.partition(".")
         return f"{namespace}.{packet}.{overload or 'default'}"
@@ -71,7 +70,6 @@ class SchemaText:
 
 
 def parse_schema(text: str) -> SchemaText | None:
-    """Return the parsed schema, or None if the text is not a schema."""
     return _parse(text) if len(text) <= MOST_CHARACTERS else None
 
 
@@ -141,7 +139,7 @@ NAME_OF_OVERLOAD = re.compile(r"(?:::|\.)[A-Za-z_]\w*\.[A-Za-z_]\w*$")
 
 
 class NoOverload(ValueError):
-    """Raised if no registered overload accepts a call."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +211,10 @@ def _is_registered(name: str) -> bool:
 
 
 def schemas_of(name: str) -> list[Any]:
-    """Return torch's schemas of an operator's overloads, with overloads that only TorchScript can call last.
+    """Return torch's schemas of an operator's overloads, with overloads that only TorchScript can call last; if `name`
+    includes an overload, only its schema.
 
-    The list is empty for an unknown operator.
+    A name without a namespace is one of aten. The list is empty for an unknown operator.
     """
     match = OPERATOR_NAME.fullmatch(name if re.search(r"::|\.", name) else f"aten::{name}")
     if match is None:

@@ -75,7 +75,7 @@ class Slice:
 class ProfilerEvent:
     """An event of torch's profiler that lasts for a time, such as a call of an operator.
 
-    start_ns, end_ns : start and end in ns after the start of the first event
+    start_ns, end_ns : since the start of the first event
     external : number by which kernels refer to the event, -1 for none
     sequence : number by which a backward pass refers to a forward call, -1 for none
     """
@@ -107,7 +107,6 @@ class EventColumns:
         return len(next(iter(self._arrays.values())))
 
     def __getitem__(self, name: str) -> Any:
-        """Return a column as an array; the table cannot grow after this."""
         return np.frombuffer(self._arrays[name], dtype=np.int64)
 
     def add(self, *row: int) -> None:
@@ -149,7 +148,6 @@ class EventTable:
 
     @property
     def first_ns(self) -> int:
-        """Start of the first event, from which the times in `threads` are counted."""
         return int(self._columns["start"].min()) if len(self._columns) else 0
 
     @property
@@ -288,12 +286,6 @@ NOT_REGISTERED = "not registered in this torch: counted by the operators that it
 
 @dataclass(frozen=True, slots=True)
 class ProfiledCall:
-    """An event of a profile that a capture would record as a call.
-
-    forward : profiler's number of the forward call that caused it, -1 for none
-    work : kernels that it ran on an accelerator
-    """
-
     event: ProfilerEvent
     scope: Scope
     forward: int
@@ -302,11 +294,6 @@ class ProfiledCall:
 
 @dataclass(slots=True)
 class _Open:
-    """An event that has not ended yet.
-
-    call : the recorded call that the event represents or lies inside; None if there is none
-    """
-
     end_ns: int
     scope: Scope
     forward: int

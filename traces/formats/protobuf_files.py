@@ -23,11 +23,6 @@ Schema = Mapping[str, Mapping[str, tuple[int, str]]]
 
 
 def make_message_classes(package: str, extra: str, schema: Schema) -> dict[str, Any]:
-    """Return protobuf classes of messages, by name.
-
-    extra : name of the extra that installs protobuf, as in `pip install opgrip[EXTRA]`
-    schema : number and type of each field, by message and name
-    """
     needed("google.protobuf", extra)
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
@@ -58,9 +53,6 @@ def parse_message(message_class: Any, data: bytes) -> Any:
 
 
 def message_from_json(message_class: Any, form: Any) -> Any:
-    """Convert a JSON object to a protobuf message; fields that the class lacks, and the field `type`, are ignored.
-    Raises `FormatError` if the object does not match the class.
-    """
     from google.protobuf import json_format
 
     if not isinstance(form, dict):
@@ -74,7 +66,6 @@ def message_from_json(message_class: Any, form: Any) -> Any:
 
 
 def with_length(message: bytes) -> bytes:
-    """Return an encoded message preceded by its length, as a variable-length integer."""
     length, prefix = len(message), bytearray()
     while length > 0x7F:
         prefix.append(length & 0x7F | 0x80)
@@ -117,7 +108,6 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def has_more_fields(data: bytes, descriptor: Any, limit: int) -> bool:
-    """Return True if an encoded message, with the messages inside it, has more than `limit` fields."""
     remaining = [(0, len(data), descriptor)]
     count = 0
     while remaining:

@@ -44,12 +44,6 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()} | {
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """A compiled Triton kernel.
-
-    module : name of the module that defines it
-    constants : names of its constant parameters
-    """
-
     name: str
     module: str
     constants: frozenset[str] = field(default_factory=frozenset)

@@ -57,7 +57,7 @@ TORCH, BLAS, DNN = 0, 1, 2
 
 
 class Untunable(Exception):
-    """Raised if a tuner has no entry for a problem; the message is the reason."""
+    pass
 
 
 class Problem(NamedTuple):
@@ -119,10 +119,6 @@ class Product(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Operations of BLAS (`T` or `N`) on the right and the left matrix, such as `TN`.
-
-        BLAS stores matrices by columns, so the right matrix is its first operand.
-        """
         return "".join("T" if matrix.by_columns else "N" for matrix in (self.right, self.left))
 
 

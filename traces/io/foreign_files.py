@@ -64,7 +64,6 @@ class Losses:
         self.skipped[op, reason] += count
 
     def lose(self, call: int, op: str, what: str) -> None:
-        """Add `what`, the description of a part of the call with index `call` that the written format cannot hold."""
         self.counts[what] += 1
         if len(self.calls) < LOST_CALLS:
             self.calls.append((call, op, what))
@@ -132,7 +131,9 @@ class ForeignFile:
             damages.append(str(damage))
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines, decoded as UTF-8, without line ends; memory does not grow with the file."""
+        r"""Yield the lines, decoded as UTF-8 with invalid bytes replaced, without `\n`. Lines that are too long are
+        refused; memory does not grow with the file.
+        """
         rest = b""
         for chunk in self.chunks():
             *whole, rest = (rest + chunk).split(b"\n")
@@ -169,11 +170,9 @@ class ForeignFile:
         return form
 
     def damage(self, reason: str) -> UserError:
-        """Return the error to raise for a file that does not conform to its format."""
         return UserError(f"{self.path} cannot be read ({reason})", "create it again")
 
     def refusal(self, reason: str) -> UserError:
-        """Return the error to raise for a file that exceeds a limit."""
         return UserError(
             f"{self.path} is refused ({reason})", "read it with --unbounded if you trust where it comes from"
         )
@@ -196,7 +195,8 @@ class Format:
     suffixes : file name suffixes that select this format for writing if no format is named
     defaults : descriptions of defaults for content that the format lacks, listed in headers of converted traces
     has_cases : True if files define cases, of which a `Cut` can select some
-    has_graphs : True if files contain CUDA graph launches, whose operators are in a separate profile of the capture
+    has_graphs : True if files contain launches of CUDA graphs, whose operators are in another profile, made while the
+        graphs were captured
     is_collection : True if files are tables of operators, of which many together correspond to one model
     """
 
@@ -244,7 +244,6 @@ def _is_trace(head: Head) -> bool:
 
 
 def head_of(path: Path) -> Head:
-    """Return the beginning of a file, decompressed; it is empty for a folder."""
     packed = path.suffix in PACKED
     suffix = (Path(path.stem).suffix if packed else path.suffix).lower()
     start = b""

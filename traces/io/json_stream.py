@@ -28,11 +28,11 @@ MOST_VALUE = 16 << 20  # maximum number of characters of a member, or of an item
 
 
 class CutText(FormatError):
-    """Raised if a text ends before its JSON value does."""
+    pass
 
 
 class TooLong(Exception):
-    """Raised for a JSON value of more than `MOST_VALUE` characters."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,6 @@ class TooLargeError(FormatError):
 
 
 def footer_of(path: Path) -> bytes:
-    """Return the footer of a Parquet file, which has column names and metadata; empty for any other file."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -91,10 +90,6 @@ def read_parquet_table(
 
 
 def main(text: str) -> int:
-    """Write the rows of a Parquet file to standard output as an Arrow stream, and return the exit status.
-
-    text : arguments of `read_parquet_table` as JSON
-    """
     request = json.loads(text)
     try:
         import pyarrow.parquet  # noqa: F401  # import before setting the limits, which exclude its memory

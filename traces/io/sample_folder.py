@@ -21,11 +21,10 @@ MOST_BYTES = 1 << 20  # maximum number of bytes of `sample.json`, which has only
 class OpenSample:
     """A sample whose code is loaded.
 
-    function : callable that takes the recorded arguments; for a method, the first argument is the object or class
+    function : takes the recorded arguments; for a method, the first argument is the object or class
     classes : classes of objects in the recorded calls, by `module:qualname`, and all definitions of the sample's code,
         by name
-    origin : name of the original function, `module:qualname`, by which traces name its calls
-    tags : properties of the function, such as `ForLoop` (see `opgrip.samples.tags.Tag`)
+    origin : `module:qualname` of the original function, by which traces name its calls
     """
 
     folder: Path
@@ -43,7 +42,8 @@ class SampleFolder:
     file : name of the file with the code
     entry : qualified name of the function in `file`, such as `Coder.decode`
     classes : names in `file` of the classes of objects in the recorded calls, by `module:qualname` in these calls
-    origin, tags : as in `OpenSample`
+    origin : `module:qualname` of the original function, by which traces name its calls
+    tags : properties of the function, such as `ForLoop`
     """
 
     folder: Path

@@ -22,7 +22,6 @@ NAME_OF_MODEL = re.compile(r"[\w./-]+:[\w.-]+")
 
 
 def shipped_traces() -> dict[str, Path]:
-    """Return the file of each shipped trace, by name, without the traces of the zoo."""
     files = sorted(Path(__file__).resolve().parents[1].glob("*.jsonl*"))
     return {file.name.partition(".")[0]: file for file in files}
 
@@ -57,7 +56,6 @@ def read_trace_chunks(path: Path) -> Iterator[bytes]:
 
 
 def hint_for_missing(path: Path) -> str:
-    """Return the end of a hint for a missing file, such as the name of a similar file; empty if nothing is similar."""
     if str(path) == "-":
         return ", and standard input is not read"
     if NAME_OF_MODEL.fullmatch(str(path)):

@@ -71,12 +71,10 @@ def _names_in(header: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def to_stored(flat: torch.Tensor) -> torch.Tensor:
-    """Return values (N,) in the form in which the file stores them: as bytes if safetensors lacks their dtype."""
     return flat if flat.dtype in STORED_AS_THEY_ARE else flat.view(torch.uint8)
 
 
 def from_stored(stored: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return values of `dtype` from the form in which the file stores them, or None if that form does not fit."""
     if dtype in STORED_AS_THEY_ARE:
         if stored.dtype != dtype:
             return None

@@ -64,7 +64,6 @@ class TraceWriter:
 
     @property
     def unfinished(self) -> Path | None:
-        """Temporary path of the file, or None if the file does not exist."""
         path = None if self._file is None else Path(self._file.name)
         return path if path is not None and path.exists() else None
 
@@ -72,7 +71,6 @@ class TraceWriter:
         self.write_lines(encode_line(record))
 
     def write_lines(self, lines: bytes) -> None:
-        """Add records as lines of JSON, encoded by `encode_line`."""
         self._sink.write(lines)
         self.bytes_written += len(lines)
 

@@ -225,14 +225,12 @@ def tensors(value: object) -> Iterator[TensorSpec]:
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return nested arguments with `function` applied to every value that is not a container."""
     if type(value) is torch.Size or children(value) is None:
         return function(value)
     return with_children(value, lambda item: map_leaves(function, item))
 
 
 def numbers_of(tree: Any) -> list[int | None]:
-    """Return the numbers of the value models of the tensors in nested arguments, in order."""
     return [number for spec in tensors(tree) for number in value_numbers(spec)]
 
 
@@ -247,13 +245,6 @@ def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
 
 
 class ArgumentKind(NamedTuple):
-    """A kind of argument that is written as a JSON object with one key, the name of the kind, and a body.
-
-    form : type by which `convert` checks the body; None if `read` checks it
-    read : returns the argument for a converted body
-    write : returns the body for an argument
-    """
-
     type: type
     form: Any
     read: Callable[[Any], Any]
@@ -362,7 +353,6 @@ readers[Argument] = decode
 
 
 def check_made_of(spec: TensorSpec) -> None:
-    """Raise `FormatError` if a sparse, quantized or nested tensor cannot be created from its parts or quantization."""
     for part in spec.parts:
         _ask(
             part.layout is torch.strided and part.stride is not None,

@@ -37,8 +37,6 @@ DeviceName: TypeAlias = Annotated[str, Meta(pattern=r"^[a-z_]+[0-9]*(:[0-9]+)?\Z
 
 
 class AnyValue(type):
-    """Metaclass of types of record fields for which every value counts as an instance; `readers` checks the values."""
-
     def __instancecheck__(cls, instance: object) -> bool:
         return True
 
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 else:
 
     class Argument(metaclass=AnyValue):
-        """Type of a record field that holds an argument of an operator; `arguments.encode` returns its JSON form."""
+        pass
 
 
 ID: Mapping[str, str] = {"key": "id"}
@@ -114,7 +112,6 @@ def _plain_message(message: str, value: Json, place: str) -> str:
 
 @lru_cache(maxsize=256)
 def json_keys(kind: Any) -> dict[str, str]:
-    """Return the field name for each JSON key of a dataclass; empty for other types."""
     return {key_of(field): field.name for field in fields(kind)} if is_dataclass(kind) else {}
 
 
@@ -128,7 +125,6 @@ def _has_other_keys(kind: Any) -> bool:
 
 
 def rename_keys(form: Mapping[str, Json], kind: Any) -> Mapping[str, Json]:
-    """Return a JSON object with its keys replaced by the field names of a dataclass."""
     if not _has_other_keys(kind):
         return form
     names = json_keys(kind)
@@ -136,7 +132,6 @@ def rename_keys(form: Mapping[str, Json], kind: Any) -> Mapping[str, Json]:
 
 
 def check_finite(tree: Json) -> None:
-    """Raise `FormatError` if a number in parsed JSON is beyond the range of 64-bit floats."""
     level = [tree]
     while level:
         item = level.pop()
@@ -147,7 +142,6 @@ def check_finite(tree: Json) -> None:
 
 
 def integer(value: Json) -> int:
-    """Return the value if it is a 64-bit integer. Raises `FormatError` for any other value."""
     if type(value) is not int or not -LIMIT <= value < LIMIT:
         raise FormatError(f"expected a 64-bit integer, got {str(value)[:60]!r}")
     return value
@@ -185,13 +179,6 @@ COLLISIONS = 50
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """A limit on the content of a compressed file, which grows with its size; traces compress to a fifth to a tenth.
-
-    what : noun for the limited content in error messages
-    least : limit for an empty file
-    per_byte : growth of the limit with each byte of the file
-    """
-
     what: str
     least: int
     per_byte: float
@@ -206,15 +193,12 @@ ITEMS = Allowance("values", 1 << 20, 5)
 
 
 class SizeMeter:
-    """Counts lines, records and values of an untrusted file; raises `UserError` if there are too many."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._packed_bytes = path.stat().st_size if path.name.endswith((".gz", ".zst")) else None
         self._totals: Counter[Allowance] = Counter()
 
     def check_pending(self, length: int) -> None:
-        """Raise `UserError` if a line of this length is too long; called before all of the line is in memory."""
         if length > LINE_BYTES:
             raise self.refusal(f"a line is longer than {LINE_BYTES >> 20} MB")
 
@@ -245,7 +229,6 @@ class SizeMeter:
 
 
 def check_nesting(line: bytes, form: Any) -> None:
-    """Raise `FormatError` for JSON whose lists and objects are nested too deeply."""
     if line.count(b"[") + line.count(b"{") <= NESTING:
         return
     level = [form]

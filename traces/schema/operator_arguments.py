@@ -52,7 +52,6 @@ def launch_facts(signature: Signature) -> dict[str, Any]:
 
 
 def is_launch(signature: Signature) -> bool:
-    """Return True if a signature is that of launches of a Triton kernel."""
     kwargs = signature.kwargs
     if signature.kind != EXTENSION or tuple(kwargs) != LAUNCH:
         return False
@@ -61,12 +60,6 @@ def is_launch(signature: Signature) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """The tensors in the arguments and results of a signature.
-
-    outputs : tensors in the results of the first call
-    opaque : True if some arguments are of a kind that a trace cannot hold
-    """
-
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     opaque: bool = False
@@ -105,7 +98,6 @@ def schema_of(signature: Signature) -> Any:
 
 
 def schema_named(op: str) -> Any:
-    """Return torch's schema of the operator that has this name in a trace, or None if torch does not know it."""
     namespace, _, rest = op.partition(".")
     packet, _, overload = rest.partition(".")
     # torch does not accept every string that a file may contain

@@ -43,22 +43,21 @@ Public: TypeAlias = Annotated[T, PUBLIC]
 
 
 def public(kind: str) -> Privacy:
-    """Return the privacy of a field that is kept if it contains known words of a kind, such as dtypes."""
+    """Return the rule for a field that is kept if it contains known words of a kind, such as dtypes."""
     return Privacy("public", kind)
 
 
 def hashed(kind: str) -> Privacy:
-    """Return the privacy of a field in which names of a kind, such as modules, are replaced by hashes."""
+    """Return the rule for a field in which names of a kind, such as modules, are replaced by hashes."""
     return Privacy("hashed", kind)
 
 
 def table(fields: Table) -> Privacy:
-    """Return the privacy of a field that is a dictionary with these fields."""
+    """Return the rule for a field that holds a dictionary, whose entries have the rules in `fields`."""
     return Privacy("nested", table=fields)
 
 
 def replaced(kind: str) -> Privacy:
-    """Return the privacy of a field whose number is replaced; `kind`, such as `seed` or `number`, selects how."""
     return Privacy("replaced", kind)
 
 

@@ -28,8 +28,6 @@ from opgrip.traces.schema.privacy import (
 
 
 class Drawable(Protocol):
-    """A source from which values of a tensor can be drawn, such as a value model."""
-
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         """Return new values on the generator's device, contiguous except for expanded dimensions.
 
@@ -297,7 +295,6 @@ class Dropped:
 
 
 def listed(counts: Counter[tuple[str, str]]) -> list[Dropped]:
-    """Return counts by operator and reason as a list of `Dropped`."""
     return [Dropped(op, reason, count) for (op, reason), count in sorted(counts.items())]
 
 

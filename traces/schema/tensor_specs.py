@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 else:
 
     class AnyMadeOf(metaclass=AnyValue):
-        """Type of a record field that describes the parts of a sparse, quantized or nested tensor."""
+        pass
 
     class AnyPart(metaclass=AnyValue):
-        """Type of a record field that holds a tensor which is a part of another, such as indices of a sparse one."""
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,6 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape; for a nested tensor, the smallest shape that contains each of its tensors."""
     if not tensor.is_nested or tensor.layout is not torch.strided:
         return tuple(map(int, tensor.shape))
     # torch has no table of sizes for an empty nested tensor
@@ -242,8 +241,6 @@ def value_numbers(spec: TensorSpec) -> Iterator[int | None]:
 
 
 def map_values(function: Callable[[int | None], int | None], spec: TensorSpec) -> TensorSpec:
-    """Return a tensor's spec with `function` applied to the numbers of its value models (see `value_numbers`)."""
-
     def moved(part: TensorSpec) -> TensorSpec:
         return replace(part, values=function(part.values))
 

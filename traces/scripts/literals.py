@@ -66,7 +66,6 @@ class Literals:
 
 
 def plain(value: Any) -> str:
-    """Return the source of a number, a text, or a dtype, layout or memory format. Raises `UserError` for others."""
     match value:
         case None | bool() | int():
             return repr(value)
@@ -92,7 +91,6 @@ def _float(value: float) -> str:
 
 
 def sizes(numbers: Iterable[int]) -> str:
-    """Return the source of a shape or of strides, which is a tuple of integers."""
     return plain_tuple([repr(int(number)) for number in numbers])
 
 
@@ -118,22 +116,12 @@ INDENT = " " * 8
 
 
 class ValueSource:
-    """Converts value models to Python source, and collects the helper functions that the source needs.
-
-    dtypes : dtypes of the tensors whose values decide the sizes of the operator's results
-    helpers : names of the helper functions that the source needs
-    is_exact : True if all values that decide sizes of results are the same as in a replay of the trace
-    """
-
     def __init__(self, dtypes: Collection[torch.dtype]) -> None:
         self._dtypes = dtypes
         self.helpers: set[str] = set()
         self.is_exact = True
 
     def of(self, model: Drawable | None, shape: tuple[int, ...], dtype: torch.dtype) -> str:
-        """Return the source of a tensor with the kind of values that a value model describes. Raises `UserError` if
-        neither torch functions nor a literal can provide such values.
-        """
         count = prod(shape)
         if model is None:
             return self._unknown(shape, dtype)

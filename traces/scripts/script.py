@@ -238,10 +238,11 @@ def _head(function: ScriptFunction, facts: Sequence[str]) -> str:
 
 
 def registered_operator(signature: Signature) -> Any:
-    """Return the registered overload that a signature names. Raises `UserError` if torch lacks it."""
+    """Return the overload that a signature names. Raises `UserError` if torch lacks it."""
     if signature.kind != OPERATOR:
         raise UserError(
-            f"{signature.op} is not an operator of torch but of kind {signature.kind}", "replay it with opreplay"
+            f"{signature.op} is not a registered operator of torch (its calls have the kind '{signature.kind}')",
+            "replay it with opreplay",
         )
     match = OPERATOR_NAME.fullmatch(signature.op)
     parts = signature.op.split(".")

@@ -106,7 +106,6 @@ HOST = ("cpu", "meta")  # device types that do not count as accelerators
 
 
 def device_of(signature: Signature) -> str:
-    """Return the first accelerator among the devices of a signature's tensors, else the host."""
     devices = [spec.device for spec in tensors([signature.args, signature.kwargs, signature.outputs])]
     devices = devices or [
         str(leaf) for leaf in leaves([signature.args, signature.kwargs]) if type(leaf) is torch.device
@@ -115,7 +114,6 @@ def device_of(signature: Signature) -> str:
 
 
 def describe_accelerators(devices: Sequence[str]) -> Facts:
-    """Return facts about devices such as `cuda:0` under the keys `devices`, `libraries` and `settings`."""
     if not devices:
         return {}
     kinds = {torch.device(device).type for device in devices}
@@ -135,7 +133,6 @@ def describe_accelerators(devices: Sequence[str]) -> Facts:
 
 
 def merge_facts(first: Mapping[str, Any], second: Mapping[str, Any]) -> Facts:
-    """Return the items of both dictionaries, nested ones merged; `second` wins for equal keys."""
     merged = dict(first)
     for name, value in second.items():
         before = merged.get(name)

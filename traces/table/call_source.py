@@ -17,8 +17,6 @@ from opgrip.traces.schema.records import DeviceTimes, Graph, GraphTimes, Signatu
 
 
 class NumberSet:
-    """A set of integers that tests all numbers of an array at once, and that can grow while a trace is read."""
-
     def __init__(self) -> None:
         self._numbers: set[int] = set()
         self._array: Integers | None = None
@@ -67,7 +65,6 @@ class CallSource:
         self.graphs = GraphLaunches()
 
     def add(self, block: CallBlock) -> None:
-        """Add the next block, while the trace is read for the first time."""
         self._all_by_thread[block.thread] += len(block)
         self._blocks += 1
         if self._select is not None:
@@ -82,7 +79,6 @@ class CallSource:
         self._later.append((record.thread, record.first, np.asarray(record.device_ns, dtype=np.int64)))
 
     def weigh_graphs(self, signatures: Iterable[Signature]) -> None:
-        """Determine how a launch's time is divided among the calls of its CUDA graph, after all records were read."""
         if self.graphs.graphs:
             calls = sum(
                 launches * len(self.graphs.graphs.get(number, ())) for number, (launches, _) in self.launches().items()
@@ -130,7 +126,6 @@ class CallSource:
         return {call: 1 + change / before[call] for call, change in changes.items() if before[call] > 0}
 
     def launches(self) -> dict[int, tuple[int, int]]:
-        """Return the number and total device time in ns of each CUDA graph's launches, by the launches' signature."""
         counts = dict.fromkeys((*self.graphs.graphs, *self.graphs.unknown), (0, 0))
         for block in self._recorded() if counts else ():
             times = block.device_ns if len(block.device_ns) else np.zeros(len(block), dtype=np.int64)
@@ -235,7 +230,6 @@ def selected(block: CallBlock, flags: np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
-    """Return the number of each call of a block from pairs (position of the call, number); 0 without a pair."""
     numbers = np.zeros(calls, dtype=np.int64)
     for place, number in pairs:
         numbers[place] = number
@@ -243,7 +237,6 @@ def by_call(pairs: Sequence[tuple[int, int]], calls: int) -> Integers:
 
 
 def or_all(column: Integers, calls: int, value: int) -> Integers:
-    """Return a column of a block; a column that the block omits has the same `value` for all calls."""
     return column if len(column) else np.full(calls, value, dtype=np.int64)
 
 
@@ -258,7 +251,6 @@ BY_ESTIMATE = "by an estimate: times of the same signatures outside of graphs, e
 
 
 def doubt_of_graphs(share: float) -> str:
-    """Return the reason to doubt a trace that lacks the calls of CUDA graphs; `share` is of the device's time."""
     return (
         f"{share:.0%} of the device's time is in launches of graphs whose capture the trace does not have, so that "
         "their operators are missing: start the capture before the program captures its graphs"
@@ -282,7 +274,6 @@ class GraphCalls:
 
     @property
     def split(self) -> str:
-        """How the time of launches is divided among the calls: `BY_KERNELS` or `BY_ESTIMATE`."""
         return BY_ESTIMATE if self.kernel_ns is None else BY_KERNELS
 
     def __len__(self) -> int:
@@ -321,10 +312,6 @@ class GraphLaunches:
         return {number for graph in graphs for number in graph.signature.tolist()}
 
     def weigh(self, signatures: Iterable[Signature], usual_ns: Callable[[], Mapping[int, float]]) -> None:
-        """Determine which share of a launch's time each call of a graph gets.
-
-        usual_ns : returns the mean device time in ns of each signature's calls outside of graphs
-        """
         for number, times in self._times.items():
             graph = self.graphs.get(number)
             if graph is not None and len(graph) == len(times) and times.any():
@@ -360,7 +347,6 @@ class GraphLaunches:
         return weights
 
     def expand(self, block: CallBlock) -> CallBlock:
-        """Return a block of calls with the calls of each graph launch in place of the launch."""
         is_launch = np.isin(block.signature, list(self.graphs))
         if not is_launch.any():
             return block

@@ -50,7 +50,6 @@ def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share
 
 
 def usual_ns(calls: pd.DataFrame) -> pd.Series[Any]:
-    """Return the durations of calls in ns, reduced by the extra time of unusually slow page faults."""
     return calls["duration_ns"] - calls["slow_memory_ns"]
 
 
@@ -78,7 +77,6 @@ class Typical:
 
 
 def typical_of(calls: pd.DataFrame) -> Typical | None:
-    """Return the typical durations of a trace's signatures, or None if no call was perturbed."""
     durations, perturbed, counts = usual_ns(calls), calls["perturbed"], counts_of(calls)
     if not perturbed.any():
         return None
@@ -139,8 +137,6 @@ DENSE = 1 << 20  # maximum of numbers that are looked up in an array; captures o
 
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """The records to which the numbers in blocks of calls refer."""
-
     signatures: list[Signature]
     scopes: list[Scope]
     threads: dict[int, Thread]
@@ -159,7 +155,6 @@ def known_streams(numbers: np.ndarray[Any, Any], is_on_host: np.ndarray[Any, Any
 
 
 def rows_table(columns: Mapping[str, np.ndarray[Any, Any]], names: CallNames) -> pd.DataFrame:
-    """Return a table with one row per call in the given order, without the times that depend on other calls."""
     tensors = columns["tensors"]
     table = pd.DataFrame(
         named_columns(columns["signature"], columns["scope"], columns["thread"], names)

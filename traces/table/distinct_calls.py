@@ -188,13 +188,6 @@ START, NUMBER = "start_ns", "number"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Calls as rows of a table, before names are looked up.
-
-    columns : the columns of `call_table.COLUMNS`, and `number`: the position among all calls, in the file or, for
-        ordered rows, in start order
-    storages : storage numbers of the rows' tensors, one row after the other
-    """
-
     columns: dict[str, np.ndarray[Any, Any]]
     storages: Integers
 
@@ -232,8 +225,6 @@ def ordered_rows(source: CallSource) -> Iterator[Rows]:
 
 
 class _Lateness:
-    """Detects calls that started before the latest start in all blocks that are at least `NEAR` blocks earlier."""
-
     def __init__(self) -> None:
         self._newest_ns = np.iinfo(np.int64).min
         self._bounds = deque([self._newest_ns] * NEAR, maxlen=NEAR)

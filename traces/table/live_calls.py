@@ -28,7 +28,6 @@ class LiveArguments:
         self._files = [TensorFile(path) for path in trace.tensor_files]
 
     def make(self, tree: Any) -> Any:
-        """Return the arguments that nested specs describe; values that the trace lacks are drawn from value models."""
         specs = list(tensors(tree))
         try:
             live_tensors = iter(lay_out(specs, self._values, _device))

@@ -36,17 +36,15 @@ def are_marks(calls: pd.DataFrame) -> pd.Series[bool]:
 
 
 def operator_calls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of calls without labels of `record_function` and functions recorded with `--grip`."""
+    """Return a table of calls without the rows of `record_function` labels and of functions recorded with `--grip`."""
     return calls[(calls["kind"] != FUNCTION) & ~are_marks(calls)]
 
 
 def own_calls(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table of calls that `Trace.own_calls` keeps: operators that the program itself called."""
     return operator_calls(calls[calls["inside"].isna() | calls["gripped"]])
 
 
 def label_of(signature: Signature) -> str | None:
-    """Return the label that a signature's calls open, or None."""
     label = signature.args[0] if signature.op.startswith(ENTER) and signature.args else None
     return label if isinstance(label, str) else None
 

@@ -141,7 +141,7 @@ class _Places:
 def find_step_starts(read: Callable[[], Iterable[Record | CallBlock]]) -> StepStarts | None:
     """Return the start times of a trace's steps, or None if the trace does not report steps.
 
-    read : returns the records of the trace, which are read once or twice
+    read : returns the records of the trace; called once or twice
     """
     first = next(iter(read()), None)
     counts = step_counts(first.fields) if isinstance(first, Header) else {}
@@ -193,12 +193,6 @@ def step_counts(header: Mapping[str, Any]) -> dict[int | None, int]:
 
 
 class CallFilter:
-    """Selects the calls of a trace that meet all conditions.
-
-    phase, module, op : shell patterns, one of which a call must match; an empty sequence accepts every call
-    steps : selected steps and start times of all steps; None selects every step
-    """
-
     def __init__(
         self,
         phase: Sequence[str],
@@ -243,7 +237,6 @@ def call_filter(
     op: str | Sequence[str],
     steps: range | int | None,
 ) -> CallFilter | None:
-    """Return the filter for these conditions, or None if all are empty."""
     phases, modules, ops = ((names,) if isinstance(names, str) else tuple(names) for names in (phase, module, op))
     if phases and not any(matches(name, phases) for name in PHASES):
         raise UserError(f"unknown phase {', '.join(map(str, phases))}", f"choose from {', '.join(PHASES)}")

@@ -387,8 +387,6 @@ def load(
 
 
 class TraceContents:
-    """Collects the records of a trace while it is loaded, and turns them into the attributes of a `Trace`."""
-
     def __init__(self, source: CallSource) -> None:
         self._source = source
         self._entered: dict[int, list[Entered]] = {}
@@ -473,7 +471,6 @@ def check_columns(*names: str) -> None:
 
 
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
-    """Return a bar chart of `Trace.summary(by, parts)`; bars show numbers of calls if no call has a time."""
     if table.empty:
         raise UserError("the trace has no calls", "capture a step that runs some")
     measure = "time_us" if table["time_us"].any() else "calls"

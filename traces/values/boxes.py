@@ -22,8 +22,6 @@ MAX_CELLS = 1 << 31
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """A grid of boxes of one size, `step` apart in x and y, with `cells` boxes in x and y."""
-
     size: tuple[float, float]
     step: tuple[float, float]
     cells: tuple[int, int]
@@ -52,11 +50,6 @@ def overlapping(boxes: torch.Tensor) -> float:
 
 
 def copies(boxes: torch.Tensor, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` boxes, (count, 4) x1 y1 x2 y2, in random order: `boxes`, (K, 4) float64, and slightly moved
-    copies.
-
-    dtype : dtype to which the boxes will be converted
-    """
     places = torch.arange(count, device=boxes.device)
     rows = boxes[places % len(boxes)]
     whole = bool((boxes == boxes.round()).all())
@@ -175,7 +168,6 @@ class Boxes:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Boxes | None:
-        """Return the model of a float tensor of boxes with an area, in four to eight columns; None for others."""
         if tensor.dim() != 2 or not 4 <= tensor.shape[1] <= MAX_COLUMNS or not tensor.dtype.is_floating_point:
             return None
         # an index and the first three corners can look like a box, so the box after an index is tried first

@@ -47,7 +47,6 @@ class Factorable:
 
     @classmethod
     def fit(cls, tensor: torch.Tensor) -> Factorable | None:
-        """Return the model of symmetric float matrices that have a Cholesky factor and two or more rows, else None."""
         matrices = _matrices(tensor)
         if matrices is None or matrices.shape[-1] > LARGEST:
             return None

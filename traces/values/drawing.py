@@ -49,7 +49,6 @@ def listed(values: Any, what: str, least: int, most: int) -> None:
 
 
 def rising(values: Any, what: str, length: int) -> None:
-    """Check that a field is an ascending list of `length` finite numbers, such as quantiles."""
     listed(values, what, length, length)
     for value in values:
         finite(value, what)
@@ -58,7 +57,6 @@ def rising(values: Any, what: str, length: int) -> None:
 
 
 def counted(pairs: Any, what: str, most: int) -> None:
-    """Check that a field is a list of at most `most` integer pairs (value, count), whose counts have a 64-bit sum."""
     listed(pairs, what, 0, most)
     for pair in pairs:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
@@ -117,7 +115,6 @@ def shuffled(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def between(low: int, high: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Return `count` uniform random integers from `low` to `high`, both included."""
     # torch excludes the upper bound, and the successor of the largest integer does not fit in 64 bits
     bound = max(min(high + 1, HIGHEST), low + 1)
     return torch.randint(low, bound, (count,), generator=generator, device=generator.device)
@@ -154,10 +151,6 @@ def parts(total: int, weights: torch.Tensor, most: int | None = None) -> torch.T
 def at_quantiles(
     quantiles: list[float], probabilities: tuple[float, ...], count: int, generator: torch.Generator
 ) -> torch.Tensor:
-    """Return random numbers, (count,) float64, whose distribution function is linear between the quantiles.
-
-    probabilities : probabilities of the quantiles, multiples of 1 / `CELLS`
-    """
     device = generator.device
     knots = torch.tensor(probabilities, dtype=torch.float64)
     levels = torch.tensor(quantiles, dtype=torch.float64)
@@ -179,5 +172,4 @@ def _between_levels(levels: torch.Tensor, cell: torch.Tensor, part: torch.Tensor
 
 
 def scaled(share: int, whole: int, size: int) -> int:
-    """Return a count out of `whole` elements, scaled to a tensor of `size` elements."""
     return share if size == whole else round(share * size / whole)

@@ -19,8 +19,6 @@ MAX_ELEMENTS = 64
 @value_models.register("exact")
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """Value model of a tensor of at most 64 elements, which keeps all values in order."""
-
     data: list[bool | int | float | complex]
 
     priority: ClassVar[int] = 0

@@ -175,8 +175,6 @@ _NUMPY_INTEGERS: dict[int, Any] = {4: np.int32, 8: np.int64}
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Number of elements of a float tensor that are zero, denormal, nan or infinite."""
-
     zeros: int
     denormals: int
     nan: int
@@ -203,12 +201,10 @@ def magnitudes(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def smallest(dtype: torch.dtype) -> int:
-    """Return the bits of a float dtype's smallest positive normal number, as an integer."""
     return int(torch.tensor(torch.finfo(dtype).tiny, dtype=dtype).view(_INTEGERS[dtype.itemsize]))
 
 
 def kinds_of(values: Floats1D, dtype: torch.dtype) -> Kinds:
-    """Return the numbers of zeros, denormals, nan and infinities among floats that were converted from `dtype`."""
     bits = _magnitudes(values)
     low, high = _bounds(dtype, values.dtype.itemsize)
     zeros = len(values) - int(np.count_nonzero(bits))
@@ -224,7 +220,6 @@ def kinds_of(values: Floats1D, dtype: torch.dtype) -> Kinds:
 
 
 def is_plain(values: Floats1D, dtype: torch.dtype) -> NDArray[np.bool_]:
-    """Return a mask of the elements that are finite and neither zero nor denormal in the original `dtype`."""
     bits = _magnitudes(values)
     low, high = _bounds(dtype, values.dtype.itemsize)
     return (bits >= low) & (bits < high)
@@ -264,8 +259,6 @@ FEW = 1024  # number of plain elements in a sample below which the whole tensor 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Distribution of floats within a range; the fields have the same meaning as in the value model `Floats`."""
-
     mean: float
     std: float
     low: float
@@ -275,7 +268,7 @@ class Distribution:
     whole: bool = False
 
     def draw(self, count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return `count` random numbers that are neither zero nor denormal; two of them are the ends of the range."""
+        """Return `count` random numbers that are neither zero nor denormal, among them the ends of the range."""
         device = generator.device
         work = torch.float64 if dtype == torch.float64 else torch.float32
         if self.shape == "quantiles" and self.quantiles is not None:
@@ -301,12 +294,6 @@ class Distribution:
 
 
 def distribution_of(values: Floats1D, dtype: torch.dtype, kinds: Kinds, sampled: int) -> Distribution:
-    """Return the distribution of the plain elements, which are finite and neither zero nor denormal; all fields are
-    zero if there are none.
-
-    dtype : original dtype of the values
-    sampled : number of elements that are examined; the range covers all elements
-    """
     count = len(values) - kinds.special
     if not count:
         return Distribution(0.0, 0.0, 0.0, 0.0)

@@ -43,9 +43,6 @@ def is_narrow(low: int, high: int, count: int) -> bool:
 
 
 def estimate(flat: Integers1D) -> tuple[Integers1D, Integers1D, int]:
-    """Return the distinct values in a sample of the elements, their counts, and the estimated number of distinct values
-    in all elements.
-    """
     values, counts = tally(every_so_many(flat, SAMPLED))
     # equal elements have equal hashes, so the number of distinct values in a part of the hashes can be extrapolated
     bits = max(0, (len(flat) // HASHED).bit_length())
@@ -218,7 +215,6 @@ def _range_without(low: int, high: int, values: Integers1D, frequent: set[int]) 
 
 
 def _zipf(counts: Integers1D) -> float:
-    """Return the exponent z with which counts decrease with rank r, in proportion to r**-z; counts of 1 are ignored."""
     most = int(counts.max()) if len(counts) else 0
     if most < 2:
         return 0.0

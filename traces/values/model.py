@@ -84,11 +84,6 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def pieces(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a sample of a tensor of more than `MOST` elements, (R, C), in row-major order: evenly spread rows, or
-    pieces of long rows.
-
-    If the elements of a piece are all equal, as in a rarely used embedding table, more and shorter pieces are returned.
-    """
     part = _pieces(tensor, LENGTH, MOST)
     if not _holds_constants(part):
         return part
@@ -100,7 +95,6 @@ def pieces(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return evenly spread rows of a large tensor, fewer if they are longer; return a small tensor unchanged."""
     if tensor.numel() <= FEWEST_ROWS * tensor.shape[-1]:
         return tensor
     return _pieces(tensor, LENGTH, MOST, whole_rows=True)
@@ -118,10 +112,6 @@ def _holds_constants(part: torch.Tensor) -> bool:
 
 
 def taken(tensor: torch.Tensor, offsets: NDArray[np.int64], extent: int) -> torch.Tensor:
-    """Return the elements of a tensor at some memory offsets, in elements, in the shape of `offsets`.
-
-    extent : number larger than every offset
-    """
     memory = tensor.as_strided((extent,), (1,))
     if tensor.itemsize not in _BITS:
         return torch.from_numpy(np.take(array_of(memory), offsets))
@@ -199,7 +189,6 @@ def _kinds(requested: frozenset[str], registered_count: int) -> tuple[type[Value
 
 
 def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a view of at most `most` evenly spread elements of a tensor."""
     while tensor.numel() > most:
         longest = max(range(tensor.dim()), key=lambda dimension: tensor.shape[dimension])
         if tensor.shape[longest] == 1:
@@ -212,7 +201,6 @@ def sample(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a view of about `most` first elements of a tensor in row-major order; complete rows if they fit."""
     for dimension in range(tensor.dim()):
         if tensor.numel() <= most:
             break
@@ -222,7 +210,6 @@ def leading(tensor: torch.Tensor, most: int) -> torch.Tensor:
 
 
 def value_model_to_json(model: ValueModel) -> dict[str, Json]:
-    """Return a value model as a JSON object: its name as `model`, and the fields that differ from their defaults."""
     name = next(name for name, kind in value_models.items() if kind is type(model))
     values = {field.name: getattr(model, field.name) for field in fields(model)}
     defaults = {field.name: field.default for field in fields(model)}

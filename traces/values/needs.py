@@ -30,13 +30,12 @@ Refine = Callable[[Any, Any], ValueModel]
 class ValueNeed:
     """A row of the table: the value model that an argument of an operator needs.
 
-    op : shell patterns of operator names, separated by `|`; after an exclamation mark, patterns of operators to which
-        the row does not apply
+    op : shell patterns of operator names, separated by `|`; after a leading `!`, the row applies to all other operators
     argument : shell patterns of argument names, separated by `|`
-    model : name of the value model that the argument needs; empty if any model will do
+    model : name of the value model; empty if any model will do
     why : reason why other values are wrong or slow
     varies : True if other values drawn from the same model can change the operator's time or the sizes of its outputs
-    refine : adds to the model what follows from the recorded outputs
+    refine : returns the model with fields that follow from the recorded outputs
     of : kinds of dtypes to which the row applies, out of `bool`, `int` and `float`; empty for all
     """
 
@@ -58,20 +57,11 @@ class ValueNeed:
 
 
 def fit_argument(op: str, argument: str, tensor: torch.Tensor) -> ValueModel | None:
-    """Return the first value model that fits an argument of an operator, or None for an empty tensor.
-
-    argument : name of the parameter in the operator's schema; for an extension function, the keyword, or the position
-        as text
-    """
     needs = _needs(op, argument, tensor.dtype)
     return fit(tensor, {need.model for need in needs}, any(need.counts_all for need in needs))
 
 
 def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> ValueModel:
-    """Return a value model with fields that follow from the recorded outputs, such as the number of True elements.
-
-    outputs : outputs of the call, as nested `TensorSpec`
-    """
     for need in _needs(op, argument, None):
         if need.refine is not None:
             model = need.refine(model, outputs)
@@ -80,22 +70,19 @@ def refine_model(op: str, argument: str, model: ValueModel, outputs: Any) -> Val
 
 @lru_cache(maxsize=4096)
 def is_refined(op: str) -> bool:
-    """Return True if the value model of an argument of an operator is refined by the recorded outputs."""
     return any(need.refine is not None and need.is_about(op) for need in NEEDS)
 
 
 def has_needs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if `NEEDS` has a row for an argument, so that values from another argument may not suit it."""
+    """Return True if the table `NEEDS` has a row for an argument."""
     return bool(_needs(op, argument, dtype))
 
 
 def depends_on_values(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if other values of an argument could change the operator's time or the sizes of its outputs."""
     return any(need.varies for need in _needs(op, argument, dtype))
 
 
 def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str]:
-    """Return the names of the kinds of value models that `NEEDS` lists for an argument of an operator."""
     return frozenset(need.model for need in _needs(op, argument, dtype) if need.model)
 
 
@@ -105,7 +92,6 @@ def reads_places(op: str, argument: str, dtype: torch.dtype) -> bool:
 
 
 def sizes_outputs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if an argument's values determine the sizes of outputs."""
     needs = _needs(op, argument, dtype)
     return any(need.refine is not None or "output's size" in need.why or need.why == _GROUPS for need in needs)
 
@@ -126,7 +112,6 @@ def matches_any(name: str, patterns: str) -> bool:
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """Return `bool`, `int`, or `float`, which includes complex dtypes."""
     if dtype == torch.bool:
         return "bool"
     return "float" if dtype.is_floating_point or dtype.is_complex else "int"

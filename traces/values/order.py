@@ -77,7 +77,6 @@ def last_length(tensor: torch.Tensor) -> int:
 
 
 def order_of(values: NDArray[Any], row: int) -> dict[str, Any]:
-    """Return the fields of `Ordered` for elements, (N,), in row-major order, with rows of length `row`."""
     flat = values[: max(1, LOOKED_AT // row) * row if row < len(values) else LOOKED_AT]
     pairs = len(flat) - 1
     if pairs < 1:
@@ -116,7 +115,6 @@ def _mean_step(values: NDArray[Any]) -> float:
 
 
 def _random_walk(values: torch.Tensor, step: float, usual: float, generator: torch.Generator) -> torch.Tensor:
-    """Return the values in the order of a random walk that visits all parts of the sorted values equally often."""
     # values are in random order, so any part is representative and each row can have its own walk
     sample, rest = values[:WALK], values[WALK:]
     # the mean step of the walk is 0.8 times its spread; random pairs are a third of the range apart on average

@@ -79,7 +79,6 @@ def read_manifest(path: Path = MANIFEST) -> list[ZooTrace]:
 
 
 def patterns_in(text: str) -> list[str]:
-    """Return the patterns in a text such as `faster*,*.train`."""
     return [part for part in text.split(",") if part]
 
 
@@ -109,8 +108,6 @@ PREFIXES = ("trace:", "zoo:")  # prefixes of shipped traces, which are accepted 
 
 
 class TraceName(NamedTuple):
-    """The name of a trace without file suffixes, and its parts; a part is empty if the name does not contain it."""
-
     name: str
     model: str
     run: str = ""
@@ -123,10 +120,6 @@ def name_of_trace(trace: ZooTrace) -> TraceName:
 
 
 def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceName:
-    """Return the name of a trace file and its parts; a file named like a trace of the zoo has that trace's parts.
-
-    manifest : traces of the zoo by name
-    """
     name = Path(path).name
     for prefix in PREFIXES:
         name = name.removeprefix(prefix)
@@ -139,7 +132,6 @@ def name_of_file(path: str | Path, manifest: Mapping[str, ZooTrace]) -> TraceNam
 
 
 def distinct_names(names: Sequence[str]) -> list[str]:
-    """Return the names, with a number appended to each repeated one, such as `name~2`."""
     counts: Counter[str] = Counter()
     used = set(names)
     distinct = []

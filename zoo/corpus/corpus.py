@@ -57,7 +57,6 @@ class Member:
         return self.source == TRACE
 
     def described_by(self, header: Mapping[str, Any]) -> Member:
-        """Return the member with facts from the file's header, or unchanged if its model is known."""
         if self.model:
             return self
         source = _text(header.get("converted_from")) or TRACE
@@ -91,7 +90,6 @@ class Members:
 
 
 def is_several(name: str) -> bool:
-    """Return True if an argument of a command means several files: `zoo`, `zoo:PATTERN`, or a folder of files."""
     if _is_zoo(name):
         return True
     path = Path(name)
@@ -297,7 +295,6 @@ MOST_ELEMENTS = (1 << 63) - 1  # maximum element count, because a shape in an un
 
 
 def rows_of(trace: Trace) -> pd.DataFrame:
-    """Return the rows of a trace: one per signature, with the columns of `Corpus.frame` that need no other trace."""
     calls = trace.own_calls
     groups = calls.groupby("signature")
     counts, medians = groups.size(), groups["time_ns"].median()

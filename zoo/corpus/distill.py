@@ -228,13 +228,6 @@ AT_ONCE = 256  # number of candidates that are compared with all points of their
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """N points, some of which are chosen to represent the others; a point is a case, and near points are similar cases.
-
-    numbers : (N, D) coordinates
-    kinds : (N,) number of each point's category
-    category_distance : distance along a further dimension between points of different categories
-    """
-
     numbers: Floats
     kinds: Wholes
     category_distance: float = 0.0
@@ -370,7 +363,6 @@ class Distilled:
 
 
 def named_by_files(corpus: Corpus) -> Corpus:
-    """Return the corpus with its traces named after their files, as in results of a replay of several traces."""
     manifest = {trace.name: trace for trace in read_manifest()}
     file_names = [name_of_file(member.path, manifest) for member in corpus.members]
     names = dict(
@@ -484,7 +476,6 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative error of the predicted time; negative if the prediction is too low."""
         return self.predicted_us / self.real_us - 1
 
     @property
@@ -539,4 +530,4 @@ def print_check(checks: Sequence[Check], file: IO[str]) -> None:
         print_table(columns, rows, file, style=lambda item: None if item.trace else "bold")
     for name, items in (("models", [total for total, _ in models]), ("traces", checks)):
         held = sum(item.is_held for item in items)
-        print_line(f"{held} of {len(items)} {name} are predicted within {HELD:.0%}", file)
+        print_line(f"the times of {held} of {len(items)} {name} are predicted within {HELD:.0%}", file)

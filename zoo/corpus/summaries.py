@@ -82,7 +82,6 @@ class Summary:
 
 
 def summarize(corpus: Corpus, by: str = OP) -> Summary:
-    """Return a summary table of a corpus with one row per operator, or per another key of `BY`."""
     frame = corpus.frame
     models = frame.groupby("source")["model"].nunique()
     counts = {str(source): int(count) for source, count in models.items()}
@@ -148,10 +147,6 @@ def _distribution(own: pd.DataFrame) -> dict[str, object]:
 
 
 def usual(own: pd.DataFrame, column: str) -> str:
-    """Return the most frequent values of a column with their shares, as a text such as `[2,3] 80%; [4] 20%`.
-
-    own : rows of an operator, with their weight in the column `weighted`
-    """
     sums = own.groupby(column)["weighted"].sum().sort_values(ascending=False, kind="stable")
     whole = float(sums.sum()) or 1.0
     words = [f"{str(name) or '-'} {share / whole:.0%}" for name, share in sums.head(USUAL).items()]
@@ -284,15 +279,10 @@ def check_form(path: Path) -> None:
 
 
 def write_summary(corpus: Corpus, summary: Summary, path: Path, force: bool) -> None:
-    """Write all rows of a summary table to a file; a JSON file also lists the traces of the corpus."""
     write_table(summary.table, path, force, facts_of(corpus, summary))
 
 
 def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str, Any]) -> None:
-    """Write a table in the format of the path's suffix.
-
-    facts : fields to write in front of the rows if the format is JSON
-    """
     check_form(path)
     with whole_file(path, force) as file:
         if path.suffix == ".parquet":
@@ -308,7 +298,6 @@ def write_table(table: pd.DataFrame, path: Path, force: bool, facts: Mapping[str
 
 
 def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
-    """Return facts about a corpus for a JSON file: its traces and notices, and the totals of a summary."""
     members = [
         {name: getattr(member, name) for name in ("name", "source", "model", "run", "library", "family")}
         for member in corpus.members
@@ -324,7 +313,6 @@ def facts_of(corpus: Corpus, summary: Summary | None = None) -> dict[str, Any]:
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as dictionaries by column; missing values are None."""
     plain = table.astype(object).where(table.notna(), None)
     return [{str(name): cell for name, cell in row.items()} for row in plain.to_dict("records")]
 

@@ -56,14 +56,11 @@ class BaselineCase:
 
     @property
     def total_us(self) -> float:
-        """Time of all calls of the case; 0 without a time."""
         return self.count * (self.median_us or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineTrace:
-    """Times of one trace's cases in a baseline, by the case's key and its index among the cases with that key."""
-
     origin: Origin
     trace_hash: str
     cases: Mapping[Key, BaselineCase]
@@ -94,12 +91,6 @@ class Baseline:
 
 
 def keyed(rows: Iterable[Result]) -> Iterator[tuple[Key, Result]]:
-    """Yield (pair, row) for each row; the pair identifies the same case in other results.
-
-    The pair is the case's key (operator and shapes if it has none) and the number of earlier rows with that key.
-
-    rows : rows of one trace in one run configuration
-    """
     counts: Counter[str] = Counter()
     for row in rows:
         name = row.key or f"{row.op} {row.shapes}"
@@ -180,8 +171,8 @@ def _case(row: Result) -> BaselineCase:
 
 
 def read_baselines(path: Path | None = None) -> Baseline:
-    """Return the baseline in a file; without `path` the one that ships with opgrip, which is empty if there is none.
-    Raises UserError if the file cannot be read or is not a baseline.
+    """Return the baseline in a file; without `path`, the one that ships with opgrip, or an empty one if none ships.
+    Raises `UserError` if the file cannot be read or is not a baseline.
     """
     if path is None:
         folder = Path(manifest.__file__).parent
@@ -270,12 +261,6 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Description of the measurements from which a score is computed.
-
-    way : the run configuration: mode, and what differs from the recorded call, such as `compile, 2 threads`
-    machine : processor, device, version of torch and number of threads, as a short text
-    """
-
     way: str
     machine: str = ""
     device: str = ""
@@ -294,11 +279,6 @@ def measured_of(results: Results, way: str, rows: Iterable[Result]) -> Measured:
 
 
 def way_of(row: Result, unusual: Sequence[str]) -> str:
-    """Return a text on a row's run configuration: mode, device unless it is the CPU, differences from the recorded
-    call.
-
-    unusual : texts on options of the whole replay, see `unusual_in`
-    """
     device = "" if row.device == CPU else row.device
     return ", ".join(filter(None, (row.mode, device, row.variant, *unusual)))
 
@@ -356,7 +336,6 @@ def _medians(rows: Iterable[tuple[str, str, float]]) -> Times:
 
 
 def is_plain_but_threads(row: Result) -> bool:
-    """Return True if a case was run as recorded, except perhaps for the number of threads or the cache state."""
     return row.mode == EAGER and row.values == RECORDED and is_of_program(row)
 
 

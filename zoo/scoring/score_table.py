@@ -24,10 +24,6 @@ LEAST_COVERED = 0.5  # share of the baseline's time of the requested traces belo
 
 
 def print_scores(scores: Sequence[Score], file: IO[str], least: float = 0.0) -> None:
-    """Print a table and a line with the score for each run configuration.
-
-    least : share of the baseline's time that the replayed cases must have, so that a score is printed
-    """
     few = [score.covered for score in scores if score.covered is not None and score.covered < least]
     for score in scores:
         if score.covered is None or score.covered >= least:

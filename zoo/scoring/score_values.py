@@ -185,9 +185,10 @@ class Score:
 
     @property
     def covered(self) -> float | None:
-        """Mean over the requested traces of the replayed share of the baseline's time; None without a baseline.
+        """Weighted mean over models of the share of the baseline's time whose cases were replayed, times the share of
+        the requested traces of which a case was selected; None without a baseline.
 
-        A trace that was not replayed, or of which no case was selected, counts as 0.
+        A model of which no trace was replayed counts as 0.
         """
         timed_models = [model for model in self.models if any(trace.whole_us for trace in model.traces)]
         share = _mean_share((model, model.selected or 0.0) for model in timed_models)

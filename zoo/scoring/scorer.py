@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class ZooScorer:
-    """Scores for `opreplay`: of a distilled trace against its header's times, of several traces against a baseline."""
-
     def check(self, header: Mapping[str, Any]) -> None:
         if FIELD in header:
             from opgrip.zoo.scoring.scores import represented_times

@@ -65,7 +65,6 @@ def score_of(results: Results, baseline: Baseline) -> list[Score]:
 
 
 def check_ways(ways: int, traces: int) -> None:
-    """Raise `UserError` if scoring would take minutes, as for untrusted results with very many run configurations."""
     if ways * traces > MOST_SCORES:
         problem = f"{counted(ways, 'run configuration')} for {counted(traces, 'trace')} are too many to score"
         raise UserError(problem, "score fewer traces or modes")
@@ -186,12 +185,6 @@ def score_trace(origin: Origin, rows: Sequence[Result], base: BaselineTrace | No
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A replayed case, and the time that it is compared with.
-
-    name : name of the measurement, equal in all traces that the case represents
-    base_us : time of all calls in the baseline
-    """
-
     row: Result
     name: Hashable
     base_us: float
@@ -203,7 +196,6 @@ class Compared:
 
 
 def compare_cases(origin: Origin, compared: Sequence[Compared]) -> TraceScore:
-    """Return the score of a trace from its cases, except the fields that depend on cases without a time."""
     run = [item for item in compared if item.row.status not in (SKIPPED, CONTENDED)]
     counted_cases = [item for item in run if not is_left_out(item.row)]
     ok = [item for item in counted_cases if item.row.status == OK and is_time(item.row.median_us)]
@@ -258,15 +250,16 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
             "the baseline is not a replay of the same distilled trace", "replay this file on the baseline's machine"
         )
     if unusual := unusual_in(baseline):
-        raise UserError(f"the baseline was made with {', '.join(unusual)}", "replay the trace without these options")
+        raise UserError(
+            f"the baseline was made with {', '.join(unusual)}", "make the baseline again, without these options"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RepresentedTimes:
     """The times in the original traces that the cases of a distilled trace represent, as stored in its header.
 
-    keys : keys of the cases
-    base : machine on which the times were measured
+    base : machine on which the times were measured, or `CAPTURED`
     weights_us : by original trace and key, the time that the case represents
     """
 

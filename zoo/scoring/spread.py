@@ -65,7 +65,6 @@ def of_sum(parts: Iterable[tuple[Hashable, float, float, float]]) -> Uncertainty
 
 
 def of_ratio(first: Uncertainty, second: Uncertainty) -> Uncertainty:
-    """Return the uncertainty of the logarithm of a ratio of times from two replays, which share no measurement."""
     return Uncertainty({**first.own, **second.own}, sqrt(first.drift**2 + second.drift**2))
 
 

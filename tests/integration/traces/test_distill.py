@@ -117,7 +117,7 @@ def test_check_with_another_replay_names_the_mispredicted_model(folder: Path, tm
     options = ("--cases", "1", "--times", one, "--check", two, "-o", "bench.jsonl")
     done = succeed("opgrip", "corpus", "distill", folder, *options, cwd=tmp_path)
     # with a single case, from one of the models, the other model's times are predicted to change like this case
-    assert "1 of 2 models are predicted within 10%" in done.stdout
+    assert "the times of 1 of 2 models are predicted within 10%" in done.stdout
     errors = {line.split()[0]: line.split()[-1] for line in done.stdout.splitlines() if line.endswith("%")}
     assert (errors["net"], errors["other"]) in {("+0.0%", "-33.3%"), ("+50.0%", "+0.0%")}
 

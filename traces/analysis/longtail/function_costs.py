@@ -35,8 +35,6 @@ LOW = 0.25  # quantile used as the typical time; a low one, because capture and 
 
 @dataclass(frozen=True, slots=True)
 class CaptureCost:
-    """Time that recording adds to each call, and between a call and the next one."""
-
     operator_ns: float = 0.0
     between_ns: float = 0.0
 
@@ -77,10 +75,6 @@ class FunctionTimes:
 
 
 def measure_times(calls: MadeCalls, inspected: Container[int], cost: CaptureCost) -> FunctionTimes:
-    """Return the typical times of calls and gaps.
-
-    inspected : signatures for which the capture inspected the values of several calls
-    """
     distinct = calls.distinct()
     # use unperturbed calls, or all if all were perturbed
     place = [distinct["signature"], distinct["scope"]]
@@ -148,7 +142,6 @@ def _low_by_place(calls: pd.DataFrame, column: str) -> dict[tuple[int, int], flo
 
 
 def gap(before: MadeCall, after: MadeCall) -> int:
-    """Return the time in ns from the end of a call to the start of the next call."""
     return max(0, after.start_ns - before.start_ns - before.duration_ns)
 
 
@@ -196,12 +189,6 @@ class Traffic:
         return self._numbers.setdefault(function_of(call), len(self._numbers))
 
     def cross(self, call: MadeCall, borders: Borders) -> None:
-        """Add to `borders` what a call reads from memory that its function did not create, and writes to memory used
-        outside it.
-
-        A storage that the function created counts as written if other functions use it, or no recorded call reads it;
-        otherwise it can stay inside one kernel. Bytes that several calls of the function read or write count once.
-        """
         borders.pass_by(call)
         operation = call.operation
         if not operation.moves:
@@ -249,10 +236,6 @@ class Borders:
             self.last = sum(call.operation.result_bytes)
 
     def read(self, storage: int, shape: tuple[object, ...], size: int, extent: int) -> None:
-        """Add a read of a tensor of `size` bytes that ends `extent` bytes after the start of its storage.
-
-        shape : key of the tensor among those in its storage; a second read with the same key adds nothing
-        """
         self.reads.setdefault(storage, {})[shape] = size
         self.extents[storage] = max(self.extents.get(storage, 0), extent)
 
@@ -261,7 +244,6 @@ class Borders:
 
     @property
     def bytes(self) -> int:
-        """Total bytes read and written; estimated as `first` + `last` if the trace records no storages."""
         if not self.has_dataflow:
             return (self.first or 0) + self.last
         inwards = sum(min(sum(sizes.values()), self.extents[storage]) for storage, sizes in self.reads.items())

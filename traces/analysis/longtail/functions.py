@@ -69,7 +69,6 @@ class LongTailFunction:
 
     @property
     def wall_ns(self) -> float:
-        """Time in and between the operators of the function, without the functions that it calls."""
         return self.operator_ns + self.between_ns
 
     @property
@@ -333,8 +332,6 @@ class _Span:
 
 
 class Spans:
-    """For each function of one thread, the period from its first operator to its last."""
-
     def __init__(self) -> None:
         self._spans: dict[Function, _Span] = {}
         self._first_backward_ns: int | None = None
@@ -370,7 +367,6 @@ class Spans:
 
 
 def models_forward(trace: Trace) -> set[Function]:
-    """Return the `forward` functions of the modules that no other module calls."""
     return {
         (scope.file, scope.function)
         for scope in trace.scopes
@@ -379,7 +375,6 @@ def models_forward(trace: Trace) -> set[Function]:
 
 
 def constructors(trace: Trace, counts: Mapping[Function, int]) -> set[Function]:
-    """Return the constructors of modules, and other constructors that the program calls once."""
     module_types = {scope.module_type for scope in trace.scopes}
     # a module whose submodules make all its calls has no scope
     module_types |= {name.split(".")[-2] for _, name in counts if name.endswith(".forward")}
@@ -438,7 +433,6 @@ def _parts(header: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def is_script(file: str, header: Mapping[str, Any]) -> bool:
-    """Return True if a file is the script of the trace's command, which Python runs as `__main__`."""
     own, program = _parts(header)
     match program:
         case ["-m", module, *_]:
@@ -462,8 +456,8 @@ def _run_options(options: Sequence[str]) -> list[str]:
 
 
 def bandwidth_of(trace: Trace) -> float:
-    """Return the memory bandwidth, in bytes per second, of the device that a trace used. Raises `UserError` if this
-    machine cannot measure the device.
+    """Return the memory bandwidth of a trace's device in bytes per second. Raises `UserError` if it cannot be
+    measured.
     """
     devices = {spec.device for item in trace.signatures for spec in tensors([item.args, item.kwargs, item.outputs])}
     device = min(devices - {"cpu", "meta"}, default="cpu")

@@ -71,7 +71,6 @@ def operation_of(signature: Signature) -> Operation:
 
 
 def is_dense(signature: Signature) -> bool:
-    """Return True if the operator is one kernel that does much work: products, pooling, functions of extensions, ..."""
     if signature.kind != OPERATOR:
         return True
     name = signature.op.partition(".")[2].rpartition(".")[0].lstrip("_")
@@ -79,7 +78,6 @@ def is_dense(signature: Signature) -> bool:
 
 
 def bytes_of(spec: TensorSpec) -> int:
-    """Return the bytes of a tensor's elements; elements repeated by a stride of 0 count once."""
     if spec.stride is None:
         return sum(map(bytes_of, spec.parts))
     sizes = (size for size, step in zip(spec.shape, spec.stride, strict=True) if step or not size)
@@ -153,7 +151,6 @@ class MadeCalls:
         return (call for own, call in self._made(thread) if own == thread)
 
     def distinct(self) -> pd.DataFrame:
-        """Return the rows of `Trace.distinct_calls` whose calls were made by functions of the program."""
         calls = _own_calls(self._trace.distinct_calls)
         return calls[calls["signature"].isin(list(self._operations)) & calls["scope"].isin(list(self._places))]
 

@@ -68,8 +68,6 @@ class _Thread:
 
 @dataclass(slots=True)
 class SignatureKinds:
-    """Signatures of a trace that are collectives, waits for collectives, or views, by number."""
-
     collectives: dict[int, Collective] = field(default_factory=dict)
     numbers: NumberSet = field(default_factory=NumberSet)
     waits: NumberSet = field(default_factory=NumberSet)
@@ -103,7 +101,6 @@ class Scan:
         self._storages_of: dict[int, list[int]] = {}
 
     def add(self, block: CallBlock) -> None:
-        """Add a block of calls of one thread; blocks are added in trace order."""
         if not len(block):
             return
         thread = self._threads.setdefault(block.thread, _Thread())
@@ -121,7 +118,6 @@ class Scan:
         thread.last_end_ns = self._idle_since(block, len(block), thread, UNKNOWN)
 
     def events(self) -> Events:
-        """Return all collectives sorted by start, because several threads of a rank may use the same group."""
         columns = {name: np.array(column, dtype=np.int64) for name, column in self._columns.items()}
         order = np.argsort(columns["start_ns"], kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
@@ -315,14 +311,12 @@ MOST = 1 << 12  # maximum number of collectives of a group that are compared
 
 
 def rank_of(header: Mapping[str, Any]) -> int | None:
-    """Return the rank in a trace's header; None if the header has none or if a rank forked the process."""
     rank = header.get("rank")
     is_rank = type(rank) is int and 0 <= rank < 1 << 31 and "parent_pid" not in header
     return rank if is_rank else None
 
 
 def is_ambiguous(ranks: Sequence[int | None]) -> bool:
-    """Return True if two processes have the same rank; such processes belong to different programs."""
     numbers = [rank for rank in ranks if rank is not None]
     return len(set(numbers)) < len(numbers)
 
@@ -360,7 +354,9 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """Return at most `most` collectives of each process group, the same ones for all ranks."""
+    """Return at most `most` collectives of each process group, the same ones for ranks with equal numbers of
+    collectives; otherwise one rank's are among the other's.
+    """
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
     counts = np.bincount(numbers, minlength=1)[numbers] if numbers else np.empty(0, dtype=np.int64)

@@ -80,7 +80,6 @@ _EXCHANGES: Mapping[str, Mapping[str, ExchangeOp]] = {
 
 
 def namespace_of(signature: Signature) -> str | None:
-    """Return the namespace of an operator that communicates between processes, or None for other operators."""
     namespace = signature.op.partition(".")[0]
     return namespace if namespace in _EXCHANGES else None
 
@@ -95,7 +94,9 @@ def exchange_of(signature: Signature) -> ExchangeOp | None:
 
 
 def is_functional(signature: Signature) -> bool:
-    """Return True if the operator is one of torch's functional collectives, whose result `wait_tensor` waits for."""
+    """Return True if a collective is one of torch's functional collectives, whose result `wait_tensor` waits for; do
+    not call this for other operators.
+    """
     return namespace_of(signature) != "c10d"
 
 
@@ -104,7 +105,6 @@ def is_wait(signature: Signature) -> bool:
 
 
 def group_of(signature: Signature) -> GroupSpec | None:
-    """Return the process group of a collective, or None if it was not recorded."""
     return next((leaf for leaf in leaves([signature.args, signature.kwargs]) if isinstance(leaf, GroupSpec)), None)
 
 
@@ -116,7 +116,6 @@ def peer_of(signature: Signature, exchange: ExchangeOp) -> int | None:
 
 
 def is_async(signature: Signature, exchange: ExchangeOp) -> bool:
-    """Return True if the program continued before the collective ended."""
     others = (*signature.args[exchange.count :], *signature.kwargs.values())
     return next((leaf for leaf in others if type(leaf) is bool), True)
 

@@ -73,7 +73,6 @@ def is_public_operator(op: str) -> bool:
 
 
 def is_public_text(text: str) -> bool:
-    """Return True if a string argument reveals nothing: a mode of an operator, a device, a dtype, or a small number."""
     return (
         text in MODES
         or text in DTYPES
@@ -85,26 +84,22 @@ def is_public_text(text: str) -> bool:
 
 
 def is_public_exception(name: str) -> bool:
-    """Return True if Python or torch defines an exception of this name."""
     kind = getattr(builtins, name, None)
     return name in _OTHER_EXCEPTIONS or (isinstance(kind, type) and issubclass(kind, BaseException))
 
 
 def is_public_type(name: str) -> bool:
-    """Return True if Python or torch defines a type of this name, or if it is the text `not recorded`."""
     return isinstance(getattr(builtins, name, None), type) or name in torch_classes() | OPAQUE_TYPES | {NOT_RECORDED}
 
 
 @lru_cache(maxsize=1)
 def torch_classes() -> frozenset[str]:
-    """Return the names of torch's modules and tensor classes."""
     modules = {name for name in dir(torch.nn) if isinstance(getattr(torch.nn, name), type)}
     return frozenset(modules | {"Tensor", "Buffer", "FakeTensor", "DTensor", "AsyncCollectiveTensor"})
 
 
 @lru_cache(maxsize=1)
 def optimizer_classes() -> frozenset[str]:
-    """Return the names of torch's optimizers."""
     return frozenset(name for name in dir(torch.optim) if isinstance(getattr(torch.optim, name), type))
 
 
@@ -146,29 +141,24 @@ class NameHasher:
         return day % (30 * 365 * 86_400 * 10**9)
 
     def module(self, path: str) -> str:
-        """Return a module's path with its parts hashed, except indices in a module list, such as `0`."""
         if self._policy.keeps(MODULES):
             return path
         return self._parts(path, ".", lambda part: bool(_INDEX.fullmatch(part)))
 
     def class_name(self, name: str) -> str:
-        """Return a class's qualified name with its parts hashed, except for classes of torch."""
         if self._policy.keeps(MODULES) or name == STORAGE:
             return name
         return self._parts(name, ".", lambda part: part in torch_classes())
 
     def function(self, name: str) -> str:
-        """Return a function's qualified name with its parts hashed, but `forward` and Python's own names unchanged."""
         if self._policy.keeps(FUNCTIONS):
             return name
         return self._parts(name, ".", is_word_of_python)
 
     def object_name(self, name: str) -> str:
-        """Return a name of the form `module:qualname` with its parts hashed."""
         return name if name in PACKERS else ":".join(self.function(part) for part in name.split(":"))
 
     def file(self, path: str) -> str:
-        """Return a file's path with its parts hashed, except the suffix `.py`."""
         if self._policy.keeps(FILES) or not path:
             return path
         stem, suffix = (path[:-3], ".py") if path.endswith(".py") else (path, "")
@@ -184,7 +174,6 @@ class NameHasher:
         return 1 + int(self.word(f"{file}:{line}")[1:], 16) % MOST_LINES
 
     def caller(self, text: str) -> str:
-        """Return a stack frame of the form `file:line function` with its three parts replaced."""
         match = _CALLER.fullmatch(text)
         if match is None:
             return self.word(text)
@@ -210,7 +199,6 @@ class NameHasher:
         return self._parts(op, separator, lambda part: part == "default")
 
     def unrecorded(self, name: str) -> str:
-        """Return the name of an operator or class that was not recorded, with the program's own parts hashed."""
         if is_public_operator(name) or name in OWN_PLACES:
             return name
         for prefix in OWN_PLACES_OF:
@@ -234,7 +222,6 @@ class NameHasher:
         return self._policy.hide_operators and not is_public_operator(op)
 
     def label(self, text: str) -> str:
-        """Return a label of `record_function`, hashed unless it names a torch optimizer or a recorded step."""
         match = OPTIMIZER_LABEL.fullmatch(text)
         is_optimizers = match is not None and match[2] in optimizer_classes()
         if self._policy.keeps(LABELS) or is_optimizers or STEP_LABEL.fullmatch(text):
@@ -249,7 +236,6 @@ class NameHasher:
         return f"privateuseone{number[0] if number else ''}"
 
     def thread(self, name: str) -> str:
-        """Return a thread's name, hashed unless it is a default name of Python or torch."""
         if self._policy.keeps(LABELS):
             return name
         first = name.partition(" (")[0]
@@ -270,7 +256,6 @@ class NameHasher:
         return text.translate({ord(letter): ALPHABET[place] for place, letter in enumerate(letters)})
 
     def error(self, text: str) -> str:
-        """Return the class of the exception in an error message, or a hash if Python and torch do not define it."""
         match = EXCEPTION.match(text)
         if match is not None and is_public_exception(match[0]):
             return match[0]

@@ -86,8 +86,6 @@ MOST = 100_000  # maximum number of distinct texts and numbers that the report l
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """A text or number that a redacted trace keeps, and the reason why."""
-
     field: str
     kind: str
     value: str

@@ -76,14 +76,6 @@ SHAPING_FLOATS = ("scale_factors",)  # arguments whose floats decide the size of
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Position of a value in a record, with the facts that decide how it is redacted.
-
-    field : field of the record, such as `signature.args`
-    argument : name of the operator's argument
-    is_value : True if integers here do not determine a shape
-    largest : largest integer that is kept if it may determine a shape
-    """
-
     field: str
     op: str = ""
     argument: str = ""
@@ -116,7 +108,6 @@ class Redactor:
         self._tables = TableRedactor(policy, names, report)
 
     def signature(self, signature: Signature, record: str) -> Signature:
-        """Return a redacted signature; `record` is the name of the record's type in the report."""
         op = signature.op
         ranges = {} if self._keeps_scalars else range_images(signature)
         largest = max(LARGEST_FLAG, _extent((signature.args, signature.kwargs, signature.outputs)))
@@ -143,7 +134,6 @@ class Redactor:
         return redacted
 
     def outputs(self, op: str, record: str, outputs: Any) -> Any:
-        """Return the redacted results of a call; `record` is the name of the record's type in the report."""
         # numbers in results are values: a replay does not need them
         return self.tree(outputs, Position(f"{record}.outputs", op, "outputs", is_value=True))
 
@@ -153,7 +143,6 @@ class Redactor:
         return image
 
     def fields(self, value: Any, at: Position, **replacements: Any) -> Any:
-        """Return a redacted record or argument; `replacements` are fields that are redacted already."""
         redacted = dict(replacements)
         cls: Any = type(value)
         for name, privacy, default in fields_to_redact(cls):
@@ -183,7 +172,6 @@ class Redactor:
         return self.word(privacy.kind, name, value, at)
 
     def word(self, kind: str, label: str, value: Any, at: Position) -> Any:
-        """Return the redacted form of a name, or of a list of names; `kind` is a key of `NAME_RULES`."""
         if value is None:
             return None
         if isinstance(value, tuple | list):
@@ -197,12 +185,10 @@ class Redactor:
         return image
 
     def note(self, field: str, label: str, text: str, image: str, why: str) -> None:
-        """Add a text to the report if it is kept, or else the hash (`image`) that replaces it."""
         if self._report is not None:
             self._report.add_text(field, label, text, image, why)
 
     def tree(self, value: Any, at: Position) -> Any:
-        """Return the redacted form of an argument, which may be nested in containers."""
         cls = type(value)
         if value is None or isinstance(value, bool | torch.Size | EllipsisType):
             return value
@@ -305,12 +291,10 @@ def default_integer(value: int) -> int:
 
 
 def default_float(value: float) -> float:
-    """Return the float of the same sign that replaces a value; 0, 1, -1, infinities and nan are not changed."""
     return copysign(DEFAULT_FLOAT, value) if isfinite(value) and abs(value) not in (0.0, 1.0) else value
 
 
 def default_number(value: int | float) -> int | float:
-    """Return the number of the same sign that replaces a value; a boolean is not changed."""
     if isinstance(value, bool):
         return value
     return default_integer(value) if isinstance(value, int) else default_float(value)

@@ -16,11 +16,6 @@ MOST = 1 << 200  # maximum number of combinations; the product of a million rang
 
 @dataclass(frozen=True, slots=True)
 class ValueChoices:
-    """A sequence whose values are computed when they are needed.
-
-    count : number of values, which may exceed the largest length of a list
-    """
-
     count: int
     at: Callable[[int], Any]
 
@@ -90,10 +85,6 @@ NESTED = ("genericlist", "tuple")
 
 @iterators.register("RangeConfigIterator")
 def expand(entry: dict[str, Any]) -> ValueChoices:
-    """Return the entries with all combinations of the values of an entry's arguments.
-
-    The last positional argument varies fastest, and named arguments vary faster than positional ones.
-    """
     args, kwargs = entry.get("args") or [], entry.get("kwargs") or {}
     if not isinstance(args, list) or not isinstance(kwargs, dict):
         raise ValueError("`args` of an entry is not a list, or its `kwargs` is not a JSON object")

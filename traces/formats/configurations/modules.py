@@ -46,8 +46,6 @@ def alex_net(num_classes: int = 1000, dropout: float = 0.5) -> nn.Module:
 
 
 class Bottleneck(nn.Module):
-    """Block of three convolutions with a shortcut; the second convolution has the stride."""
-
     def __init__(self, inner: int, width: int, stride: int) -> None:
         super().__init__()
         outer = 4 * width
@@ -104,12 +102,6 @@ OF_FUNCTIONS = {"torch.": torch, "torch.nn.functional.": nn.functional, "torch.T
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A recorded call of an operator.
-
-    op : operator with its overload, such as `aten.add.Tensor`
-    module, module_type : path and class of the module that made the call; empty outside of modules
-    """
-
     op: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -271,8 +263,6 @@ def _check_made(function: Any, args: Any, kwargs: Any) -> None:
 
 
 def on_meta(tree: Any) -> Any:
-    """Return nested arguments with a meta tensor for each `TensorSpec`, and with the device `meta` for each device."""
-
     def made(leaf: Any) -> Any:
         if isinstance(leaf, torch.device) or (isinstance(leaf, str) and _is_device(leaf)):
             return torch.device("meta")
@@ -295,7 +285,6 @@ def _is_device(text: str) -> bool:
 
 @lru_cache
 def module_names() -> Mapping[str, Callable[..., nn.Module]]:
-    """Return the classes and functions that make modules, by the names that configuration files may use."""
     classes = {
         f"{PREFIX}{name}": item
         for name, item in vars(nn).items()
@@ -310,7 +299,6 @@ def is_function(name: str) -> bool:
 
 @lru_cache
 def function_names() -> Mapping[str, Callable[..., Any]]:
-    """Return torch's tensor functions, by the names that configuration files may use."""
     by_space = get_overridable_functions()
     return {
         f"{prefix}{function.__name__}": function

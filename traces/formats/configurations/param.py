@@ -78,11 +78,6 @@ class SectionEntry:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationCase:
-    """A case of an operator whose arguments are not generated yet.
-
-    op : name of the operator, function or module
-    """
-
     op: str
     build: SectionEntry
     input: SectionEntry
@@ -92,7 +87,6 @@ class ConfigurationCase:
 
 @contextmanager
 def reasons() -> Iterator[None]:
-    """Convert errors that iterators and generators raise for unsuitable entries to `ValueError`."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, OverflowError) as error:
@@ -180,7 +174,6 @@ def _expanded(op: str, section: Any, expand: Expand, losses: Losses) -> ValueCho
 
 
 def weight_of(form: Any) -> int:
-    """Return the number of values in a JSON value, including nested ones."""
     weight, level = 0, [form]
     while level:
         weight += len(level)

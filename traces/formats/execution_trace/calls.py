@@ -55,17 +55,11 @@ class NodeStorages:
     _next: int = 0
 
     def taken(self, storage: int, tensor: int, is_number: bool) -> int:
-        """Return the unique number of an argument's storage.
-
-        is_number : True if the tensor may represent a Python number; if the file did not mention it before, its storage
-            is new
-        """
         if storage and is_number and tensor not in self._tensors.get(storage, ()):
             return self.fresh(storage, tensor)
         return self.given(storage, tensor)
 
     def given(self, storage: int, tensor: int) -> int:
-        """Return the unique number of a storage; a new one if the file did not mention the storage before."""
         if not storage:
             return NO_STORAGE
         if storage not in self._numbers:
@@ -84,8 +78,6 @@ class NodeStorages:
 
 
 class NodesRead:
-    """Counts all nodes and the invalid nodes of a file that is read several times."""
-
     def __init__(self, file: ForeignFile) -> None:
         self._file = file
         self._losses: Losses | None = None
@@ -99,7 +91,6 @@ class NodesRead:
         self.nodes = 0
 
     def read(self, parse: Callable[[Any], Node], form: Any) -> Node | None:
-        """Return the node that `parse` returns for `form`, or None if it raises `FormatError`."""
         try:
             node = parse(form)
         except FormatError as error:
@@ -117,10 +108,6 @@ class NodesRead:
         self._losses.skip("?", reason, count)
 
     def check(self, error: FormatError | None = None) -> None:
-        """Raise `UserError` if no node of the file could be read.
-
-        error : error at which the reading of the file ended, or None
-        """
         if len(self._reasons) == self.nodes and (self.nodes or (error is not None and not isinstance(error, CutText))):
             raise self._file.damage([*self._reasons, str(error)][0])
 

@@ -105,12 +105,6 @@ MODULE = re.compile(re.escape(MODULE_LABEL) + r"(\S*)(?: \((\w+)\))?")
 
 @dataclass(frozen=True, slots=True)
 class NodeScope:
-    """Phase and module around a node.
-
-    is_inside : True if the node is inside another call of the program
-    module, module_type : path and class of the module; empty outside of modules
-    """
-
     is_inside: bool = False
     phase: str = FORWARD
     module: str = ""
@@ -172,7 +166,6 @@ class Tree:
     _backward_threads: set[int] = field(default_factory=set)
 
     def add(self, node: Node) -> None:
-        """Add a node; nodes may be added in any order."""
         phase = _phase_of(node)
         module = MODULE.fullmatch(node.name) if not node.schema else None
         names = (module[1], module[2] or "") if module else None
@@ -261,7 +254,6 @@ class Tree:
         return around
 
     def thread_name(self, number: int) -> str:
-        """Return a thread's name: `main`, `thread 3`, or autograd's name if it begins with a backward pass."""
         if number <= 1:
             return "main"
         name = AUTOGRAD if number in self._backward_threads else "thread"
@@ -269,12 +261,10 @@ class Tree:
 
 
 def is_call(node: Node) -> bool:
-    """Return True if a capture would record a node as a call."""
     return bool(node.schema) and not node.backend and not is_composite(node.schema)
 
 
 def is_label(node: Node) -> bool:
-    """Return True if a node is a label that the program opened with `record_function`."""
     return node.scope == USER_SCOPE and not node.schema and node.name not in (*ROOTS, OPTIMIZER_STEP)
 
 

@@ -53,22 +53,15 @@ class KnownStrides:
     _strides: dict[tuple[int, int, tuple[int, ...]], tuple[int, ...]] = field(default_factory=dict)
 
     def note(self, inputs: PortValues, tensor: Any, shape: Any) -> None:
-        """Remember the strides that a call of `as_strided` requested for the view that it made.
-
-        inputs : decoded inputs of the call
-        tensor, shape : entries of the view in the values and shapes of the node's outputs
-        """
         stride = inputs.items[2] if len(inputs.items) > 2 else None
         if isinstance(tensor, list) and len(tensor) > 1 and isinstance(stride, list):
             self._strides[self._key(tensor, sizes(shape))] = sizes(stride)
 
     def forget(self, tensor: Any, shape: Any) -> None:
-        """Forget the strides of a tensor, because a new tensor may have its number."""
         if self._strides and isinstance(tensor, list) and len(tensor) > 1:
             self._strides.pop(self._key(tensor, sizes(shape)), None)
 
     def of(self, tensor: list[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the remembered strides of a tensor, or the strides of a contiguous tensor."""
         return self._strides.get(self._key(tensor, shape)) or contiguous(shape)
 
     @staticmethod
@@ -175,17 +168,12 @@ def _tensor(value: Any, shape: Any, element: str, stride: Any, context: _Context
 
 
 def whole(value: Any) -> int:
-    """Return the number of a tensor or storage. Raises `FormatError` if it is not a non-negative integer."""
     if type(value) is not int or not 0 <= value < LIMIT:
         raise FormatError(f"expected the number of a tensor, got {str(value)[:60]}")
     return value
 
 
 def with_sharing(values: PortValues, numbers_of_values: Sequence[int | None]) -> list[Any]:
-    """Return decoded inputs with equal `storage` numbers for tensors that share memory, and None for other tensors.
-
-    numbers_of_values : number of the value model of each tensor, or None
-    """
     counts = Counter(storage for storage in values.storages if storage)
     numbers = {storage: number for number, storage in enumerate(key for key in counts if counts[key] > 1)}
     remaining = zip(values.storages, numbers_of_values, strict=True)
@@ -235,8 +223,6 @@ NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 class PortItem(NamedTuple):
-    """One value's entries in the four parallel lists of a `Port`."""
-
     value: Any
     shape: Any
     type: str
@@ -262,11 +248,6 @@ class Encoder:
     _tensors: int = 0
 
     def port(self, values: Sequence[Any], kinds: Sequence[str], are_results: bool = False) -> Port:
-        """Return the inputs or outputs of a node that hold these arguments or results.
-
-        kinds : types in the schema, such as `Tensor?`
-        are_results : True for results, in which None means an undefined tensor
-        """
         columns = zip(values, kinds, strict=True)
         items = [
             PortItem([self.numbers.new(), 0, 0, 0, 0, ""], [], f"Tensor({UNDEFINED})", [])

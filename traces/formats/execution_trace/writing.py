@@ -47,24 +47,12 @@ class NotWritten(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class NodeStep:
-    """A node to be written.
-
-    call : index of its call in the trace's call table; None for a node that is not a call
-    """
-
     node: Node
     call: int | None = None
 
 
 @dataclass(slots=True)
 class _OpenNodes:
-    """Nodes of a thread that have not ended, and enclose the thread's next node.
-
-    labels : number and name of the program's open labels, outermost first
-    inside : phase, module and module type of the last call
-    around : number of the node that encloses the next call
-    """
-
     thread: int
     root: int
     labels: list[tuple[int, str]] = field(default_factory=list)

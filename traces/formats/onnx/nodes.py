@@ -210,7 +210,7 @@ def _graphs(node: Any) -> Iterator[Any]:
 
 
 class NoOperator(ValueError):
-    """Raised if no torch operator corresponds to a node."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,28 +301,18 @@ class OnnxNode:
         return list(values)
 
     def whole(self, name: str, index: int) -> list[int] | None:
-        """Return the integers in attribute `name` (older ONNX versions) or input `index` (newer ones); None if missing.
-        Raises `NoOperator` if the input is not constant, or its values are not integers.
-        """
         values = self.numbers(name, index)
         if values is not None and not all(type(value) is int and abs(value) <= 1 << 63 for value in values):
             raise NoOperator(f"its {name} are not integers")
         return values
 
     def axis(self, default: int, name: str = "axis") -> int:
-        """Return the first input's dimension, counted from 0, that the attribute `name` selects (`default` if
-        missing).
-        """
         value = int(self.get(name, default))
         if not -self.rank <= value < max(self.rank, 1):
             raise NoOperator(f"its {name} is {value}, but its input has {self.rank} dimensions")
         return value % max(self.rank, 1)
 
     def spatial(self, name: str, default: int) -> list[int]:
-        """Return an attribute that lists one number for each dimension after batch and channels.
-
-        default : number for each of these dimensions if the attribute is missing
-        """
         count = self.rank - 2
         if count not in (1, 2, 3):
             raise NoOperator(f"unsupported: {count} spatial dimensions")
@@ -332,7 +322,6 @@ class OnnxNode:
         return values
 
     def step(self, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> TensorSpec:
-        """Return the metadata of a tensor that one call of this node passes to the next."""
         return tensor(shape, dtype or self.x.dtype, self.between())
 
 
@@ -341,7 +330,6 @@ def tensor(shape: tuple[int, ...], dtype: torch.dtype, storage: int | None) -> T
 
 
 def transposed(spec: TensorSpec) -> TensorSpec:
-    """Return the metadata of a view of a tensor with the last two dimensions exchanged."""
     assert spec.stride is not None, "it is strided"
     if len(spec.shape) < 2:
         raise NoOperator("unsupported: transposition of a tensor with fewer than two dimensions")
@@ -352,5 +340,4 @@ def transposed(spec: TensorSpec) -> TensorSpec:
 
 
 def call(node: OnnxNode, op: str, *args: Any, outputs: Any = None, **kwargs: Any) -> list[OnnxCall]:
-    """Return a list of one call, whose result is the node's first output, or `outputs` if given."""
     return [OnnxCall(op, args, node.out if outputs is None else outputs, kwargs)]

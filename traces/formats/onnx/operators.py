@@ -184,7 +184,7 @@ def _grid_sample(node: OnnxNode) -> list[OnnxCall]:
     paddings = {"zeros": 0, "border": 1, "reflection": 2}
     mode, padding = node.get("mode", "linear"), node.get("padding_mode", "zeros")
     if node.rank not in (4, 5) or mode not in modes or padding not in paddings:
-        raise NoOperator("torch's operator does not have this mode")
+        raise NoOperator("torch's grid_sampler does not support this combination of mode, padding and dimensions")
     settings = (modes[mode], paddings[padding], bool(node.get("align_corners", 0)))
     return call(node, f"grid_sampler_{node.rank - 2}d.default", node.x, node.input(1), *settings)
 
