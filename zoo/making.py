@@ -61,7 +61,6 @@ def operator_signatures(trace: Trace) -> list[str]:
 
 
 def longtail_functions(traces: Iterable[Trace]) -> set[tuple[str, str]]:
-    """Return (file, name) of the Python functions in some traces that spend their time in many short calls."""
     from opgrip.traces.analysis.longtail import find_longtail
 
     return {(item.file, item.name) for item in find_longtail(traces, lambda trace: BANDWIDTH).functions}

@@ -200,13 +200,6 @@ class _Shape:
 
 
 class _Shapes:
-    """Extents of the tensors of all signatures of a trace: bytes from the start of a storage to the tensor's end.
-
-    An extent is kept as a number that is larger for a larger extent, and larger for every argument than for every
-    result. So the tensor with the largest number in a storage is an argument, if the storage holds one. Arguments have
-    the same extents in all calls of a signature, whereas the extents of results are known for its first call only.
-    """
-
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self._signatures = {signature.number: signature for signature in signatures}
         specs = {number: _specs(item) for number, item in self._signatures.items()}
@@ -296,8 +289,6 @@ class GraphFacts:
 
 @dataclass(frozen=True, slots=True)
 class TraceGraph:
-    """All calls, without those made inside another call, and all storages of a trace, by number."""
-
     steps: dict[int, DataflowStep]
     storages: dict[int, Storage]
     facts: GraphFacts

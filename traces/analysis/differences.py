@@ -38,7 +38,7 @@ class Cases:
     time_ns : total time, computed with the median time of each signature
     models : tensor arguments of the first signature among these calls, each with its value model if it has one
     times_us : for each signature, median time of a call and number of calls
-    call_of_profile : text of the call without the details that profiles lack
+    call_of_profile : text of the call with only the arguments and properties that profiles have, too
     """
 
     op: str = ""
@@ -254,8 +254,9 @@ def statistics_of(model: ValueModel, spec: TensorSpec) -> Statistics:
 def changed_statistics(before: Statistics, after: Statistics, tolerance: float) -> dict[str, tuple[float, float]]:
     """Return the statistics that changed, with their values before and after.
 
-    A mean or standard deviation changed if the difference exceeds `tolerance` times the larger standard deviation, the
-    lowest or highest value if it exceeds ten times this limit, and a share if it exceeds `tolerance`.
+    A share changed if the difference exceeds `tolerance`; a mean or standard deviation, if the difference exceeds
+    `tolerance` times the larger standard deviation; the lowest or highest value, if the difference exceeds ten times
+    that product.
     """
     changed = {}
     spread = max(before.get("std", 0.0), after.get("std", 0.0))

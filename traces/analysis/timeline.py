@@ -42,8 +42,8 @@ class TimelinePlace:
     around: tuple[str, ...] = ()
 
     def goes_on(self, other: TimelinePlace) -> bool:
-        """Return True if a call in `other`, right after a call in this module or function, belongs to the same
-        execution of it.
+        """Return True if the next call of the thread, in `other`, belongs to the same execution of this module or
+        function.
 
         Calls deeper in the program may be recorded with fewer outer stack frames; missing frames are ignored.
         """
@@ -81,11 +81,6 @@ def runs_of(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, list[P]]]:
 
 
 def in_runs(calls: Iterable[P]) -> Iterator[tuple[TimelinePlace, P, bool]]:
-    """Yield the calls of one thread that a known module or function made, each with that module or function.
-
-    Each item is (module or function, call, flag); the flag is True if the call begins a run. Stack frames that are
-    recorded only with later calls are added to the module or function during the run.
-    """
     place: TimelinePlace | None = None
     for call in calls:
         if place is not None and call.place is not None and place.goes_on(call.place):

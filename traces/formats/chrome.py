@@ -434,8 +434,9 @@ class _Launch:
 
 
 class GraphLaunchCalls:
-    """Calls that launches of CUDA or HIP graphs ran in a profile (`table`), known from the graphs' captures (`graphs`).
+    """Calls that launches of CUDA or HIP graphs ran in a profile, known from the recorded captures of these graphs.
 
+    table : the profile with the launches
     skip : called with `graph launch` and a reason for each launch that is left out
     """
 

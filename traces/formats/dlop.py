@@ -143,7 +143,7 @@ def single(cell: Any) -> Any:
 def is_missing(cell: Any, kind: Any = None) -> bool:
     """Return True if a cell represents a missing argument: null, "", "None", "null", [], or a list of one of these.
 
-    kind : type of the argument; unless it is boolean, false also represents a missing argument. None: false is a value
+    kind : type of the argument; if it is known and not boolean, false represents a missing argument, too
     """
     inner = single(cell)
     if inner is None or inner == [] or (isinstance(inner, str) and inner in ("", "None", "null")):

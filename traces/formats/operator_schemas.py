@@ -61,10 +61,6 @@ class SchemaText:
         return tuple(parameter.name for parameter in self.parameters)
 
     def text(self, plain_type: Callable[[str], str]) -> str:
-        """Return the schema's text without defaults and without the mark `*` before keyword-only parameters.
-
-        plain_type : function that returns how a declared type is written in the text
-        """
         parameters = [f"{plain_type(parameter.declared_type)} {parameter.name}" for parameter in self.parameters]
         return f"{self.name}({', '.join(parameters)}) -> {plain_type(self.returns)}"
 

@@ -346,10 +346,10 @@ TUNERS = {
 
 
 def lists_of(problems: Sequence[Problem], tuner: Tuner) -> tuple[dict[str, list[str]], Counter[tuple[str, str]]]:
-    """Return the lists of problems that a tuner reads, and the number of calls that it does not support.
+    """Return the lists that a tuner reads for these problems, and the number of calls that it does not support.
 
-    The lists contain lines, by name of the list; problems with equal lines share one entry, which has the sum of their
-    calls. The numbers of calls are by operator and reason.
+    The lists are by name and contain lines. Problems with equal lines share one entry, which has the sum of their
+    calls. The numbers of unsupported calls are by operator and reason.
     """
     counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
     shares: dict[tuple[str, tuple[str, ...]], float] = {}

@@ -88,7 +88,7 @@ class ForeignFile:
     losses : content of the file that the conversion drops
     unbounded : True if the file may exceed the limits for untrusted files
     cut : selection of the cases to read, for a file that defines more cases than it lists
-    capture : profile of the capture of the CUDA graphs that the file's program launches
+    capture : another profile, made while the program captured the CUDA graphs that it launches in this file
     """
 
     path: Path

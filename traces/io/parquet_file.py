@@ -54,8 +54,8 @@ def footer_of(path: Path) -> bytes:
 def read_parquet_table(
     path: Path, most_rows: int, most_bytes: int, columns: Sequence[str] | None = None, is_limited: bool = True
 ) -> Any:
-    """Return the rows of a Parquet file as an Arrow table, with text columns as dictionaries. Raises `TooLargeError` if
-    a limit is exceeded, and `FormatError` if the file is damaged.
+    """Return the rows of a Parquet file as an Arrow table, with dictionary-encoded text columns. Raises `TooLargeError`
+    if a limit is exceeded, and `FormatError` if the file is damaged.
 
     most_bytes : limit of the bytes of the table
     columns : names of columns to read if the file has them; None for all columns

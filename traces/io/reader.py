@@ -40,7 +40,7 @@ class TraceReader:
     unbounded : True to read a file that exceeds the limits in `json_values.py`; only for trusted files
     format_name : read the file in this format instead of the detected one
     cut : selection of the cases to read, for a file that defines more cases than it lists
-    capture : profile of the capture of CUDA graphs, if the file is a profile of their launches
+    capture : if the file is a profile of launches of CUDA graphs, the profile made while these graphs were captured
 
     missing : after the iteration, a description of the missing part of the file; None if it is complete
     unknown : number of ignored records of unknown types, and of unknown fields, by name of the type or field

@@ -235,7 +235,6 @@ def numbers_of(tree: Any) -> list[int | None]:
 
 
 def with_numbers(tree: Any, numbers: Iterable[int | None]) -> Any:
-    """Return nested arguments with the numbers of their value models replaced, in the order of `numbers_of`."""
     remaining = iter(numbers)
 
     def numbered(leaf: Any) -> Any:

@@ -72,8 +72,7 @@ _EXPECTED = re.compile(r"Expected `([^`]*)`(?:, got `\w+`)?(.*)")
 
 def convert(value: Json, kind: Any, place: str = "") -> Any:
     """Convert parsed JSON to a value of type `kind`; JSON objects become dataclasses, and keys that are not fields are
-    ignored. Raises `FormatError` if the type does not allow the value, with a message such as "expected a 64-bit
-    integer, got 'x'".
+    ignored. Raises `FormatError` if the type does not allow the value.
 
     place : name of the value in error messages
     """

@@ -125,7 +125,6 @@ def children(value: object) -> Sequence[Any] | None:
 
 
 def with_children(value: Any, function: Callable[[Any], Any]) -> Any:
-    """Return a container with `function` applied to each argument directly inside it, or any other value unchanged."""
     match value:
         case torch.Size():
             return value
@@ -172,8 +171,7 @@ def _copy(value: Any) -> Any:
 
 
 def outline(value: object) -> tuple[object, ...]:
-    """Return everything except its children that identifies a container; an empty tuple for lists, tuples and
-    dictionaries.
+    """Return what identifies a container besides its children; an empty tuple for lists, tuples and dictionaries.
 
     This is the class and field names of an object, the class and names of a module, or the number of a shared value.
     """

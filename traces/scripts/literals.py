@@ -31,9 +31,9 @@ WIDTH = 110
 
 
 class Literals:
-    """Converts arguments to Python source for a script.
+    """Converts arguments to Python source code for a script.
 
-    tensor : function that returns the source of a tensor
+    tensor : function that returns the source code that creates a tensor
     main_device : device on which the call ran; the script's user may select another
     """
 
@@ -42,7 +42,9 @@ class Literals:
         self._kind = main_device.partition(":")[0]
 
     def device(self, name: str) -> str:
-        """Return the source of a device: the script's own, or `cpu` for the host if the call ran on an accelerator."""
+        """Return source code for a device: the script's own device, or `cpu` if the call ran on an accelerator and
+        `name` is the host.
+        """
         return DEVICE if name.partition(":")[0] == self._kind or name != "cpu" else '"cpu"'
 
     def of(self, value: Any) -> str:

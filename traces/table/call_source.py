@@ -103,8 +103,8 @@ class CallSource:
         return totals, counts
 
     def changes_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, float]:
-        """Return, by signature, the factor by which its total device time changes if the time of each launch of a CUDA
-        graph is divided in proportion to `times_ns` instead of the estimate.
+        """Return, by signature, how its total device time changes, as a factor, if launches of CUDA graphs are divided
+        among their calls in proportion to `times_ns`.
 
         times_ns : time of a call by signature; graphs that contain a signature without a time keep the estimate
         """
@@ -284,7 +284,7 @@ class GraphCalls:
 class GraphLaunches:
     """The CUDA or HIP graphs of a trace, by the signature of their launches.
 
-    graphs : graphs whose capture was recorded
+    graphs : graphs whose calls were recorded while the program captured them
     unknown : signatures of the launches of other graphs
     """
 
@@ -307,7 +307,6 @@ class GraphLaunches:
 
     @property
     def estimated(self) -> set[int]:
-        """Signatures of calls in graphs for which the division of a launch's time is an estimate."""
         graphs = (graph for graph in self.graphs.values() if graph.kernel_ns is None)
         return {number for graph in graphs for number in graph.signature.tolist()}
 
@@ -331,11 +330,6 @@ class GraphLaunches:
                 graph.weights = graph.weights / total if total > 0 else np.full(len(graph), 1 / len(graph))
 
     def weights_by(self, times_ns: Mapping[int, float], signatures: Iterable[Signature]) -> dict[int, Weights]:
-        """Return each call's share of a launch's time in proportion to `times_ns`, by the signature of a graph's
-        launches.
-
-        Graphs whose kernels were recorded, or that contain a call without a time, are left out.
-        """
         by_number = {item.number: item for item in signatures}
         weights = {}
         for number, graph in self.graphs.items():

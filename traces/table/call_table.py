@@ -24,7 +24,7 @@ def counts_of(calls: pd.DataFrame) -> pd.Series[int]:
 
 
 def quantiles(values: pd.Series[Any], groups: Any, counts: pd.Series[int], share: float = 0.5) -> pd.Series[float]:
-    """Return the `share` quantile of each group of values, interpolated linearly; NaN values are ignored.
+    """Return the quantile `share`, 0 to 1, of each group of values, interpolated linearly; NaN values are ignored.
 
     counts : number of times that each value counts
     """
@@ -91,7 +91,7 @@ Times: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
 
 def with_functions(calls: pd.DataFrame) -> Times:
-    """Return the device times of a trace's calls; for functions recorded with `--grip`, the sums over inner calls."""
+    """Return the device times of a trace's calls; a function recorded with `--grip` has the sum of its inner calls."""
     times = calls["device_ns"].to_numpy(dtype=np.float64, copy=True)
     functions = (calls["kind"] == FUNCTION).to_numpy()
     if not functions.any() or np.isnan(times).all():

@@ -88,7 +88,6 @@ class DistinctCalls:
         return with_times(table, typical_of(table))
 
     def rows(self) -> pd.DataFrame:
-        """Return the rows of `table` as integers: `KEYS`, start and position of the first call, and `count`."""
         self._sum_up()
         while len(self._sums) > 1:
             self._join()

@@ -27,7 +27,6 @@ def is_mark(op: str) -> bool:
 
 
 def is_operator(op: str, kind: str) -> bool:
-    """Return False for a label of `record_function` and for a function recorded with `--grip`."""
     return kind != FUNCTION and not is_mark(op)
 
 

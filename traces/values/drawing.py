@@ -106,7 +106,6 @@ def in_runs(chosen: int, total: int, runs: int, generator: torch.Generator) -> t
 
 
 def runs_of(mask: NDArray[np.bool_]) -> int:
-    """Return the number of runs of consecutive True elements in a mask, (N,)."""
     return int(np.count_nonzero(mask[1:] > mask[:-1])) + int(mask[0])
 
 

@@ -187,7 +187,6 @@ class Kinds:
 
 
 def as_floats(tensor: torch.Tensor) -> Floats1D:
-    """Return the elements of a float tensor in row-major order; narrow dtypes are widened without rounding."""
     wide = tensor if tensor.itemsize > 3 else tensor.float()
     array: Floats1D = array_of(wide).reshape(-1)
     return array

@@ -52,7 +52,6 @@ class ValueNeed:
 
     @property
     def counts_all(self) -> bool:
-        """True if a model must be fitted to all elements, because a few can decide sizes or the memory accessed."""
         return self.why == _COUNT or self.model not in ("", "floats")
 
 
@@ -74,7 +73,6 @@ def is_refined(op: str) -> bool:
 
 
 def has_needs(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if the table `NEEDS` has a row for an argument."""
     return bool(_needs(op, argument, dtype))
 
 
@@ -87,7 +85,6 @@ def requested_kinds(op: str, argument: str, dtype: torch.dtype) -> frozenset[str
 
 
 def reads_places(op: str, argument: str, dtype: torch.dtype) -> bool:
-    """Return True if an argument's values are sizes or offsets in memory; wrong ones would read out of bounds."""
     return any(need.model in ("exact", "offsets") or need.why.endswith(_EXACT) for need in _needs(op, argument, dtype))
 
 

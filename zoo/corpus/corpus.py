@@ -325,7 +325,6 @@ COLUMNS = (
 
 
 def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Return one row for each key: the row of the trace that spends the most time on the signature with this key."""
     rows = frame[frame["key"].isin(list(keys))]
     return rows.sort_values("time_us", ascending=False, kind="stable").drop_duplicates("key")
 

@@ -59,7 +59,6 @@ class Summary:
 
     @property
     def tells_models(self) -> bool:
-        """True if the calls of a row can come from several models, so that the number of models is worth showing."""
         return self.by in (OP, SHAPE, DTYPE, SIGNATURE, FAMILY)
 
     def of_models(self, least: int, most: int | None) -> Summary:
@@ -203,7 +202,6 @@ def public_operators() -> set[str]:
 
 
 def plain_operator(name: str) -> str:
-    """Return an operator's name without overload and in-place suffix: `aten.add` for `aten.add_.Tensor`."""
     namespace, _, rest = name.partition(".")
     packet = rest.partition(".")[0]
     return f"{namespace}.{packet.rstrip('_') or packet}" if rest else name

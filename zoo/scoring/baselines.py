@@ -139,7 +139,6 @@ def added(baseline: Baseline, more: Baseline) -> Baseline:
 
 
 def unusual_in(results: Results) -> list[str]:
-    """Return a text for each option of a replay that changes all its times and has no column in the results."""
     settings = results.header.get(SETTINGS) or {}
     words = [f"{name} {value}" for name, value in settings.items() if name not in ("seed", "pin", "processors")]
     return words + [str(word) for word in results.header.get(UNUSUAL) or ()]
@@ -151,13 +150,11 @@ def is_time(us: float | None) -> bool:
 
 
 def is_of_program(row: Result) -> bool:
-    """Return True if a case was run forward with the recorded batch and dtype, in one stream, and without tuning."""
     is_as_recorded = not row.dtype and not row.tune
     return row.direction == FORWARD and row.batch_scale == row.streams == 1 and is_as_recorded
 
 
 def is_plain(row: Result) -> bool:
-    """Return True if a case was run in eager mode and forward, with the recorded threads, batch, values and caches."""
     return row.mode == EAGER and row.direction == FORWARD and not row.variant
 
 

@@ -65,7 +65,6 @@ class TraceScore:
 
     @property
     def selected(self) -> float | None:
-        """Share of the baseline's time whose cases were replayed."""
         return (self.base_us + self.left_out_us) / self.whole_us if self.whole_us and self.statuses else None
 
     @property

@@ -217,7 +217,8 @@ class Borders:
     extents : bytes from the start of a storage to the end of the last tensor that is read, by storage
     writes : bytes written, by storage
     has_dataflow : True if the trace records the storages of a call of the function
-    first, last : bytes of the arguments of the first call, and of the results of the last call, that moves data
+    first : bytes of the arguments of the function's first call that moves data
+    last : bytes of the results of the function's last call that moves data
     """
 
     reads: dict[int, dict[tuple[object, ...], int]] = field(default_factory=dict)

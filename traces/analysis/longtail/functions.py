@@ -410,7 +410,6 @@ VALUED = ("-o", "--output", "--top", "--bandwidth", "--max-calls", "--max-bytes"
 
 
 def pattern_of(header: Mapping[str, Any], file: str, function: str) -> str:
-    """Return the pattern `module:qualname` by which `opcapture --grip` selects a function."""
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".").strip(".")
     if is_script(file, header):
         module = "__main__"

@@ -37,8 +37,8 @@ class Operation:
     writes : for each argument, True if calls may write it
     shapes : for each argument, a key that distinguishes it from other arguments in the same storage
     extents : for each argument, bytes from the start of its storage to the end of the argument
-    moves : True if it reads or writes elements; a view does not
-    exchanges : True if it exchanges data with other processes or waits for them
+    moves : True if the operator reads or writes elements, unlike a view
+    exchanges : True if the operator exchanges data with other processes or waits for them
     """
 
     op: str

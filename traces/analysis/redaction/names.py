@@ -262,7 +262,6 @@ class NameHasher:
         return self.word(text)
 
     def reason(self, text: str) -> str:
-        """Return the redacted reason why calls were dropped: an error's class, or the classes that ran the call."""
         if text in (ON_META, ON_FAKE):
             return text
         before, run_by, classes = text.partition("run by ")

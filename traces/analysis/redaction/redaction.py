@@ -85,7 +85,6 @@ class Position:
 
 @cache
 def fields_to_redact(cls: Any) -> list[tuple[str, Privacy | None, Any]]:
-    """Return, for each field to redact, (field, privacy, None), or (field, None, replacement) if nothing is kept."""
     privacies = privacy_of(cls)
     work: list[tuple[str, Privacy | None, Any]] = []
     for item in fields(cls):
@@ -307,10 +306,6 @@ def _extent(tree: Any) -> int:
 
 
 def argument_name(op: str, place: int | str) -> tuple[str, str]:
-    """Return the name and type of an operator's argument by its schema; `place` as text and "" if the schema lacks it.
-
-    place : index of a positional argument, or name of a keyword argument
-    """
     parameters = schema_arguments(op)
     if isinstance(place, int):
         return parameters[place] if place < len(parameters) else (str(place), "")
@@ -318,7 +313,9 @@ def argument_name(op: str, place: int | str) -> tuple[str, str]:
 
 
 def range_images(signature: Signature) -> dict[int | str, int | float]:
-    """Return new numbers, by argument, for a call of `arange` or `range` that returns as many elements, from 0 on."""
+    """Return replacements for the numeric arguments of a call of `arange` or `range`: the result starts at 0 and keeps
+    its number of elements. Empty for other calls.
+    """
     places: list[tuple[int | str, Any]] = [*enumerate(signature.args), *signature.kwargs.items()]
     numbers = {argument_name(signature.op, place)[0]: (place, value) for place, value in places}
     output, (_, step) = signature.outputs, numbers.get("step", (None, 1))
@@ -420,7 +417,6 @@ class TableRedactor(NamedTuple):
         return self.names.word(str(value))
 
     def stop_reason(self, value: Any) -> Any:
-        """Return the redacted signal or error because of which a flight recorder wrote its file."""
         if not isinstance(value, str):
             return _LEFT_OUT
         return value if value in Signals.__members__ else self.names.error(value)

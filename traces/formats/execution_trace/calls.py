@@ -237,10 +237,6 @@ class _Reader:
 
 
 def as_called(schema: SchemaText, items: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and named arguments that the dispatcher receives, without trailing defaults.
-
-    items : values of all parameters, in the order of the schema
-    """
     defaults = _defaults(schema.op)
     positional: list[Any] = []
     named: dict[str, Any] = {}

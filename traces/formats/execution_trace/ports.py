@@ -30,13 +30,12 @@ DEFAULT_DEVICE = "cpu"
 
 @dataclass(slots=True)
 class PortValues:
-    """Decoded values of a port, which is the inputs or the outputs of a node.
+    """Decoded inputs or outputs of a node.
 
-    items : inputs or outputs
     storages : the file's storage number of each tensor in `items`, in order; 0 for a tensor without memory
     identities : the file's tensor number of each of these tensors
-    indices : index of each of these tensors among all tensors of the port, including undefined ones
-    tensors : number of all tensors of the port
+    indices : index of each of these tensors among all inputs or outputs that are tensors, including undefined ones
+    tensors : number of inputs or outputs that are tensors, including undefined ones
     """
 
     items: list[Any]
