@@ -33,7 +33,8 @@ class CountDifference:
 
 
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
-    """Return the differences between the operators that torch reports for some steps and a trace of the same steps.
+    """Compare the operators that torch's profiler counts in some steps with a trace of the same steps; return the
+    differences.
 
     Torch reports an operator and also those that it calls; the inner ones count only if the trace lacks the outer one.
     Variants such as `add` and `add_` count together, because torch may choose another one under a dispatch mode.
@@ -53,7 +54,6 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
 
 
 def differences(torch_counts: Mapping[str, int], trace_counts: Mapping[str, int]) -> list[CountDifference]:
-    """Return the operators whose numbers of calls differ, largest difference first."""
     differing = []
     for name in {form_of(name) for name in (*torch_counts, *trace_counts)}:
         forms = [form for form in {*torch_counts, *trace_counts} if form_of(form) == name]

@@ -95,8 +95,6 @@ class Steps:
 @titled("contents of the trace")
 @dataclass(frozen=True, slots=True)
 class RecordingOptions:
-    """Options of `opcapture` about the contents of a trace; each is a keyword of `Capture` with the same name."""
-
     extension: tuple[str, ...] = option(
         (),
         f"extension module to record, in addition to {', '.join(KNOWN_EXTENSIONS)}; can be repeated",

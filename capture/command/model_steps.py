@@ -43,13 +43,12 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")  # suffixes of trace files
 
 
 def ignore_own_warnings() -> None:
-    """Suppress warnings about the end of a capture, because the caller reports these problems itself."""
     for message in ("the trace .* could not be written", ".* was not gripped", "the extension .* was not recorded"):
         warnings.filterwarnings("ignore", message=message)
 
 
 def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
-    """Raise `UserError` if the capture that the options request is impossible, or if its trace cannot be written."""
+    """Raise `UserError` if a capture with these options is impossible, or if its trace cannot be written."""
     check_grips(args)
     output = None if args.output is None else own_path(args.output)
     if output is not None and str(output) != "-":
@@ -65,7 +64,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 
 
 def build(args: argparse.Namespace, reporter: Reporter) -> ModelProgram:
-    """Build the model that the options request, with weights drawn from the seed.
+    """Build the model that the options select, with random weights that depend only on `--seed`.
 
     If the model has a fixed number of steps, as `opinfo:all` has, `args.steps` is set to it and `args.warmup` to 0.
     """
@@ -87,7 +86,7 @@ def make_capture(
     model: nn.Module | None = None,
     schedule: Schedule = ALWAYS,
 ) -> Capture:
-    """Return the capture that the options request; it has not begun yet.
+    """Return a capture with these options, which has not begun yet.
 
     details : fields for the trace's header
     model : module whose submodules give the calls their module paths, or None
@@ -178,7 +177,6 @@ def check_written(capture: Capture) -> None:
 
 
 def values_problem(capture: Capture) -> str | None:
-    """Return why the requested full values could not be written; None if they were written or not requested."""
     full = capture.full_values
     if full is None or full.failure is None:
         return None

@@ -45,7 +45,6 @@ MOST_NAMES = 4  # maximum number of files or operators that are listed by name; 
 
 
 def closing_lines(capture: Capture, interrupted: bool = False) -> Iterator[str]:
-    """Yield the lines printed after a capture: recorded calls, path of the trace, missing parts, and next commands."""
     where = "stdout" if str(capture.path) == "-" else str(capture.path)
     if capture.keeps_last:
         for path in capture.dumps:
@@ -243,7 +242,7 @@ LOW = 0.25  # quantile of the measured times; a low one, because other work on t
 
 
 def own_cost() -> CaptureCost:
-    """Return the time that recording adds to a repeated call, measured now or taken from an earlier measurement."""
+    """Return the time that recording adds to a repeated call, from a measurement now or an earlier one."""
     operator_ns, between_ns = measure_once("cost of capture", "cpu", _measure)
     return CaptureCost(operator_ns, between_ns)
 

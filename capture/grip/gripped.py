@@ -80,7 +80,7 @@ _own = threading.local()
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """Exclude operators that this thread calls inside the block from observation."""
+    """Do not record the operators that this thread calls inside the block, because they are work of the capture."""
     if at_own_work():
         yield
         return
@@ -94,12 +94,11 @@ def own_work() -> Iterator[None]:
 
 
 def at_own_work() -> bool:
-    """Return True if this thread is inside an `own_work` block, so that its operators are not observed."""
     return getattr(_own, "busy", False)
 
 
 class Running(OrderlyMode):
-    """Dispatch mode that counts and times the operators of a block, below autograd and autocast.
+    """Dispatch mode that counts and times the operators that run in a block, below autograd and autocast.
 
     operators, operator_ns : number and total time of the operators
     """
@@ -215,7 +214,6 @@ class GrippedCall:
 class Gripped:
     """A gripped function with its recorded calls, from which a sample is written.
 
-    function : the original function, without the wrapper
     owner : class of a method, None for a function
     entry : qualified name, such as `delta2bbox` or `Coder.decode`
     tags : kinds of operators that the function runs, such as `Reduce`, from `opgrip.samples.tags.Tag`
@@ -241,7 +239,6 @@ class Keep:
 
     calls : maximum number of recorded calls, all with different signatures
     name : name of the sample; None for the function's own name
-    tags : tags of the sample from the user, in addition to detected ones
     by_reference : True if the sample imports the function instead of containing its code
     """
 
@@ -255,8 +252,6 @@ class Keep:
 class Keeper:
     """Records the first calls of one gripped function, each with another signature.
 
-    owner : class of a method, None for a function
-    entry : qualified name of the function
     filled : called with this object when enough calls are recorded
     lost : number of calls that could not be recorded, by reason
     """
@@ -280,7 +275,6 @@ class Keeper:
         return name if name.isidentifier() else _bound_name(self.function)
 
     def has_room(self) -> bool:
-        """Return True if further calls should be recorded; calls in progress count as recorded."""
         return len(self.calls) + self._going < self.keep.calls
 
     def gripped(self) -> Gripped:

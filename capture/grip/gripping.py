@@ -103,7 +103,7 @@ class Grips:
         rebind({watched.wrapper: watched.function for watched in self.watched})
 
     def grip(self, value: Any, entry: str | None = None, owner: type | None = None) -> Any:
-        """Return a wrapper that records the calls of a function, static method or class method.
+        """Return a wrapper that records the calls of a function or of a method.
 
         `value` is returned unchanged if its calls cannot be recorded; `refused` then has the reason.
 
@@ -121,7 +121,6 @@ class Grips:
         return type(value)(wrapper) if isinstance(value, staticmethod | classmethod) else wrapper
 
     def finish(self) -> None:
-        """Write the remaining samples, and add each pattern without a called function to `refused`."""
         for thread in self._writing:
             thread.join()
         for watched in self.watched:
@@ -135,7 +134,9 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script with its matching functions gripped; None if none can match."""
+        """Return a function that compiles a script so that its matching functions are gripped; None if no pattern can
+        match.
+        """
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:
             return None
@@ -244,15 +245,6 @@ class Grips:
 
 
 class WatchedFunction:
-    """Wrapper that records the calls of a function, for a sample, in a trace, or both.
-
-    entry : qualified name of the function
-    keeper : recorder of calls for a sample, or None
-
-    active : True while calls are recorded
-    called : True after the first call
-    """
-
     def __init__(self, function: FunctionType, entry: str, recorder: Recorder | None, keeper: Keeper | None) -> None:
         self.function = function
         self.entry = entry

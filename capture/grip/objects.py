@@ -51,7 +51,7 @@ class Arrays:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
-        """Return the `ArraySpec` of an array; its tensor is a copy if torch does not support the array's strides.
+        """Return the `ArraySpec` of an array; if torch does not support the array's strides, its tensor is a copy.
 
         Raises TypeError or ValueError if the array's dtype does not exist in torch.
         """
@@ -205,7 +205,7 @@ _NAMES_BY_ID = {id(thing): name for name, thing in SAFE_OBJECTS.items()}
 
 
 class CannotHold(Exception):
-    """Raised if a sample cannot hold a value, such as a lock or a sparse tensor; the message gives the reason."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +213,6 @@ class SpecTree:
     """Arguments of a call as nested specs.
 
     tree : nested specs, live tensors and plain values; `Opaque` for values that a sample cannot hold
-    names : classes, functions and enum members to which `tree` refers by name
     refused : first reason why a sample cannot hold an argument, None if it can; fields of objects do not count
     """
 

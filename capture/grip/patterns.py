@@ -35,7 +35,6 @@ class Pattern:
         return f"{self.module}:{self.qualname}"
 
     def matches_module(self, name: str) -> bool:
-        """Return True if a module with this name may contain a matching function."""
         return fnmatchcase(name, self.module)
 
     def matches(self, qualname: str) -> bool:
@@ -165,7 +164,7 @@ def loaded_modules() -> list[ModuleType]:
 
 
 def rebind(replacements: Mapping[FunctionType, FunctionType], modules: Sequence[ModuleType] | None = None) -> None:
-    """Replace functions, including methods, wherever modules and classes refer to them.
+    """Replace functions and methods in all modules and classes that refer to them.
 
     replacements : new function by old function
     modules : modules to search; None for all loaded modules
@@ -219,7 +218,7 @@ _FUTURE = 0x1FF0000  # code flags that `from __future__` imports set
 
 
 class CannotDecorate(Exception):
-    """Raised if an inner function cannot be decorated; the message gives the reason."""
+    pass
 
 
 def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:

@@ -103,9 +103,9 @@ for name in entry.split("."):
 
 
 def check_names(text: str, allowed: Iterable[str]) -> None:
-    """Raise `UserError` if a module uses names that it neither defines nor imports.
+    """Raise `UserError` if the source of a module uses names that it neither defines nor imports.
 
-    allowed : names that the original code does not bind either
+    allowed : names to accept although they are not defined, because the original code does not define them either
     """
     tree = ast.parse(text)
     defined_names = {*vars(builtins), *allowed, "__file__"}
@@ -336,7 +336,7 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 
 
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
-    """Return the tags of a sample, such as `ForLoop`, that follow from the source of a function and its helpers.
+    """Return the tags, such as `ForLoop`, that follow from the source of a function and of the functions that it calls.
 
     If the source of a helper is missing, only the function's own source counts; without that, the result is empty.
     """
@@ -352,7 +352,6 @@ def source_tags(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def tags_of(requirements: Requirements) -> frozenset[str]:
-    """Return the tags, such as `ForLoop`, that follow from the source of all code that a function is sure to need."""
     # excludes `may_need`: code that may never be called
     uncertain = {needed for item in requirements.items for needed in item.may_need}
     certain = set(reachable(requirements.root, uncertain))
@@ -405,8 +404,6 @@ def _is_literal(node: ast.expr) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """Results of a call without values, as nested specs with shapes and dtypes."""
-
     tree: Any
 
 
@@ -645,7 +642,6 @@ class RecordedSample:
         return recorded_calls(self._opened.folder, self._opened.classes)
 
     def difference(self, call: GrippedCall) -> str | None:
-        """Run a recorded call again; return a line on how it differs from the recording, or None if it does not."""
         with as_it_ran(call):
             results = self._opened.function(*call.args, **call.kwargs)
         line = difference(call.results, results)

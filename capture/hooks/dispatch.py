@@ -62,8 +62,6 @@ RESULTS = frozenset({torch.Tensor, type(None)})
 
 
 class RecordingMode(ThreadMode):
-    """Dispatch mode that records the calls of one thread and runs every call unchanged."""
-
     supports_higher_order_operators = True
 
     def __init__(self, recorder: Recorder) -> None:

@@ -34,8 +34,6 @@ _FUNCTION_POINTER: type = type(ctypes.pythonapi.Py_IsInitialized).__mro__[1]
 
 
 class ModuleWatch(ABC):
-    """A context that wraps functions of some modules, including modules that the program loads later."""
-
     def __init__(self, recorder: Recorder, names: Iterable[str]) -> None:
         self.recorder = recorder
         self.names = tuple(names)
@@ -59,7 +57,7 @@ class ModuleWatch(ABC):
 
 
 class ExtensionWatch(ModuleWatch):
-    """A context in which calls of the named extension modules' functions are recorded.
+    """A context in which the calls of functions of the named extension modules are recorded.
 
     The operators inside a function are also recorded, with the function's name in their scope. For a module in Python
     that loads libraries with ctypes, the libraries' functions are recorded.
@@ -82,7 +80,9 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return, by name, why a requested module is not recorded; omit `KNOWN_EXTENSIONS` that are not loaded."""
+        """Return by name why a requested module is not recorded, without modules of `KNOWN_EXTENSIONS` that are not
+        loaded.
+        """
         if not self._has_begun:
             return {}
         reasons = {}
@@ -249,7 +249,6 @@ class Launch:
 
     name : `module:function` of the kernel
     args : run-time arguments of the kernel, in the order of its parameters
-    kwargs : grid, constants and options
     repeat_grid : function that returns the grid to Triton again, because the program's own function for the grid must
         run only once; None if the grid is a value
     """
@@ -261,19 +260,17 @@ class Launch:
 
 
 def innermost_kernel(kernel: Any) -> Any:
-    """Return the Triton kernel inside an autotuned kernel or a kernel with heuristics."""
     while hasattr(kernel.fn, "fn"):
         kernel = kernel.fn
     return kernel
 
 
 def name_of(kernel: Any) -> str:
-    """Return the name of a Triton kernel as `module:function`."""
     return f"{kernel.fn.__module__}:{kernel.fn.__qualname__}"
 
 
 def describe_launch(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Launch:
-    """Return the description of a launch of a Triton kernel, given the arguments of the kernel's `run` method.
+    """Return what a trace records of a launch of a Triton kernel, from the arguments of the kernel's `run` method.
 
     Raises the error of the program's function for the grid, if it fails. Triton should then call that function again,
     so that the program gets the error.

@@ -27,7 +27,8 @@ from opgrip.traces.schema.records import HIGHER_ORDER
 
 
 class ScopeWatch:
-    """A context that reports the running module, optimizer step and autocast to the dispatch modes of all threads.
+    """A context that tells the dispatch modes of all threads which module or optimizer step runs, and if autocast is
+    on.
 
     module_raised : called with each exception that leaves an outermost module
     """

@@ -42,7 +42,7 @@ def measured(
     number : number of the call's signature
     func : operator, or None for other functions
     values : arguments of the call
-    started : returns the start of the running call in ns, which identifies the measurement
+    started : returns the start in ns of the running call, to which the measurement belongs
     on_device : False if the call gets no device time, because the calls inside it get theirs
     """
     tensors = tensors_in(values)

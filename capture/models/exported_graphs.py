@@ -32,7 +32,6 @@ _OPTIONS_OF_INPUTS = ("batch_size", "input_size", "cfg_options")
 
 
 def load_exported(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of a `.pt2` file or a GraphNet sample; raise `UserError` if that is impossible."""
     for option in _OPTIONS_OF_INPUTS:
         if getattr(options, option):
             raise UserError(f"{flag_of(option)} does not apply to {text}", "the shapes of its inputs are in the file")

@@ -183,7 +183,6 @@ def load_config_model(text: str, options: ModelOptions) -> ModelProgram:
 
 
 def find_config(text: str) -> Path:
-    """Return the config file with a path, or with a name among the configs in installed packages."""
     path = Path(text)
     if path.is_file():
         return path

@@ -47,7 +47,6 @@ class ModelProgram:
     name : short name, suitable for a file name
     model : module to which module paths in the trace are relative
     inputs : function that returns the inputs of one step, with the same values each time; a step may change them
-    details : fields for the trace's header
     steps : number of steps, without warm-up; None to take it from the options
     finish : function called after all steps, which returns lines to print
     """

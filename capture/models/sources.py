@@ -139,9 +139,9 @@ OPTIONS_OF_TEXTS = ("sequence_length", "new_tokens")
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A kind of names that `--model` accepts, such as configs or classes of a package.
+    """One of the forms of names that `--model` accepts, such as a config file or a class of a package.
 
-    form : form of the source's model names, for the help text
+    form : how such names are written, for the help text
     matches : function that returns True for a `--model` of this source
     load : function that builds the program, or raises `UserError`
     lacks : options that the source does not support, by their groups in `Option.only`, such as `operators`
@@ -171,7 +171,6 @@ def source_of(name: str) -> ModelSource:
 
 
 def load_program(name: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of the model that the user names with `--model`; raise `UserError` if that is impossible."""
     from opgrip.capture.models.program import under_autocast
 
     source = source_of(name)
@@ -189,7 +188,6 @@ PREFIX = "builtin:"
 
 
 def builtin_models() -> list[str]:
-    """Return the names of the built-in models, for `builtin:NAME`."""
     # read and not imported, because the help lists the names and must not load torch
     spec = find_spec("opgrip.samples")
     folders = (spec.submodule_search_locations if spec is not None else None) or []

@@ -30,10 +30,6 @@ LEARNING_RATE = 1e-5
 
 
 def load_transformer(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program of `transformers:` and a class or model type, with random weights unless a checkpoint is given.
-
-    Nothing is downloaded.
-    """
     package = needed("transformers", EXTRA)
     # otherwise transformers prints its defaults
     package.logging.set_verbosity_error()
@@ -149,7 +145,6 @@ _TASKS = (
 
 
 def architectures() -> list[str]:
-    """Return, for all model types in transformers, the names of the classes that `usual_class` returns."""
     return list(dict.fromkeys(name for name in map(usual_class, model_types()) if name is not None))
 
 
@@ -159,7 +154,6 @@ def model_types() -> tuple[str, ...]:
 
 
 def usual_class(model_type: str) -> str | None:
-    """Return the class name of a model type for the first task in `_TASKS` that it has, else without a head."""
     tables = needed("transformers.models.auto.modeling_auto", EXTRA)
     for table in (*(f"MODEL_FOR_{head}_MAPPING_NAMES" for head in _TASKS), "MODEL_MAPPING_NAMES"):
         name = getattr(tables, table, {}).get(model_type)
@@ -421,13 +415,6 @@ PLACES_OF_IMAGES = ("image_token_id", "image_token_index")
 
 @dataclass(frozen=True, slots=True)
 class InputRequest:
-    """Properties of a model and sizes from the options, from which inputs are generated.
-
-    parameters : names of the parameters of `forward`
-    batch, sequence : number of examples in a batch, and number of tokens in a text
-    size : height and width of images in pixels
-    """
-
     model: Any
     config: Any
     parameters: frozenset[str]
@@ -437,7 +424,7 @@ class InputRequest:
 
 
 def make_inputs(model: Any, options: ModelOptions) -> dict[str, Any]:
-    """Return the random inputs of one step, by the parameters of `forward`; with labels if the step computes a loss."""
+    """Return random inputs of one step, by the parameters of `forward`; with labels if the step computes a loss."""
     request = _request(model, options)
     inputs: dict[str, Any] = {}
     for name, maker in _MAKERS.items():

@@ -55,7 +55,7 @@ PAUSE_S = 0.1  # pause in seconds before another attempt, for example after the 
 
 
 class Agent:
-    """Agent of this process, which answers requests over the socket `path`.
+    """Answers requests to record this process, which arrive over a socket.
 
     failures : number of errors in the agent, by message; they do not reach the program
     """
@@ -97,7 +97,7 @@ class Agent:
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
         """Record steps as requested; return a dictionary with the trace's `file`, numbers of `steps` and `calls`, and
-        others.
+        other entries.
 
         armed : called with the recording once it can begin at the next step
         waiting : called with the reason if no step begins for some time
@@ -136,7 +136,7 @@ class Agent:
             raise
 
     def finish(self, session: RecordingSession, waiting: Callable[[str], None] = lambda why: None) -> dict[str, Any]:
-        """Wait until a recording ends; return a dictionary with its `file`, number of `steps` and `calls`, and more."""
+        """Wait until a recording ends; return the same dictionary as `record`."""
         try:
             result = session.finish(waiting)
             self.recordings += bool(result["file"])
@@ -146,7 +146,6 @@ class Agent:
             self._free.release()
 
     def stop(self) -> bool:
-        """End the current recording; return True if there was one."""
         session = self._session
         if session is not None:
             session.stop()

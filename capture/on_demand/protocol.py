@@ -104,7 +104,6 @@ class RecordingRequest:
     seconds : time in seconds during which steps to record may begin
     step_module : pattern for the classes of modules whose calls are steps
     wait_s : time in seconds after which the request fails if no step begins
-    options : options of `Capture` by name
     """
 
     output: str | None = None

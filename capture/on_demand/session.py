@@ -44,7 +44,7 @@ from opgrip.traces.values import value_models
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The steps that a recording on demand includes.
+    """How many steps a recording on demand includes.
 
     steps : number of recorded steps; None for all steps that begin within `seconds`
     seconds : time in seconds after the start of the first step during which more steps may begin
@@ -142,7 +142,6 @@ class StepRecording:
         return is_left
 
     def end(self) -> None:
-        """Let no more steps begin, and count unfinished steps as cut."""
         with self._lock:
             if not self.done.is_set() and not self._learning:
                 self.cut += len(self._running)
@@ -155,8 +154,8 @@ class StepRecording:
             self._check_end()
 
     def look(self) -> None:
-        """Count unfinished steps of threads that have ended as cut, and end the recording if its time is over and no
-        step is unfinished.
+        """If a thread has ended within a step, count the step as cut; a warm-up step counts as finished. End the
+        recording if its time is over and no step is unfinished.
         """
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
@@ -222,7 +221,6 @@ class ProgramSteps:
         self._close_if_over()
 
     def pass_boundary(self) -> None:
-        """End this thread's step and begin the next one."""
         here, recording = self._here, self.recording
         if here.left_on is not None and recording.capture.leave_step(here.left_on):
             here.left_on = None
@@ -357,7 +355,6 @@ class StepDetector:
             )
 
     def explain(self) -> str:
-        """Return the reason why no step has begun, as a text for the user."""
         if self._recording.refused:
             return f"none could be recorded: {'; '.join(self._recording.refused)}"
         if self._modules is None:
@@ -403,7 +400,6 @@ class StepCapture(Capture):
         self._watching = Watching(self._recorder, others, with_mode=False)
 
     def open(self) -> None:
-        """Create the file of the trace and watch for steps; no call is recorded yet."""
         try:
             self._open()
             self.set_learning(self.schedule.warmup > 0)
@@ -446,7 +442,7 @@ class StepCapture(Capture):
         return budget is not None and budget.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Note that this thread runs no step that could be recorded, so that no step's time is measured."""
+        """Measure no times of steps in this thread until its next step, because it runs none that could be recorded."""
         if self._recorder.budget is not None:
             self._recorder.budget.leave_steps()
 
@@ -454,7 +450,6 @@ class StepCapture(Capture):
         """Start recording this thread.
 
         nested : True if the step is sure to end before every dispatch mode that is on now
-        label : label of the step's calls in the trace
 
         Raises RuntimeError if `nested` is False and a dispatch mode of the program is on, which might end before the
         step.
@@ -548,7 +543,7 @@ class RecordingSession:
             raise
 
     def finish(self, waiting: Callable[[str], None]) -> dict[str, Any]:
-        """Wait until the recording ends; return a dictionary with its `file`, number of `steps`, `calls`, and more."""
+        """Wait until the recording ends; return the same dictionary as `Agent.record`."""
         try:
             self._wait(waiting)
         finally:

@@ -33,7 +33,6 @@ class AgentSettings:
     step_module : pattern for classes of modules whose calls are steps; None for the default (see `StepDetector`)
     signal : name of the signal that requests a recording, or None
     at_start : True to record the first steps without a request
-    options : options of `Capture` by name
     """
 
     name: str
@@ -52,7 +51,6 @@ def default_settings() -> AgentSettings:
 
 
 def program_name() -> str:
-    """Return the name of the running script, or `python` if a program that embeds Python has no `sys.argv`."""
     return Path(sys.argv[0]).stem if getattr(sys, "argv", None) and sys.argv[0] else "python"
 
 

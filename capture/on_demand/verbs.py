@@ -89,7 +89,6 @@ class RecordableProcess:
 
 
 def processes() -> list[RecordableProcess]:
-    """Return the processes with an agent, sorted by process id; sockets of processes that have ended are removed."""
     paths = list(sockets())
     if not paths:
         return []
@@ -133,8 +132,7 @@ def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableP
 
 
 def record(process: RecordableProcess, request: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
-    """Ask a process to record steps, report its progress, and return a dictionary with `file`, `steps`, `calls` and
-    others.
+    """Ask a process to record steps and report its progress; return the same dictionary as `Agent.record`.
 
     Raises `UserError` if the process refuses the request, or ends before its recording does.
     """
@@ -419,10 +417,6 @@ _OF_WHOLE_PROGRAMS = ("last", "grip", "grip_to", "find_longtail", "audit", "forc
 
 
 def run_on_demand(args: argparse.Namespace, program: Sequence[str] | None) -> int:
-    """Run a script with an agent in its process, and return the script's exit status.
-
-    program : the script and its arguments
-    """
     if program is None:
         raise UserError("--on-demand is for scripts", "put one after --, as in opcapture --on-demand -- server.py")
     others = [declared for declared in OPTIONS if declared is not Steps]

@@ -34,7 +34,6 @@ def is_started(kind: str) -> bool:
 
 
 def started_devices() -> list[str]:
-    """Return the devices, such as `cuda:0`, of the kinds of accelerators that this process uses."""
     devices: list[str] = []
     with suppress(Exception):
         for kind in filter(is_started, accelerators()):
@@ -76,7 +75,7 @@ _own = threading.local()
 
 @contextmanager
 def in_stream(stream: Any) -> Iterator[None]:
-    """In the block, make `stream`, which the capture created for its own work, the current stream of this thread."""
+    """Let this thread use `stream` in the block, a stream that the capture created for its own work."""
     _own.is_active = True
     try:
         with getattr(torch, stream.device.type).stream(stream):
@@ -86,15 +85,10 @@ def in_stream(stream: Any) -> Iterator[None]:
 
 
 def is_own_stream() -> bool:
-    """Return True if this thread's current stream is one that the capture created for its own work."""
     return getattr(_own, "is_active", False)
 
 
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which `device` is this thread's current device.
-
-    Otherwise, to query or record an event would create a CUDA context on the current device, which takes memory.
-    """
     module = getattr(torch, device.type)
     if module.current_device() == device.index:
         return _SAME
@@ -149,7 +143,6 @@ def queries_of(kind: str) -> DeviceQueries:
 
 
 def describe_devices() -> dict[str, str]:
-    """Return the name of each accelerator of the kinds that the program uses, by device such as `cuda:0`."""
     names: dict[str, str] = {}
     with suppress(Exception):
         for device in started_devices():
@@ -179,7 +172,6 @@ class GraphCaptures:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the graph captures and queries in progress, as is necessary in a forked process."""
         self._changed = Condition()
         self._ongoing = self._questions = 0
 
@@ -198,8 +190,8 @@ class GraphCaptures:
 
     @contextmanager
     def question(self) -> Iterator[bool]:
-        """Delay graph captures that begin during the block; yield True if devices may be queried in it, and False if a
-        graph capture is in progress already.
+        """Delay graph captures that begin during the block. Yield True if the block may query devices, and False if the
+        program is capturing a graph already.
         """
         with self._changed:
             may_ask = self._ongoing == 0

@@ -60,7 +60,6 @@ OUTPUT = "private.jsonl"  # the default name, of the script or model, would reve
 
 
 def check_private(private: bool, salt_file: str | Path | None, values: str, grip_to: str | Path | None) -> None:
-    """Raise `UserError` if an option of `Capture` conflicts with `private`, or `salt_file` is set without it."""
     if salt_file is not None and not private:
         raise UserError("--salt-file needs --private", "add --private")
     if not private:
@@ -76,7 +75,6 @@ def check_private(private: bool, salt_file: str | Path | None, values: str, grip
 
 
 def policy_of(private: bool, salt_file: str | Path | None) -> Policy | None:
-    """Return the policy by which the records of a private capture are redacted, or None if it is not private."""
     from opgrip.traces.analysis.redaction import Policy, salt_of
 
     if not private:

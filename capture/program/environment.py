@@ -82,7 +82,7 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def read_context() -> tuple[Any, ...]:
-    """Return whether gradient mode and inference mode are on, followed by the values that `read_settings` returns."""
+    """Return True if gradients are on, True if inference mode is on, and the values that `read_settings` returns."""
     return (*[read() for read in MODES.values()], *read_settings())
 
 
@@ -95,7 +95,7 @@ def read_settings() -> tuple[Any, ...]:
 
 
 def describe_context(values: tuple[Any, ...]) -> dict[str, Any]:
-    """Return, by name of the setting, values in the order of `read_context`, without those that are None."""
+    """Return the values of `read_context` by name of the setting, without those that are None."""
     described = zip((*MODES, *SETTINGS, *CUDA_SETTINGS), values, strict=False)
     return {
         name: plain_name(value) if isinstance(value, torch.dtype) else value

@@ -60,7 +60,7 @@ _MARK = "_opgrip_patch"
 
 
 class Patches:
-    """The functions that one hook has replaced by wrappers; hooks can be undone in any order."""
+    """The functions that one hook has replaced by wrappers. Several hooks can be undone in any order."""
 
     def __init__(self) -> None:
         self._all: list[tuple[Any, str, _Patch]] = []

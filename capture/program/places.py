@@ -60,14 +60,14 @@ _RUNNER = "opgrip.cli.command"  # runs a command of opgrip; outer frames belong 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """Location of a thread in the program. `Places` creates each location once, so that they are compared by identity.
+    """Where in the program a thread is. There is one object per location, so that `is` compares locations.
 
     module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`
     inside : name of the recorded function, such as a gripped one, that the thread is running; None outside of all
     autocast : device types for which autocast is on, with dtype, such as `cpu:bfloat16`; empty if it is off
     gripped : True if `inside` is a gripped function or a higher-order operator
-    modules : modules called from here and the locations inside them, by id of the module
+    modules : the locations inside the modules that were called from here, by id of the module
     """
 
     module: str
@@ -129,10 +129,6 @@ class ModulePaths:
         return entry[1] if entry is not None and entry[0]() is module else None
 
     def called(self, module: nn.Module, above: str | None) -> str:
-        """Return the path of a module that is being called.
-
-        above : path of the module that calls it; None if the call is outside all modules
-        """
         path = self.of(module)
         if path is None and above is None:
             self._name_all(module)

@@ -74,23 +74,19 @@ def _is_being_written(path: Path) -> bool:
 
 
 class ChildFiles:
-    """Traces that child processes wrote next to the trace of this process."""
-
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._before = self._find()
         self._cut_before = self._find(CUT)
 
     def new(self) -> tuple[Path, ...]:
-        """Return the traces that child processes have written since this object was created."""
         return tuple(child for child, identity in self._find().items() if self._before.get(child) != identity)
 
     def old(self) -> tuple[Path, ...]:
-        """Return the traces of child processes that existed when this object was created."""
         return tuple(child for child, identity in self._find().items() if self._before.get(child) == identity)
 
     def cut(self) -> tuple[Path, ...]:
-        """Return the traces that child processes have begun since this object was created and could not end."""
+        """Return the traces that child processes began after this object was created, but did not finish."""
         return tuple(path for path in self._find(CUT) if path not in self._cut_before and not _is_being_written(path))
 
     def remove_old(self) -> None:
@@ -116,7 +112,7 @@ class ForkWatch:
     """Calls the function `forked` in every child that the process forks, and `ended` when such a child ends.
 
     A child that ends without Python's cleanup, as by `os._exit`, does not call `ended`. A worker of a
-    `multiprocessing.Pool` usually ends so, and calls `between` before it sends the result of a task.
+    `multiprocessing.Pool` usually ends in this way, and therefore calls `between` before it sends the result of a task.
     """
 
     def __init__(self, forked: Callable[[], None], ended: Callable[[], None], between: Callable[[], None]) -> None:

@@ -91,7 +91,9 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add to the sample all that a piece of source of `item` needs; mark `item` as refused if that fails."""
+        """Add to the sample everything that a piece of source needs; refuse `item`, to which it belongs, if that
+        fails.
+        """
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
@@ -290,7 +292,9 @@ class Collector(ItemTable):
             item.refuse(f"{what} of {item.name} is {error}, which cannot be written as source")
 
     def referring(self, user: SampleItem) -> Refer:
-        """Return a function that returns the name of an object in the sample, and notes that `user` needs it."""
+        """Return a function that returns the name of an object in the sample, and records that `user` needs the
+        object.
+        """
 
         def refer(thing: Any) -> str:
             item = self.of_value(thing)
@@ -302,7 +306,6 @@ class Collector(ItemTable):
         return refer
 
     def of_value(self, thing: Any) -> SampleItem | None:
-        """Return the sample's item for a class, function or module in a value, or None if it cannot be included."""
         treatment, name = treatment_of(thing), getattr(thing, "__name__", "").rpartition(".")[2]
         if treatment is Treatment.BUILTIN:
             return self.builtin(thing.__name__)
@@ -339,12 +342,10 @@ _OF_EACH_CLASS = frozenset({name for cls in _PLAIN_CLASSES for name in vars(cls)
 
 
 def is_taken(cls: type) -> bool:
-    """Return True if the sample contains the source of a class, rather than an import of it."""
     return not is_imported(cls.__module__)
 
 
 def is_whole(cls: type) -> bool:
-    """Return True for a class that is included completely: an enum, dataclass or named tuple."""
     made_of_fields = {"__dataclass_fields__", "__attrs_attrs__"} & vars(cls).keys() or hasattr(cls, "_field_defaults")
     return bool(made_of_fields) or issubclass(cls, enum.Enum) or is_typeddict(cls)
 
@@ -381,7 +382,6 @@ def functions_of(attribute: Any) -> list[Any]:
 
 
 def makes_descriptor(decorator: ast.expr, piece: Piece, value: Any) -> bool:
-    """Return True if a decorator makes the attribute `value` a property or another descriptor."""
     if isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter", "deleter"):
         return True
     decorator_object = evaluate(decorator, piece.namespace)
@@ -401,12 +401,11 @@ def defines(node: ast.stmt, name: str, cls: type) -> bool:
 
 
 def has_changed(node: ast.Assign | ast.AnnAssign, value: Any) -> bool:
-    """Return True if a statement assigns a literal, and the current value of the attribute differs from it."""
     return node.value is not None and is_plain(node.value) and not is_literal(node, value)
 
 
 class ClassParts:
-    """Search for the needed parts of all classes that a sample contains.
+    """Finds the methods and attributes of the sample's classes that the sample needs.
 
     own : classes of the object whose method is the sample; their `forward` is only included if code calls it
     """
@@ -417,7 +416,6 @@ class ClassParts:
         self._reads = 0
 
     def meet(self, thing: type | FunctionType, user: SampleItem) -> None:
-        """Note that the item `user` needs `thing`: a class with objects, or a function passed as an argument."""
         if isinstance(thing, FunctionType):
             item = self._collector.function(thing, thing.__name__)
         else:
@@ -482,8 +480,7 @@ class ClassParts:
     # attributes that may be read
 
     def expand(self, objects: Iterable[Any], root: SampleItem) -> None:
-        """Add to the sample all methods and attributes of classes that its code may use, until that adds no further
-        code.
+        """Add all methods and attributes of classes that the sample's code may use, and repeat this for the added code.
 
         objects : arguments and results of recorded calls
         root : item that needs the classes of these objects

@@ -12,8 +12,6 @@ from typing import TypeAlias
 
 
 class Role(Enum):
-    """How a piece of source uses a free name."""
-
     DEFINE = "evaluated where the piece is defined"
     RUN = "evaluated when it runs"
     CHECK = "a class that `isinstance`, `except` or `case` compares with"
@@ -22,7 +20,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A free name and the attributes read from it, as in `np.linalg.norm`; `nodes` is empty for a name in a string."""
+    """A free name and the attributes read from it, as in `np.linalg.norm`."""
 
     name: str
     attributes: tuple[str, ...]
@@ -38,19 +36,12 @@ class AttributeOwner(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """An attribute read from an object of unknown class.
-
-    attribute : regular expression for its name, because an f-string in a call of `getattr` may compute it
-    """
-
     attribute: str
     owner: AttributeOwner
 
 
 @dataclass(frozen=True, slots=True)
 class Annotation:
-    """A type annotation of a parameter, a return value or a variable, and the free names that it uses."""
-
     holder: ast.arg | FunctionNode | ast.AnnAssign
     expression: ast.expr
     uses: tuple[Use, ...]
@@ -95,8 +86,6 @@ COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 @dataclass(slots=True)
 class NameScope:
-    """Names bound in a function, class or comprehension, including its `nonlocals`."""
-
     is_class: bool
     bound: set[str]
     globals: set[str] = field(default_factory=set)

@@ -44,11 +44,11 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for a live object, if possible as in the file that uses it, or None.
+    """Return an import statement for an object, if possible as in the file that uses it; None if there is none.
 
     name : name by which the code refers to the object
     attributes : attributes read from the name, which determine the submodules to import
-    package : package to which relative imports in the file refer
+    package : package that contains the file, for relative imports
     """
     plain: Import | None = None
     for statement in _bindings(file).get(name, ()) if file is not None else ():
@@ -126,7 +126,6 @@ def _import_by_object(name: str, thing: Any) -> Import | None:
 
 
 def render(imports: Iterable[Import]) -> str:
-    """Return import statements as text in two sections, standard library first."""
     unique_imports = set(imports)
     sections = [{one for one in unique_imports if is_of_python(one.module)}]
     sections.append(unique_imports - sections[0])
@@ -165,7 +164,6 @@ def _member_order(name: str) -> tuple[int, str]:
 class SampleItem:
     """An item of a sample's module: a function, class, part of a class, import or constant.
 
-    name, module : name of the original object and of its module
     refusal : reason why the item cannot be extracted; None if it can
     needs : items that this item requires
     early : items in `needs` that must be defined before this one
@@ -190,7 +188,7 @@ class SampleItem:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A name in a piece of source that refers to an item.
+    """A use of an item in a piece of source, by name.
 
     attribute_count : number of attributes that the item's name replaces, such as 1 if `boxes.area` becomes `area`
     """
@@ -204,7 +202,7 @@ class Link:
 class Piece:
     """A definition or statement of the original source that the sample includes.
 
-    namespace : namespaces in which its free names are looked up
+    namespace : the namespaces in which Python looks up its free names
     cls : class whose body contains it, or None
     dropped : decorators that are left out
     defaults : default arguments that are written as values, because they refer to names which no longer exist
@@ -228,13 +226,11 @@ class Piece:
 
 @dataclass(eq=False, slots=True)
 class BuiltinItem(SampleItem):
-    """A builtin of Python, which needs no definition."""
+    pass
 
 
 @dataclass(eq=False, slots=True)
 class ImportItem(SampleItem):
-    """An object that the sample imports."""
-
     statement: Import = field(default_factory=lambda: Import("", None, ""))
 
 
@@ -253,10 +249,7 @@ class ValueItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class FunctionItem(SampleItem):
-    """A function whose source the sample contains.
-
-    attributes : attributes that code reads from the function, with their values
-    """
+    """A function whose source the sample contains."""
 
     piece: Piece | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
@@ -294,7 +287,6 @@ class ClassItem(SampleItem):
 class PartItem(SampleItem):
     """A method or attribute of a class.
 
-    pieces : statements that define it
     value : value of the attribute, which the sample contains if `pieces` is empty
     """
 
@@ -304,7 +296,6 @@ class PartItem(SampleItem):
 
 
 def unit(item: SampleItem) -> SampleItem:
-    """Return the class item that contains `item`, if it is a part of a class, else `item`."""
     return item.owner if isinstance(item, PartItem) and item.owner is not None else item
 
 
@@ -401,8 +392,6 @@ _DYNAMIC = ("exec", "__import__")
 
 
 class ItemTable:
-    """Table of the items of one sample, without duplicates."""
-
     def __init__(self) -> None:
         self._items: dict[object, SampleItem] = {}
         # keep objects alive that are looked up by id
@@ -455,7 +444,6 @@ class ItemTable:
         return self._items[key]
 
     def find_item(self, thing: Any) -> SampleItem | None:
-        """Return the sample's item for a class, function or module, or None if it has none."""
         kind = treatment_of(thing)
         if kind is Treatment.BUILTIN:
             return self._items.get(("builtin", thing.__name__))

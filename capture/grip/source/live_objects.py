@@ -74,7 +74,7 @@ def module_of(thing: Any) -> str | None:
 
 
 class Absent:
-    """Type of the marker `ABSENT` for a name that is not bound."""
+    pass
 
 
 ABSENT = Absent()
@@ -82,8 +82,6 @@ _MOST_LAYERS = 100
 
 
 class Treatment(Enum):
-    """How a sample includes a live object: as a builtin, an import, a function, a class or a value."""
-
     BUILTIN = "it is there"
     ABSENT = "nothing is bound to the name"
     IMPORT = "imported"
@@ -105,7 +103,6 @@ class Namespace:
     closure: Mapping[str, Any] = field(default_factory=dict)
 
     def lookup(self, name: str) -> Any:
-        """Return the live object to which a free name refers, or `ABSENT`."""
         for scope in (self.closure, self.variables, vars(builtins)):
             if name in scope:
                 return scope[name]
@@ -117,7 +114,6 @@ class Meaning:
     """The live object to which a free name with its attributes refers.
 
     attribute_count : number of attributes that lead from a module of the program to `thing`
-    rest : the remaining attributes, which are read from `thing`
     """
 
     treatment: Treatment
@@ -127,7 +123,7 @@ class Meaning:
 
 
 def resolve(use: Use, namespace: Namespace) -> Meaning:
-    """Return the live object to which a free name with its attributes refers, and how a sample includes it."""
+    """Return the object to which a free name with its attributes refers, and how a sample includes it."""
     thing, attribute_count = namespace.lookup(use.name), 0
     while isinstance(thing, ModuleType) and not is_imported(thing.__name__) and attribute_count < len(use.attributes):
         thing = getattr(thing, use.attributes[attribute_count], ABSENT)
@@ -196,7 +192,6 @@ def layers_of(thing: Any, unmarked: bool = False) -> list[Any]:
 
 
 def is_imported_code(layer: Any) -> bool:
-    """Return True if a function, or the class of another callable, belongs to an imported package."""
     if isinstance(layer, FunctionType):
         return is_imported(layer.__globals__.get("__name__") or "")
     return is_imported(type(layer).__module__)
@@ -269,25 +264,19 @@ _LEAVES = (torch.Tensor, np.ndarray, str, bytes, int, float, complex, type(None)
 
 
 class Mentioned:
-    """The attributes that code reads from objects of unknown class."""
-
     def __init__(self, mentions: Iterable[Mention]) -> None:
         mentions = set(mentions)
         self._all = _Words(mention.attribute for mention in mentions)
         self._of_others = _Words(mention.attribute for mention in mentions if mention.owner is AttributeOwner.ANY)
 
     def of_others(self, name: str) -> bool:
-        """Return True if code reads an attribute `name` from an object other than `self`."""
         return name in self._of_others
 
     def as_field(self, name: str) -> bool:
-        """Return True if code reads an attribute `name` from any object."""
         return name in self._all
 
 
 class Everything(Mentioned):
-    """Names that code reads if it reads every attribute."""
-
     def __init__(self) -> None:
         super().__init__([Mention(".*", AttributeOwner.ANY)])
 
@@ -302,8 +291,8 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return the program's functions and classes among `objects` and their read attributes, and the classes of
-    these.
+    """Return the classes and functions of the program among `objects` and among those attributes of them that code
+    reads, and the classes of all these objects.
     """
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
@@ -393,7 +382,6 @@ class SourceFile:
 
     @cached_property
     def codes(self) -> dict[tuple[str, int], list[CodeType]]:
-        """Code objects of the compiled file, by their name and first line."""
         codes: dict[tuple[str, int], list[CodeType]] = {}
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         queue = [compile(self.text, self.name, "exec", flags=flags, dont_inherit=True)]
@@ -432,7 +420,6 @@ class SourceFile:
         return self._starts[line - 1]
 
     def span(self, node: ast.AST) -> tuple[int, int]:
-        """Return the offsets in the text at which a syntax node begins and ends."""
         begin = self.offset(node.lineno, node.col_offset)  # type: ignore[attr-defined]
         return begin, self.offset(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
 
@@ -483,7 +470,8 @@ def _parse(name: str, text: str) -> SourceFile:
 
 
 def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> SourceFile:
-    """Return the source file or notebook cell with this name in code objects; raise `UserError` if it is not found.
+    """Return the source file or notebook cell that code objects name `name` (`co_filename`); raise `UserError` if it is
+    not found or cannot be parsed.
 
     module_globals : global variables of the module, from whose loader the source may come; None if unknown
     what : noun for the object whose source is searched, for the message
@@ -498,7 +486,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
 
 
 def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
-    """Return the file and syntax node of a function's definition; raise `UserError` if they are not found."""
+    """Find the definition of a function; raise `UserError` if its file or its definition is not found."""
     code, what = function.__code__, function.__qualname__
     file = source_file(code.co_filename, function.__globals__, what)
     nodes = [
@@ -548,7 +536,7 @@ def _is_written_at(code: CodeType, node: ast.Lambda) -> bool:
 
 
 def find_class(cls: type) -> tuple[SourceFile, ast.ClassDef]:
-    """Return the file and syntax node of a class's definition; raise `UserError` if they are not found."""
+    """Find the definition of a class; raise `UserError` if its file or its definition is not found."""
     what = cls.__qualname__
     methods = [thing for thing in map(_plain_function, vars(cls).values()) if thing is not None]
     own = [

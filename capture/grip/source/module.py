@@ -94,7 +94,7 @@ class Edits:
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
     """Return the changes that a piece of source needs in a sample, except those to indentation and to its own name.
 
-    names : name in the sample of each item
+    names : for each item, its name in the sample
     keeps : returns False for a type annotation that is to be removed
     """
     edits = Edits(piece.file)
@@ -217,7 +217,6 @@ def with_comments(file: SourceFile, node: ast.stmt) -> int:
 
 
 def statement_text(file: SourceFile, node: ast.stmt, edits: Edits, column: int) -> str:
-    """Return a statement with its comments, indented to `column`, without a newline at its end."""
     first, last = with_comments(file, node), node.end_lineno or node.lineno
     edits.indent(first, last, node.col_offset, column)
     end = file.span(node)[1]
@@ -252,10 +251,6 @@ class Layout:
         self._annotations = annotations
 
     def module(self, docstring: str, ordered: Iterable[SampleItem]) -> str:
-        """Return the text of the sample's module.
-
-        ordered : the module's top-level items, in the order of their definitions
-        """
         imports = {self._statement(item) for item in self._items if isinstance(item, ImportItem)}
         head = [f'"""{docstring}"""', _FUTURE, *([render(imports)] if imports else [])]
         definitions = [item for item in ordered if isinstance(item, ValueItem | FunctionItem | ClassItem)]
@@ -475,7 +470,7 @@ _ANY = Import("typing", "Any", "Any")
 def hints_of(
     collector: Collector, included: Iterable[SampleItem]
 ) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
-    """Return the type annotations whose names the sample defines or can import, and the items to add for them.
+    """Return the type annotations whose names the sample defines or can import, and the items that it needs for them.
 
     Links from the names in these annotations to items are added to the pieces of source.
     """
@@ -520,8 +515,6 @@ def _find_item(
 class Requirements:
     """Everything that a sample's function needs.
 
-    root : item of the function, or of the method in its class
-    items : all items of the sample, the root first
     left_out : reason why a part of a class that may be needed is left out, by `Class.part`
     """
 
@@ -535,7 +528,6 @@ class Requirements:
 class ModuleText:
     """The text of a sample's self-contained module, with what it defines and imports.
 
-    entry : name of its function, such as `delta2bbox` or `Coder.decode`
     classes : names of classes and functions among the arguments, by their original `module:qualname`
     projects : top-level packages and modules whose source is included
     imports : top-level packages that the module imports, without the standard library

@@ -52,7 +52,7 @@ Refer = Callable[[Any], str]
 
 
 class Inexpressible(Exception):
-    """Raised if a value cannot be written as an expression; the message describes the value."""
+    pass
 
 
 def express(value: Any, refer: Refer, column: int = 0) -> str:
@@ -322,7 +322,7 @@ def is_literal(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def made_by_call(statement: ast.Assign | ast.AnnAssign, namespace: Namespace, value: Any) -> bool:
-    """Return True if a statement calls an imported class on literals, such as `nn.ReLU(inplace=True)`.
+    """Return True if a statement calls an imported class with literals as arguments, such as `nn.ReLU(inplace=True)`.
 
     Modules with parameters or buffers are excluded.
     """
@@ -343,7 +343,6 @@ def is_filled(statement: ast.Assign | ast.AnnAssign, value: Any) -> bool:
 
 
 def is_plain(argument: ast.expr) -> bool:
-    """Return True if an expression is a literal."""
     try:
         ast.literal_eval(argument)
     except (ValueError, TypeError, SyntaxError, MemoryError):
@@ -352,7 +351,9 @@ def is_plain(argument: ast.expr) -> bool:
 
 
 def lost_defaults(definition: FunctionDefinition, piece: Piece) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield (expression, value) for each default argument whose expression no longer evaluates to its value."""
+    """Yield (expression, value) for each default argument whose expression uses a name that no longer exists, or is a
+    single name that now refers to another object.
+    """
     arguments = definition.node.args
     positional = zip(reversed(arguments.defaults), reversed(definition.function.__defaults__ or ()), strict=False)
     named = [

@@ -44,12 +44,6 @@ WITHOUT_TABLE = frozenset({CUSTOM, SCHEMA})  # categories of operators that need
 
 @dataclass(frozen=True, slots=True)
 class Operators:
-    """The operators to run.
-
-    reasons : reason why a registered operator has no samples, by name
-    requested : registered operators that should be covered
-    """
-
     entries: Sequence[OperatorEntry]
     reasons: dict[str, str] = field(default_factory=dict)
     requested: Sequence[Any] = ()
@@ -63,7 +57,9 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators in some categories or with some names, each once; raise `UserError` for an unknown name."""
+    """Return the operators that `names` selects, each once; a name is a category or an operator. Raises `UserError` for
+    any other name.
+    """
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}
     if not WITHOUT_TABLE.issuperset(names):
@@ -112,7 +108,6 @@ def _is_named(function: Any, name: str) -> bool:
 
 
 def load_operators(text: str, options: ModelOptions) -> ModelProgram:
-    """Build the program that runs sample calls of operators, one operator per step."""
     request = options.operators
     device = check_device(options.device)
     if request.uncovered is not None:
@@ -137,9 +132,9 @@ def _import(name: str) -> None:
 def operators_program(
     source: str, names: Sequence[str], device: str, seed: int, options: OperatorOptions
 ) -> ModelProgram:
-    """Build the program that runs the operators in the categories, or with the names, in `names`.
+    """Build the program that runs the operators that `names` selects; each name is a category or an operator.
 
-    source : the user's text with these names
+    source : the text with these names, as the user wrote it
     """
     # before loading the table, which takes seconds
     trace = None if options.shapes_from is None else load(options.shapes_from)

@@ -41,9 +41,9 @@ class Coverage:
 
     entries : number of operators that were run, from torch's OpInfo tables or registered
     samples : number of recorded calls of these operators
-    operators : operators of torch that these calls reach
+    operators : operators of torch that ran in these calls
     failures : number of failed calls by operator, dtype and reason
-    uncovered : reason why no call reaches an operator, by name of the operator
+    uncovered : reason why no call runs an operator, by name of the operator
     """
 
     entries: int = 0
@@ -113,7 +113,9 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield larger versions of a sample: with all sizes enlarged (not for all categories), and with a larger batch."""
+    """Yield larger copies of a sample: one with all sizes enlarged (not for all categories), and one with a larger
+    batch.
+    """
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
         return
@@ -127,7 +129,7 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield versions of a sample with random sizes (not for all categories), and with a random batch size."""
+    """Yield copies of a sample with random sizes (not for all categories), and with a random batch size."""
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
@@ -194,7 +196,7 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
-    """Facts about a sample call, learned by running it once before it runs under the capture.
+    """What a sample call did when it ran once before the capture.
 
     calls : keys of the operator calls that the sample made, one per signature
     backward : reason why the gradients could not be computed, empty if they were; None if the call has none, or if they
@@ -207,8 +209,6 @@ class SampleTrial:
 
 
 class Probe(OrderlyMode):
-    """Dispatch mode that collects the operators that run, and hides their calls from the modes around it."""
-
     def __init__(self) -> None:
         super().__init__()
         self.calls: set[Hashable] = set()
@@ -290,21 +290,12 @@ Resize = Callable[[OperatorEntry, Arguments], Iterator[Arguments]]
 
 
 class SampleScope(nn.Module):
-    """Module that represents an operator in the module paths of a trace, so that its calls can be found by its name."""
-
     def forward(self, run: Callable[[], Any]) -> Any:
         return run()
 
 
 @dataclass(slots=True)
 class SampleRunner:
-    """Runs the sample calls of operators.
-
-    most : maximum number of samples per operator and dtype, in-place variants excluded; 0 for all
-    resize : yields a sample in other shapes; None to keep its shapes
-    calls : keys of the operator calls in the trace so far
-    """
-
     device: str
     seed: int
     most: int
@@ -422,7 +413,7 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Yield, for each trial, its result converted to JSON types, and the reason why it failed or an empty string.
+    """Yield the result of each function, converted to JSON types, with the reason why it failed, or an empty string.
 
     Call this before the process starts an accelerator or a capture, because a fork inherits both.
     """
@@ -480,14 +471,6 @@ LENGTHS = (2, 1, 3, 4)  # list lengths tried in turn
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Values from which the arguments of one sample call are generated.
-
-    shape : shape of all tensors
-    length : length of all lists
-    values : value for each kind of argument, such as `IntType`
-    wants_grad : True if floating-point tensors require gradients
-    """
-
     shape: tuple[int, ...]
     length: int
     values: Mapping[str, Any]
@@ -516,11 +499,6 @@ def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEn
 
 
 def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorEntry:
-    """Return an operator with one sample per dtype, generated from its schema.
-
-    indices : by dtype, the index of the sample in `schema_samples`
-    """
-
     def samples(device: str, dtype: torch.dtype, wants_grad: bool) -> Iterator[Arguments]:
         index = indices[dtype]
         yield from islice(schema_samples(function, device, dtype, wants_grad), index, index + 1)
@@ -536,7 +514,9 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by dtype name, the index of the first sample that runs; raise the first error if none runs."""
+    """Return, by name of the dtype, the index in `schema_samples` of the first sample that runs; raise the first error
+    if none runs.
+    """
     indices: dict[str, int] = {}
     failures: list[Exception] = []
     with warnings.catch_warnings():

@@ -29,7 +29,6 @@ class OperatorEntry:
     """An operator, or other callable, with sample inputs.
 
     name : name in torch's table, such as `nn.functional.relu`; for a registered operator `my_ops.scale.default`
-    categories : categories to which it belongs, such as `unary`
     in_place : variant that writes into its first argument, or None
     dtypes : function that returns the supported dtypes on a device
     differentiable : function that returns the dtypes whose gradients are supported on a device
