@@ -40,7 +40,9 @@ def raise_if_from_program(error: BaseException) -> None:
 
 
 def is_from_program(error: BaseException) -> bool:
-    """Return True if a signal handler, trace function or other thread raised an error, or it is no `Exception`."""
+    """Return True if a caught error is meant for the program: it is no `Exception`, or a signal handler, a trace
+    function or another thread raised it.
+    """
     if not isinstance(error, Exception):
         return True
     entries = list(_entries(error.__traceback__))
@@ -120,7 +122,8 @@ class UserError(Exception):
 
 
 class NothingSelectedError(UserError):
-    """Raised if a trace contains nothing that the user selected; ignored if another of several traces does.
+    """Raised if a trace contains nothing that the user selected. A command with several traces ignores it if another
+    trace contains something that was selected.
 
     advice : end of the hint that also applies to other traces, such as a better pattern to try
     """
@@ -157,11 +160,10 @@ def _keyword(word: str) -> str:
 
 
 class FormatError(ValueError):
-    """Raised for content that does not conform to the format of a file, of opgrip or of another tool."""
+    pass
 
 
 def one_line(error: BaseException, most: int = 200) -> str:
-    """Return the class and message of an error on one line."""
     try:
         text = shortened(" ".join(str(error).split()), most)
     except Exception as fault:

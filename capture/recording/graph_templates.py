@@ -59,7 +59,6 @@ class GraphCapture:
         return Graph(self.signature, list(signature), list(scope), tensors[order].tolist(), storages.tolist())
 
     def written(self) -> Iterator[WrittenCalls]:
-        """Yield the graph's calls by thread, with each call's index in the graph instead of its signature number."""
         starts = np.concatenate([part.calls[:, 1] for part in self.parts])
         places = np.argsort(np.argsort(starts, kind="stable"), kind="stable")
         ends = np.cumsum([len(part.calls) for part in self.parts])
@@ -70,7 +69,7 @@ class GraphCapture:
 
 @dataclass(frozen=True, slots=True)
 class KeptGraph:
-    """The calls of a CUDA or HIP graph, for recordings that begin after the graph was captured.
+    """The calls of a CUDA or HIP graph, kept so that recordings that begin later can contain them.
 
     graph : record of the graph, with the numbers of the recording that saw the graph's capture
     records : records to which the graph's record refers, by type and number
@@ -92,7 +91,6 @@ class GraphTemplates:
     add_signature : adds a signature for the launches of a graph, given the launch's name, the device and the graph's
         number, and returns the signature's number
 
-    signatures : for each graph, the number of the signature of its launches
     all_signatures : numbers of the signatures of all graphs, also of graphs that no longer exist
     captures : captures of graphs whose calls were not yet taken from the threads' modes, oldest first
     """
@@ -104,7 +102,7 @@ class GraphTemplates:
         self.captures: list[GraphCapture] = []
 
     def add(self, graph: Any, device: torch.device) -> int:
-        """Add a graph, and return the number of a new signature for its launches on a device."""
+        """Add a CUDA or HIP graph; return the number of a new signature, which its launches on a device get."""
         name = f"torch.{device.type}:{type(graph).__qualname__}.replay"
         number = self._add_signature(name, device, len(self.all_signatures) + 1)
         self.all_signatures.add(number)

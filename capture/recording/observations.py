@@ -152,7 +152,7 @@ class SiteTimes:
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, SiteKey]]:
-        """Add calls; yield (signature, call site) for calls whose values should be observed when they recur.
+        """Add the times of calls; yield (signature, call site) where the values of a later call should be observed.
 
         All arrays are (N,), one element per call; `memory` has the storage number of each call's first tensor.
         """
@@ -196,7 +196,7 @@ class Look(Enum):
 
 
 class Observations:
-    """Schedule of the repeated observations of the tensor values in a signature's calls.
+    """Decides when the tensor values in later calls of a signature are recorded again ("observed").
 
     share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
@@ -248,19 +248,22 @@ class Observations:
         self._due.clear()
 
     def want(self, number: int) -> None:
-        """Request that some later calls of a signature, whose first call was recorded, are observed."""
         if number not in self._next:
             self._key_lookups[number] = 1
             self._next[number] = LATE
 
     def sightings(self, number: int) -> int:
-        """Return how many lookups by key a signature needs before its later calls may be recognized without the key."""
+        """Return how many of a signature's calls are looked up by their key before a faster test may recognize later
+        ones.
+        """
         if number in self._next and self._key_lookups[number] + 1 < max(self._early, default=0):
             return NEVER
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Count a lookup of a signature by its key; return True if the call that is looked up should be observed."""
+        """Count that a call's signature was looked up by its key; return True if this call's values should be
+        observed.
+        """
         if number in self._next:
             self._key_lookups[number] += 1
             if self._key_lookups[number] in self._early and self._looks[number] < MOST:
@@ -268,7 +271,6 @@ class Observations:
         return number in self._due or self.waits(number)
 
     def want_at(self, number: int, site: SiteKey, modes: Sequence[ThreadMode]) -> None:
-        """Request that one of the threads' `modes` observes the next recorded call of a signature at a call site."""
         self._sites.setdefault(number, set()).add(site)
         for mode in modes:
             mode.schedule_observation(number)
@@ -277,11 +279,6 @@ class Observations:
         return number in self._sites
 
     def take(self, number: int, here: Callable[[], SiteKey]) -> Look:
-        """Return why a call of a signature is to be observed now, and count the observation as done; `Look.NO` if it is
-        not.
-
-        here : function that returns the call site of the call
-        """
         if number in self._due and self.is_affordable():
             self._due.discard(number)
             self._looks[number] += 1
@@ -306,7 +303,7 @@ class Observations:
         self.spent_ns += own_ns
 
     def set_aside(self, own_ns: int) -> None:
-        """Exclude the time of the capture's work other than observations from the program's time."""
+        """Subtract the time of the capture's own work, except observations, from the program's time."""
         self._aside_ns += own_ns
         self.spent_ns += own_ns
 

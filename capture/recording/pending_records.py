@@ -19,7 +19,8 @@ from opgrip.traces.schema.records import ON_FAKE, Record
 class OwnCalls(threading.local):
     """Marks a thread while it runs operators for the capture itself, which are not recorded.
 
-    lock : held while this thread does so; each thread has its own. A flag could stay set after an exception
+    lock : held while this thread does so; each thread has its own. It is a lock and not a flag, because an exception
+        could leave a flag set.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,6 @@ class PendingRecords:
 
     @property
     def custom_operators(self) -> list[str]:
-        """Operators outside torch and the known extensions, whose names a private trace contains."""
         return [] if self._redaction is None else self._redaction.custom_operators
 
 

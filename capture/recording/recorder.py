@@ -58,13 +58,9 @@ from opgrip.traces.table.step_starts import MOST_STEPS
 class SignatureTable:
     """The signatures of one recording, with their numbers.
 
-
-
     closed : number of signatures whose records were made
-    marks : signatures of `record_function` labels
     differentiable : signatures with an argument that requires a gradient
     on_accelerator : signatures with a tensor on an accelerator
-    families : for each signature, the first signature of the same operator with similar tensors
     """
 
     def __init__(
@@ -106,7 +102,9 @@ class SignatureTable:
         return {number: key for key, number in self._numbers.items()}
 
     def adopt(self, key: Hashable, record: Signature) -> int:
-        """Return the number of the signature with this key; if new, add `record`, made by another recording."""
+        """Return the number of the signature with this key; if there is none, add `record`, which another recording
+        made.
+        """
         with self._lock:
             number = self._numbers.get(key)
             if number is None:
@@ -120,7 +118,6 @@ class SignatureTable:
         return number
 
     def add_launch(self, op: str, device: torch.device, graph: int) -> int:
-        """Add a signature for the launches of a CUDA or HIP graph on a device, and return its number."""
         with self._lock:
             number = self._generations.next(Signature)
             self._pending.add(Signature(number, EXTENSION, op, (graph,), {"device": device}, outputs=None))
@@ -128,11 +125,9 @@ class SignatureTable:
         return number
 
     def is_open(self, number: int) -> bool:
-        """Return True if no call of the signature has ended yet, so that its record is not made."""
         return number in self._open
 
     def open_name(self, number: int) -> str:
-        """Return the operator name of a signature whose record is not made yet, and `signature N` for others."""
         return str(self._open_names.get(number, f"signature {number}"))
 
     def open_record(self, number: int) -> Signature | None:
@@ -224,7 +219,9 @@ class SignatureTable:
         return lambda result: note_outputs(self._outputs(result))
 
     def forget(self) -> None:
-        """Clear the tables that find signatures again; keep records until `prune`. The caller must hold the lock."""
+        """Clear the tables that find equal signatures again; keep the records until `prune`. The caller must hold the
+        lock.
+        """
         self._numbers.clear()
         self._first_alike.clear()
 
@@ -293,7 +290,7 @@ class SignatureTable:
 
 
 class Recorder:
-    """The tables and threads of one process's recording.
+    """The signatures, scopes and threads of one recording in this process.
 
     model : module to which module paths are relative; without it, each outermost module that is called starts its own
         path
@@ -368,7 +365,6 @@ class Recorder:
         self.threads.set_idle(idle)
 
     def use_streams(self) -> None:
-        """Record the accelerator stream of each call from now on."""
         self.uses_streams = True
         for mode in self.threads.all:
             mode.forget_calls()
@@ -451,7 +447,7 @@ class Recorder:
 
 
 class StepMarks:
-    """Start times of a program's steps, which the program reports or which follow from its optimizer.
+    """Start times of the program's steps, as the program reports them, or else from the steps of its optimizer.
 
     program_reports : True if the program reports its steps
     in_header : True if the trace's header contains the number of steps; then nothing is collected here
@@ -468,7 +464,6 @@ class StepMarks:
         self._add(self._reported)
 
     def end_optimizer_step(self, optimizer: Any) -> None:
-        """Note that an optimizer has made a step; only those of the first optimizer count."""
         if self._optimizer is None or self._optimizer() is None:
             self._optimizer = ref(optimizer)
         if self._optimizer() is optimizer:

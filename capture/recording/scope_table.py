@@ -23,7 +23,7 @@ FIRST_PAIR = 1 << 61
 
 
 class Generations:
-    """Assigns numbers to records, and knows to which generation each number belongs.
+    """Numbers records, and knows for each number in which generation it was assigned.
 
     A generation is the period between two clearings of the recorder's tables; `current` is the number of the current
     one.
@@ -36,20 +36,20 @@ class Generations:
         self._ends: dict[int, dict[Hashable, int]] = {}
 
     def next(self, kind: Hashable) -> int:
-        """Return a new number for a record of a kind, which is the record's type or `PAIR`.
+        """Return a new number for a record.
 
         The caller must hold the lock of the tables.
+
+        kind : type of the record, or `PAIR`
         """
         number = self._next[kind]
         self._next[kind] = number + 1
         return number
 
     def count(self, kind: Hashable) -> int:
-        """Return how many records of this kind got a number since the recording began."""
         return self._next[kind]
 
     def size(self, kind: Hashable) -> int:
-        """Return how many records of this kind got a number since the tables were last cleared."""
         return self._next[kind] - self._firsts[self.current].get(kind, 0)
 
     def begin(self) -> None:
@@ -58,15 +58,15 @@ class Generations:
         self._firsts[self.current] = dict(self._next)
 
     def numbers(self, kind: Hashable, generations: set[int]) -> Iterator[int]:
-        """Yield the numbers of a kind that were assigned in these generations; a generation that `keep` removed has
-        none.
+        """Yield the numbers that records of one kind got in these generations, without generations that `keep`
+        removed.
         """
         for generation in sorted(generations & self._firsts.keys()):
             end = self._next[kind] if generation == self.current else self._ends[generation].get(kind, 0)
             yield from range(self._firsts[generation].get(kind, 0), end)
 
     def keep(self, generations: set[int]) -> None:
-        """Forget the numbers of all generations except those given and the current one."""
+        """Forget the numbers of all generations except those in `generations` and the current one."""
         for generation in [
             generation for generation in self._firsts if generation not in generations and generation != self.current
         ]:
@@ -147,7 +147,7 @@ class ScopeTable:
         return number
 
     def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
-        """Return the number of the scope that equals `scope` of another recording; add the scope if there is none.
+        """Return the number of the scope that equals a scope of another recording; add the scope if there is none.
 
         records : records of that recording by type and number
         """
@@ -167,7 +167,7 @@ class ScopeTable:
             table.clear()
 
     def prune_pairs(self, generations: set[int], pairs: set[int]) -> None:
-        """Keep only (signature, scope) pairs whose number is in `pairs`, or was assigned in one of `generations`.
+        """Keep only the (signature, scope) pairs with a number in `pairs`, or with a number from one of `generations`.
 
         generations : periods between clearings of the tables
         """

@@ -71,7 +71,6 @@ class StorageNumbers:
         return numbers
 
     def sweep(self) -> None:
-        """Remove storages that no longer exist, and release their addresses for reuse."""
         if self._sweeping.locked():
             return
         with self._sweeping:

@@ -57,7 +57,6 @@ class ThreadCalls:
         return replace(self, calls=self.calls[flags], tensors=self.tensors[flags], flows=flows)
 
     def copied(self) -> ThreadCalls:
-        """Return a copy of these calls, so that larger arrays of which their arrays are views can be freed."""
         return replace(self, calls=self.calls.copy(), tensors=self.tensors.copy(), flows=self.flows.copy())
 
 
@@ -73,7 +72,6 @@ class ThreadMode(OrderlyMode):
     idents : numbers by which an accelerator's records may identify the thread
     last : `CallNode` of the last operator call, or after the thread has moved to another location, the node that
         predicts the first call there
-    started, launched : start in ns of the last operator call, and of the last launch of a CUDA graph
     rows : integers of all calls that the writing thread has not taken yet; for each call the number of its (signature,
         scope) pair, start and end in ns, autograd sequence number (negative in a backward pass), and storages of input
         and output tensors. A call is added in one step that cannot be interrupted
@@ -107,8 +105,7 @@ class ThreadMode(OrderlyMode):
         self._frames: list[tuple[object, FrameType]] = []
 
     @abstractmethod
-    def begin(self) -> None:
-        """Discard this thread's calls and measurements, and record it again; its location in the program is kept."""
+    def begin(self) -> None: ...
 
     @abstractmethod
     def call(
@@ -136,15 +133,18 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def check_settings(self) -> None:
-        """Use new scopes for later calls if torch settings have changed."""
+        """Look up the scopes of later calls again if torch's settings have changed, because a scope includes the
+        settings.
+        """
 
     @abstractmethod
     def forget_calls(self) -> None:
-        """Forget how to recognize calls, so that each is looked up again and more is recorded about it."""
+        """Forget how to recognize calls, so that their signatures are looked up by key again and more is recorded about
+        them.
+        """
 
     @abstractmethod
-    def schedule_observation(self, signature: int) -> None:
-        """Observe the next call of a signature at each of its known call sites."""
+    def schedule_observation(self, signature: int) -> None: ...
 
     @abstractmethod
     def storages_in(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[int]: ...
@@ -168,7 +168,6 @@ class ThreadMode(OrderlyMode):
         self.leave_to(depth)
 
     def leave_to(self, depth: int) -> None:
-        """Leave all locations that were entered since the method `depth` returned this number."""
         outer = self._outer
         if len(outer) > depth:
             inner_frames = outer[depth:] if self._frames else ()
@@ -231,7 +230,9 @@ class ThreadModes:
         self._local = threading.local()
 
     def begin(self) -> None:
-        """Forget the modes of all threads but this one, whose mode begins again; a forked process calls this too."""
+        """Forget the modes of all other threads, and begin this thread's mode again; a forked process calls this
+        too.
+        """
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         self._local = threading.local()
         self.all[:] = []
@@ -241,7 +242,6 @@ class ThreadModes:
             mode.begin()
 
     def here(self) -> ThreadMode:
-        """Return the mode of this thread, which is created if it has none."""
         mode: ThreadMode | None = getattr(self._local, "mode", None)
         if mode is None:
             mode = self._make_mode()
@@ -275,5 +275,4 @@ class ThreadModes:
 
     @property
     def waiting(self) -> int:
-        """Number of integers in `rows` of all threads, which belong to calls that are not written yet."""
         return sum(len(mode.rows) for mode in tuple(self.all))

@@ -107,8 +107,6 @@ class SpawnWatch:
 
 
 class _Beginning:
-    """Object in the data sent to a spawned process; when that process unpickles it, `begin` is called there."""
-
     def __init__(self, settings: bytes) -> None:
         self._settings = settings
 
@@ -117,7 +115,7 @@ class _Beginning:
 
 
 def begin(settings: bytes) -> None:
-    """Arrange that this spawned process is recorded from the start of its work.
+    """Prepare this spawned process so that it is recorded from the start of its work.
 
     settings : pickled dictionary with `root` (trace of the main process), `policy` (how records are redacted) and
         `options` (of `Capture`)

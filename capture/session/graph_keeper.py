@@ -28,7 +28,8 @@ from opgrip.traces.schema.records import Context, Graph, Scope, Signature
 
 
 class GraphKeeper:
-    """A context in which the calls of each CUDA or HIP graph are kept as long as the graph exists.
+    """A context in which the calls of each CUDA or HIP graph that the program captures are kept as long as the graph
+    exists.
 
     Threads are recorded only while they capture a graph. Compiled regions run as compiled.
     """

@@ -14,8 +14,6 @@ from opgrip.capture.recording.recorder import Recorder
 
 
 class Watching:
-    """Turns the hooks of a capture, and with `with_mode` the dispatch mode of the current thread, on and off."""
-
     def __init__(
         self, recorder: Recorder, watches: Sequence[AbstractContextManager[Any]], with_mode: bool = True
     ) -> None:

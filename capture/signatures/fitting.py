@@ -44,12 +44,6 @@ EMPTY = torch.empty(0)
 
 @dataclass(slots=True)
 class Waiting:
-    """A copy of a device tensor whose values are not on the host yet.
-
-    number : number of the tensor's value model
-    outputs : results of the call that takes the tensor, once known
-    """
-
     number: int
     op: str
     argument: str
@@ -98,10 +92,6 @@ class Deferred:
                 return
 
     def ready(self, graphs: GraphCaptures, wait: bool) -> Iterator[tuple[torch.Tensor, Waiting]]:
-        """Remove the copies whose values have arrived on the host, and yield the values and the description of each.
-
-        graphs : the program's graph captures, during which devices must not be queried
-        """
         while True:
             # first empty the devices' memory
             while self._host_bytes < MOST_BYTES and self._transfer(graphs, wait):
@@ -173,9 +163,7 @@ class _Fitted:
 
 
 class Fitter:
-    """Fits value models to the arguments of one recording's calls, and numbers the models.
-
-    pend : function that adds a record to be written
+    """Fits value models to the arguments of calls, and numbers the models.
 
     full : store of full values, or None to keep only models
     without_values : tensors without a model, by operator and reason
@@ -273,7 +261,6 @@ class Fitter:
         self._deferred.forget()
 
     def is_unread(self, numbers: Iterable[int | None]) -> bool:
-        """Return True if the values of a tensor with one of these numbers could not be read yet."""
         return bool(self._unread) and any(number in self._unread for number in numbers)
 
     def read_again(

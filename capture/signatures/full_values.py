@@ -91,7 +91,6 @@ class FullValues:
         return None
 
     def finish(self) -> None:
-        """Write the file of full values. If this fails, `failure` is set."""
         try:
             self._assemble()
         except Exception as error:
@@ -105,7 +104,6 @@ class FullValues:
             discard(self._spool)
 
     def abandon(self) -> None:
-        """Drop buffered data in a forked process, because the file belongs to the parent."""
         if self._spool is not None:
             abandon(self._spool)
 

@@ -37,7 +37,7 @@ _FUNCTIONAL = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d_
 
 
 def describe_script_object(value: torch.ScriptObject) -> GroupSpec | ReductionSpec | Opaque:
-    """Return the spec of a custom object of torch: of a process group or a reduction, else `Opaque`."""
+    """Return the spec of a process group or a reduction of torch; `Opaque` for any other script object."""
     name = value._type().qualified_name().removeprefix(_PREFIX)
     if not _is_distributed():
         return Opaque(name)
@@ -163,7 +163,8 @@ def take_apart(tensor: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], tuple[Ha
 
 
 def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValues) -> MadeOf | None:
-    """Return the spec of a tensor's parts, or None for a plain tensor and for an unsupported layout.
+    """Return the spec of the parts of a sparse, quantized or nested tensor; None for other tensors and unsupported
+    layouts.
 
     fit : returns the number of the value model of a tensor
     """
@@ -190,7 +191,6 @@ def describe_made_of(tensor: torch.Tensor, describe: DescribePart, fit: FitValue
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Return True if the memory of a plain tensor is pinned for an accelerator."""
     # torch could start an accelerator if it is asked
     return tensor.device.type == "cpu" and any(map(is_started, accelerators())) and tensor.is_pinned()
 

@@ -60,7 +60,7 @@ CAREFUL, ONE, TWO, SEVERAL, LISTED = range(5)
 
 
 def sharing(storages: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return for each storage the index of its first occurrence, or None if all differ."""
+    """Return, for each storage, the index in `storages` at which it occurs first; None if all differ."""
     return None if len(set(storages)) == len(storages) else tuple(map(storages.index, storages))
 
 
@@ -71,13 +71,11 @@ def never(*ignored: object) -> bool:
 class Recognizer:
     """A signature of an operator, and the compiled tests that recognize its calls.
 
-    family : number of the first signature of the operator with similar tensors and any scalars
     check, check_both : test for the arguments of a call without, and with keyword arguments
     layout, places : kind of the arguments, by where their tensors are (`CAREFUL`, `ONE`, ...), and indices of the
         tensor arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if the result has new memory
     sharing : input tensors that share memory, as returned by `sharing`
-    timed : True if `op` also measures the operator's device time or page faults
     """
 
     __slots__ = (
@@ -98,7 +96,6 @@ class Recognizer:
         self.sharing = sharing
 
     def holds(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Return True if the compiled test shows that a call has this signature; False does not exclude it."""
         try:
             return self.check_both(args, kwargs) if kwargs else self.check(args)
         except RuntimeError as error:
@@ -108,10 +105,9 @@ class Recognizer:
 
 
 class CallNode(Recognizer):
-    """A signature at a call site, with the nodes that followed it: a node in the graph of predictions.
+    """A signature at a call site, and the nodes for the calls that followed it: a node in the graph of predictions.
 
     after, successors : node that followed most recently, and the last few, the latest first
-    history : families of the signatures of the last few calls, including this one
     turns : for each location to which the program moved after this call, the node that predicts the first call there
     pair : number of the (signature, scope) pair, for calls that return one tensor
     """
@@ -139,7 +135,7 @@ class CallNode(Recognizer):
 
 
 class CallPredictor:
-    """Predicts the next call of one thread; holds the thread's recognizers and nodes."""
+    """Predicts the next call of one thread, so that its signature need not be looked up."""
 
     def __init__(self) -> None:
         self.nowhere = CallNode(Recognizer(-1, None), (), -1, -1, None)
@@ -151,7 +147,6 @@ class CallPredictor:
         self._newest_alike: dict[Point, CallNode] = {}
 
     def start_of(self, place: Location, last: CallNode, before: Location) -> CallNode:
-        """Return the node that predicts the first call at `place`, after the call of `last` at location `before`."""
         start = last.turns.get(place)
         if start is None:
             history = (-1, id(before), *last.history[-2:])
@@ -170,8 +165,8 @@ class CallPredictor:
         kwargs: Mapping[str, Any],
         pattern: tuple[int, ...] | None,
     ) -> CallNode | None:
-        """Return the latest successor of the node `last` that recognizes a call, and predict it next time; None if none
-        does.
+        """Return the latest successor of the node `last` that recognizes a call, and predict it next time; None if no
+        successor does.
 
         pattern : memory that the call's tensors share, as returned by `sharing`
         """
@@ -185,10 +180,6 @@ class CallPredictor:
     def recent(
         self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pattern: tuple[int, ...] | None
     ) -> Recognizer | None:
-        """Return the recognizer of a call if its signature is one of the operator's recent ones, else None.
-
-        pattern : memory that the call's tensors share, as returned by `sharing`
-        """
         for entry in self._recent.get(id(func), ()):
             if entry.sharing == pattern and entry.holds(args, kwargs):
                 return entry
@@ -204,10 +195,11 @@ class CallPredictor:
         storages: tuple[int, ...],
         sightings: int = SIGHTINGS,
     ) -> Recognizer:
-        """Count a lookup of the signature `number` by its key, and return its recognizer, which is made if it is new.
+        """Count one more lookup by key of the signature `number`; return its recognizer, which is created if there is
+        none.
 
-        From lookup `sightings` on, the recognizer gets another test if these arguments fail its tests, up to
-        `MOST_TESTS`.
+        From lookup `sightings` on, if these arguments fail the recognizer's tests, the tests are replaced by some that
+        they pass, at most `MOST_TESTS` times.
 
         family : number of the operator's first signature with similar tensors
         """
@@ -235,8 +227,8 @@ class CallPredictor:
         modes: tuple[bool, bool],
         point: Callable[[], tuple[int, int]],
     ) -> CallNode:
-        """Return the node for a call with the recognizer `entry` that follows the node `last`; make the node if it is
-        new.
+        """Return the node for a call that follows the node `last` and has the recognizer `entry`; create it if there is
+        none.
 
         modes : (True if gradient mode is on, True if inference mode is on)
         point : returns the number of the call's scope, and that of its (signature, scope) pair
@@ -269,7 +261,6 @@ class CallPredictor:
         return [node for node in list(self._nodes.values()) if node.number == number]
 
     def forget_nodes(self) -> None:
-        """Remove all nodes, because their scopes may have changed."""
         self.nowhere = CallNode(Recognizer(-1, None), (), -1, -1, None)
         self._nodes.clear()
         self._newest_alike.clear()
@@ -280,7 +271,7 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Add tests that pass for these arguments to a recognizer, and set its `layout`, `places` and `alias`."""
+    """Replace a recognizer's tests by tests that these arguments pass, and set its `layout`, `places` and `alias`."""
     schema = getattr(entry.func, "_schema", None)
     # whether the operator never accepts floats in a list of integers
     typed = schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)

@@ -141,7 +141,7 @@ def _outline(value: torch.ScriptObject) -> tuple[Hashable, int]:
 
 
 def forget_outlines() -> None:
-    """Release all custom objects that were kept alive."""
+    """Empty the cache of descriptions of script objects, and release these objects."""
     _outlines.clear()
 
 

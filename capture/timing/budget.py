@@ -42,7 +42,6 @@ class Budget:
         self.begin()
 
     def begin(self) -> None:
-        """Set the credit to its maximum, and the counts to 0."""
         # in a forked process, another thread of the parent may have held the lock
         self._lock = threading.Lock()
         self.left_out = self.calls = self.writing_ns = 0
@@ -53,8 +52,8 @@ class Budget:
         self._rests_until_ns = self._last_ns
 
     def spent_ns(self) -> float:
-        """Return the estimated time by which the capture has slowed the program, including the writing thread's
-        work.
+        """Return the estimated time by which the capture has slowed the program, including the work of the writing
+        thread.
         """
         extra_ns = self._steps.extra_ns()
         calls = self.calls + self._waiting() / INTEGERS
@@ -88,8 +87,7 @@ class Budget:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Return True if the step that begins now is left out without an update of the credit, and count it; else
-        False.
+        """Return True, and count the step, if the step that begins now is left out without an update of the credit.
 
         This must be fast, because a program's steps can be very short.
         """
@@ -99,7 +97,6 @@ class Budget:
         return True
 
     def leave_steps(self) -> None:
-        """Note that this thread is in no step until the next one begins."""
         self._steps.begin(None, self._measured_ns())
 
     @property
@@ -109,8 +106,6 @@ class Budget:
 
 
 class RunningMean:
-    """Mean of a series of values, in which recent ones weigh more."""
-
     def __init__(self) -> None:
         self.count, self.mean = 0, 0.0
 
@@ -127,7 +122,7 @@ class _Here(threading.local):
 
 
 class StepTimes:
-    """Times of recorded steps compared with times of steps that are left out.
+    """Compares times of recorded steps with times of steps that are left out.
 
     A step is everything that its thread does until the next step begins.
     """
@@ -140,11 +135,11 @@ class StepTimes:
 
     @property
     def is_timing(self) -> bool:
-        """True if the time of this thread's step is measured, so that the end of the step must be reported."""
         return self._here.since_ns is not None
 
     def begin(self, is_recorded: bool | None, measured_ns: float) -> None:
-        """Note that this thread's previous step ends, and that a step begins, or none if `is_recorded` is None.
+        """Note that this thread's previous step ends and a new step begins; with None for `is_recorded`, no new step
+        begins.
 
         measured_ns : measured time of the capture's own work in the program's threads since the recording began
         """
@@ -164,8 +159,8 @@ class StepTimes:
         here.since_ns, here.measured_ns = self._processor_ns(), measured_ns
 
     def extra_ns(self) -> float | None:
-        """Return the time that recording adds to a step and the steps after it, beyond the measured work; None before
-        enough steps were timed.
+        """Return the time that recording adds to a step and to the steps after it, in addition to the capture's
+        measured work; None until enough steps were timed.
         """
         if min(self._recorded.count, self._left_out.count) < ENOUGH or self._after.count < AFTER:
             return None

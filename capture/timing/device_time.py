@@ -28,7 +28,8 @@ def make_event(device: torch.device) -> Any:
 
 
 class DeviceTimer:
-    """Events around the calls of one thread, which are reused on the same device after they were read.
+    """Measures device times of one thread's calls with events before and after them; events are reused after they were
+    read.
 
     If an event fails, the device time of its call is lost; the error does not reach the program.
     """
@@ -94,7 +95,6 @@ class DeviceTimer:
         return times
 
     def forget(self, starts: Sequence[int]) -> None:
-        """Release the events of the calls with these starts without reading them."""
         if not self._open and not self._streams:
             return
         for start in starts:

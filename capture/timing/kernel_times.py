@@ -62,7 +62,9 @@ class KernelTimes:
         self.forget()
 
     def forget(self) -> None:
-        """Remove all calls and records; also for a forked process, which cannot use the accelerator."""
+        """Forget the profile and all calls and records, without using the accelerator, so that a forked process can
+        call this too.
+        """
         self._profile: ActivityProfile | None = None
         self._signatures: set[int] = set()
         self._devices: set[torch.device] = set()
@@ -117,8 +119,8 @@ class KernelTimes:
             self.fallback = reason
 
     def renew(self, graphs: GraphCaptures) -> None:
-        """After many calls, end the collection of records and begin another, because records stay in memory until
-        then.
+        """After many calls, stop collecting records and start again, because records stay in memory until collecting
+        stops.
         """
         is_long = self._profile is not None and self._calls_in_window > MOST_CALLS_OF_WINDOW
         if is_long and threading.get_ident() == self._thread:
@@ -129,7 +131,9 @@ class KernelTimes:
                     self._start()
 
     def _giving_way(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Stop the capture's profile before the program prepares its own, because torch allows only one at a time."""
+        """Return a wrapper of `original`, torch's function that prepares a profile: it stops the capture's own profile
+        first, because torch allows only one at a time.
+        """
 
         @functools.wraps(original)
         def prepare(*args: Any, **kwargs: Any) -> Any:
@@ -207,8 +211,8 @@ class KernelTimes:
         starts: Sequence[int],
         ends: NDArray[np.int64],
     ) -> None:
-        """Keep calls that are written now until the records of their kernels have arrived; a thread's calls must come
-        in order.
+        """Keep these calls, which are written now, until the records of their kernels arrive. A thread's calls must
+        come in order.
 
         thread : number of the thread in the trace
         idents : numbers by which the accelerator's records may identify the thread
@@ -294,7 +298,7 @@ class _Nodes:
 
 
 class GraphNodes:
-    """The CUDA graphs that the program captured; for each node of a graph, which call added it."""
+    """For each CUDA graph that the program captured, its nodes (pieces of work), each with the call that added it."""
 
     def __init__(self) -> None:
         self._graphs: dict[int, _Nodes] = {}
@@ -304,7 +308,7 @@ class GraphNodes:
         return signature in self._graphs
 
     def note(self, graph: Graph, parts: Iterable[WrittenCalls]) -> None:
-        """Remember a CUDA graph that the program captured.
+        """Remember which calls the program made while it captured a CUDA graph.
 
         parts : its calls by thread; `signatures` holds the index of each call in the graph instead of its signature
             number
@@ -313,7 +317,6 @@ class GraphNodes:
         self._calls += ((graph.signature, part) for part in parts)
 
     def find(self, windows: Sequence[Window]) -> None:
-        """Find the nodes of the CUDA graphs that were captured in these windows, and the call that added each node."""
         nodes = [item for window in windows for item in nodes_in(window.events, window.distance_ns)]
         for signature, calls in self._calls:
             own = (item for item in nodes if item.thread in calls.idents)
@@ -324,11 +327,11 @@ class GraphNodes:
     def divide(
         self, of_launches: Mapping[GraphLaunch, Sequence[LaunchedWork]], kernels: KernelCounts
     ) -> Iterator[Record]:
-        """Yield, for each graph, a record of the time that each call's kernels took in launches of the graph, and add
-        the kernels to `kernels`, under the calls' signatures.
+        """Yield, for each CUDA graph, a record of the time that the kernels of each call took when the graph was
+        launched; count the kernels in `kernels`, by the calls' signatures.
 
-        The kernels of a launch are in the order in which the nodes were added. A launch with more or fewer kernels than
-        nodes has no times by call, and its kernels count under the signature of the launch.
+        The kernels of a launch are in the order in which the nodes were added. If a launch has more or fewer kernels
+        than nodes, there are no times by call, and the kernels count under the signature of the launch.
         """
         times: dict[int, list[int]] = {}
         for (number, *_), items in of_launches.items():
@@ -366,7 +369,7 @@ def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
 
 @dataclass(slots=True)
 class WrittenCalls:
-    """Calls of one thread that were written, whose device times may still be unknown.
+    """Calls of one thread that are in the trace, and their device times as far as they are known.
 
     thread : thread number in the trace
     idents : numbers by which the records may identify the thread
@@ -420,7 +423,7 @@ def _leave_before(time_ns: int, around: list[tuple[int, WrittenCalls, int]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Records of work launched between two times by `perf_counter_ns`.
+    """The records of the work that was launched in a period; times are by `perf_counter_ns`.
 
     profile : owner of the memory of `events`, kept so that they stay valid
     distance_ns : time by the events' clock minus time by `perf_counter_ns`

@@ -51,7 +51,7 @@ class CountedCall(NamedTuple):
     """Page faults and times of one call.
 
     faults : page faults of all threads, because the operator's worker threads write the result
-    start_ns, duration_ns : times of the operator without the counting, which is part of the call's recorded time
+    start_ns, duration_ns : times of the operator alone, without counting page faults
     system_ns, processor_ns : kernel time and total processor time of all threads
     """
 
@@ -63,8 +63,6 @@ class CountedCall(NamedTuple):
 
 
 class FaultCounter:
-    """Counts the page faults of one thread's calls."""
-
     def __init__(self) -> None:
         # by start: resource usage before and after, start and duration; the flusher converts them to `CountedCall`
         self._counted: dict[int, tuple[resource.struct_rusage, resource.struct_rusage, int, int]] = {}
@@ -177,7 +175,6 @@ class OwnWork:
         self._within: Times = np.empty((0, 2), dtype=np.int64)
 
     def add(self, began_ns: int) -> int:
-        """Add an interval of the capture's work, from `began_ns` to now; return its duration in ns."""
         now = perf_counter_ns()
         if now - began_ns >= LEAST_NS:
             self._intervals += (began_ns, now)
@@ -216,7 +213,7 @@ class OwnWork:
 
 
 def runs_of(places: NDArray[np.intp]) -> Runs:
-    """Return ascending indices as runs of consecutive indices: (first index, length)."""
+    """Return ascending indices as runs of consecutive indices, each as (first index, length)."""
     if not len(places):
         return []
     firsts = np.flatnonzero(np.diff(places, prepend=-2) > 1)

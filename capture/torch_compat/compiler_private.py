@@ -116,7 +116,9 @@ class OrderlyMode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True inside `modes_hidden_from_compiler`, where torch may compile although this mode is on."""
+        """Return True inside a block of `modes_hidden_from_compiler`, where torch may compile although this mode is
+        on.
+        """
         return getattr(_hidden, "modes", False)
 
 
@@ -193,7 +195,6 @@ _higher_order: Mapping[str, Any] = _places.take(
 
 
 def see_higher_order(mode: type[TorchDispatchMode]) -> None:
-    """Let modes of a class receive the calls of higher-order operators."""
     if _sees_higher_order is None:
         for operator in _higher_order.values():
             if mode not in operator.python_key_table:
@@ -218,9 +219,10 @@ def is_higher_order(func: Any) -> bool:
 
 
 def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-    """Return the code that a higher-order operator runs after all modes have handled it, with the current mode off.
+    """Return the function that a higher-order operator runs once all modes have handled the call, changed so that it
+    finds no current dispatch mode.
 
-    Return None if another mode, a tensor subclass or a transform still has to handle it.
+    Return None if another mode, a tensor subclass or a transform still has to handle the call.
     """
     if _keys_of is None or _resolve is None:
         return None

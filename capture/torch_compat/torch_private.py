@@ -84,7 +84,7 @@ _mode_keys = _places.take("torch._C._TorchDispatchModeKey", None, "as for torch.
 
 
 def is_faking() -> bool:
-    """Return True if a FakeTensorMode of the program handles the calls of this thread after the capture's mode."""
+    """Return True if, after the capture's mode, a FakeTensorMode of the program handles the calls of this thread."""
     return _infra_mode is not None and _infra_mode(_mode_keys.FAKE) is not None
 
 
@@ -175,7 +175,6 @@ _places.declare(
 
 
 def load_private() -> None:
-    """Import the modules that compiled tests need before the recording begins, because the import takes a second."""
     if _root_guard is not None:
         _plain_manager()
 
@@ -287,7 +286,7 @@ _places.declare(
 
 
 def reduction_number(reduction: Any) -> int | None:
-    """Return torch's number for a reduction object, or None if this version of torch has none."""
+    """Return the number of a collective's `ReduceOp`, or None if this version of torch does not tell it."""
     return int(reduction.op()) if hasattr(reduction, "op") else None
 
 
@@ -299,7 +298,6 @@ _resolve_group = _places.take_later(
 
 
 def group_of_name(name: str) -> Any:
-    """Return the process group with this name, or None if it is not found."""
     resolve = _resolve_group()
     if resolve is None:
         return None
@@ -346,7 +344,9 @@ _CURRENT_DEVICE = _queries(current_device="_accelerator_getDeviceIndex")
 
 
 def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return torch's C functions for a device type, by the attribute of `DeviceQueries` that they replace."""
+    """Return torch's C functions for streams of a device type, by the attribute of `DeviceQueries` that each one
+    becomes.
+    """
     if kind in _STREAM_QUERIES:
         return _STREAM_QUERIES[kind]
     return _CURRENT_DEVICE if kind == out_of_tree_device() else {}

@@ -31,8 +31,6 @@ UNKNOWN = -1  # placeholder for the signature of a (signature, scope) pair that 
 class Blocks:
     """Converts the calls of one process to records.
 
-    looks : True to request observations of the values of later calls
-
     marks : number of `record_function` labels, by signature
     newest : largest storage number among the written calls
     is_contended : True if other processes used the processors while the next calls ran
@@ -198,7 +196,6 @@ class Blocks:
         return self.calls - self.marks.total()
 
     def count_own(self) -> int:
-        """Return the number of calls except `record_function` labels, including calls that are not written yet."""
         pairs, marks = self.recorder.scopes.pairs, self.recorder.signatures.marks
         with self._counting:
             for mode in self.recorder.threads.all:
@@ -217,14 +214,15 @@ class Blocks:
         self.newest = -1
 
     def pass_over(self, block: ThreadCalls) -> None:
-        """Discard the page faults, device times and own work measured for calls that are not written."""
+        """Discard what was measured for calls that are not written: page faults, device times and the capture's own
+        work.
+        """
         mode, starts = block.mode, block.calls[:, 1].tolist()
         mode.faults.take(starts)
         mode.own_work.take(block.calls[:, 1], block.calls[:, 2], block.open_since_ns)
         mode.device.forget(starts)
 
     def forget_thread(self, number: int) -> None:
-        """Remove the data of a thread that has ended, by the number of its mode."""
         for table in (self._threads, self._sequence, self._forward, self._last):
             table.pop(number, None)
 
@@ -237,7 +235,6 @@ class Blocks:
             yield replace(entered, thread=self._threads[mode.number])
 
     def entered(self) -> Iterator[tuple[ThreadMode, Entered]]:
-        """Yield (dispatch mode of the thread, record) for each call that a thread is running now, outermost first."""
         for mode in self.recorder.threads.all:
             for start, node in self._running(mode):
                 opened = self.recorder.signatures.open_record(node.number)

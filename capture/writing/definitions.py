@@ -49,7 +49,7 @@ class _File:
 
 
 class Definitions:
-    """Records to which other records refer, by name (see `name_of`), for one file or several successive files.
+    """The records to which other records refer, by name (see `name_of`), and which of them the file already contains.
 
     privacy : policy by which records are redacted when they are written, or None
     keeps_written : True to keep written records for further files
@@ -82,11 +82,10 @@ class Definitions:
                 self.file.late.add(name)
 
     def lines_for(self, records: Iterable[Record]) -> bytes:
-        """Return the encoded definitions that some records need and that the file does not contain yet."""
+        """Return the encoded definitions that these records need and that the file lacks."""
         return self._take(name for record in records for name in references_of(record))
 
     def other_lines(self) -> bytes:
-        """Return all encoded definitions that the file does not contain yet."""
         return self._take(list(self._lines))
 
     def all_lines(self, redaction: Redaction | None) -> bytes:
@@ -94,7 +93,8 @@ class Definitions:
         return self._join((line for lines in self._lines.values() for line in lines if not line.is_thread), redaction)
 
     def size(self, names: Iterable[Hashable], besides: set[Hashable]) -> int:
-        """Return the size in bytes of the encoded records that these names need and the file does not contain yet.
+        """Return the size in bytes of the encoded records with these names, without those that the file already
+        contains.
 
         besides : names of further records that are not counted, to which the names of the counted ones are added
         """
@@ -109,7 +109,6 @@ class Definitions:
         return b"".join(map(encode_line, records))
 
     def prune(self, names: Iterable[Hashable]) -> None:
-        """Remove all records except those named in `names` and the records to which these refer."""
         needed = set(self._closure(names, lambda name: True))
         self._lines = {name: lines for name, lines in self._lines.items() if name in needed}
 

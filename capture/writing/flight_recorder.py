@@ -114,7 +114,6 @@ class FlightRecorder(Flusher):
         self._mirror = RingMirror(self, path, make_header)
 
     def prepare(self) -> None:
-        """Open a trace file and discard it, so that errors are raised before the program runs."""
         self._open_next().discard()
 
     def flush(self, pause_s: float = 0.0) -> None:
@@ -189,13 +188,11 @@ class FlightRecorder(Flusher):
         return True
 
     def finish(self) -> None:
-        """Remove the ring file at the end of the recording, because everything to keep has been written."""
         self._mirror.remove()
         self.recorder.storages.close()
 
     @property
     def calls(self) -> int:
-        """Number of calls in the last trace, without `record_function` labels."""
         return self.blocks.own_written
 
     @property
@@ -297,9 +294,8 @@ Payload = Sequence[bytes | NDArray[np.int64]]
 
 
 class RingFile:
-    """A file of fixed size to which chunks are added, which remains readable if the process dies.
+    """A file of fixed size that holds recent calls and remains readable if the process dies.
 
-    trace : path of the trace, next to which the file lies
     size : minimum size in bytes
     """
 
@@ -364,7 +360,6 @@ class RingMirror:
         self._had_running = False
 
     def add(self, pending: list[Pending], blocks: list[ThreadCalls]) -> None:
-        """Add records to the ring file, and then the calls that refer to them."""
         if self._flight.failure is not None or not (pending or blocks):
             return
         file = self._file
@@ -390,7 +385,6 @@ class RingMirror:
             self._fail(error)
 
     def remove(self) -> None:
-        """Remove the ring file; the next calls start a new one."""
         file, self._file = self._file, None
         if file is not None:
             file.remove()
@@ -469,7 +463,7 @@ STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # the
 
 
 class SignalWatch:
-    """A context in which the function `stopped` is called when a signal arrives, before the program's handler.
+    """A context that calls the function `stopped` when a signal arrives, before the program's handler runs.
 
     The program may set its handler later, and `signal.getsignal` returns the program's handler. Ignored signals stay
     ignored, and handlers that are not in Python stay in place.
@@ -571,7 +565,7 @@ WRITTEN = "_opgrip_written"
 
 
 class Flights:
-    """Makes the flight recorder of a capture write the latest calls on signals, failures and requests."""
+    """Writes the latest calls of a capture when a signal arrives, on a failure, or on request."""
 
     def __init__(self, recorder: Recorder, last: int) -> None:
         self.signals = SignalWatch(self._at_signal, self._at_handled)
@@ -588,8 +582,6 @@ class Flights:
     def recorder_to(
         self, path: str | Path, begin_file: BeginFile, make_header: Callable[[dict[str, Any]], Header]
     ) -> FlightRecorder:
-        """Return a flight recorder for this process, whose first trace gets the path `path`."""
-
         def open_dump(number: int, fields: dict[str, Any]) -> TraceWriter:
             return begin_file(dump_path(Path(path), number), fields)
 
@@ -613,10 +605,10 @@ class Flights:
         return self._flight.dump(reason, always) if self._flight is not None and self._is_active else None
 
     def dump_for_error(self, error: BaseException, always: bool = False) -> None:
-        """Write the latest calls because an error ended a step or the program; do this only once for each error.
+        """Write the latest calls because an error ended a step or the program; only once for each error.
 
-        Ignore errors that are no failures, such as `SystemExit(0)`, and those by which a signal's handler ends the
-        program.
+        Ignore exceptions that are no failures, such as `SystemExit(0)`, and those with which a signal's handler ends
+        the program.
         """
         # for an exception raised by a signal's handler, such as Ctrl-C, the calls were already written for the signal
         is_of_signal = self._was_signalled and isinstance(error, KeyboardInterrupt | SystemExit)

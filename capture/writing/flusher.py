@@ -37,7 +37,6 @@ class Flusher:
     open_writer : opens the file; called when there is data to write
     learns : True if some steps are not recorded; records to which no recorded call refers are not written then
 
-    learning : True while calls are discarded
     failure : error that stopped the writing, or None
     discards_empty : True to leave no file if no call was recorded
     reached : name of the limit that ended the recording, or None
@@ -78,7 +77,6 @@ class Flusher:
         return self.writer
 
     def prepare(self) -> None:
-        """Open the file, so that errors are raised before the program runs."""
         self.open()
 
     def __enter__(self) -> Flusher:
@@ -135,7 +133,6 @@ class Flusher:
         return self._running_in == os.getpid()
 
     def write_now(self) -> None:
-        """Write the data collected since the last flush, and the calls that threads are running now."""
         if not self.recorder.pending.is_held_here():
             self.run_job(self._write_now)
 
@@ -144,7 +141,7 @@ class Flusher:
         self.write_running()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Write the data collected since the last flush. Do nothing in a forked child, because the file belongs to the
+        """Write the data collected since the last flush; do nothing in a forked child, because the file belongs to the
         parent.
 
         pause_s : pause in seconds after each part of up to 1,024 calls; without pauses, writing would delay the
@@ -205,7 +202,6 @@ class Flusher:
 
     @property
     def calls(self) -> int:
-        """Number of calls, without `record_function` labels, that are in the file or will be written to it."""
         if self.learning or self.reached is not None or self.failure is not None:
             return self.blocks.own_written
         calls = self.blocks.count_own()
@@ -229,7 +225,6 @@ class Flusher:
                 self.failure = error
 
     def finish(self) -> None:
-        """Write the remaining data and the closing record, or leave no file if the capture was discarded."""
         if self.discards_empty and not self.discarded:
             self.flush()
             self.discarded = not self.blocks.own_written and not self.recorder.lost.dropped and self.failure is None
@@ -345,7 +340,7 @@ class Flusher:
 
     @property
     def contended(self) -> float:
-        """Share of the recorded time in which other processes used processors for which the program waited."""
+        """Share of the recorded time in which the program waited for processors that other processes used."""
         return round(self._contended_ns / max(self._recorded_ns, 1), 3)
 
     def _run(self) -> None:

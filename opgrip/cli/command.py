@@ -41,7 +41,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)  # error numbers 
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser of arguments that prints errors as one line, and keeps the line breaks of its description and epilog.
+    """Parser of arguments whose errors are one line, and whose help keeps the line breaks of description and epilog.
 
     surplus : hint printed in the error if the command line has a positional argument too many
     """
@@ -88,8 +88,6 @@ class OneLineParser(argparse.ArgumentParser):
 
 
 class ShortHelp(argparse.RawDescriptionHelpFormatter):
-    """Help formatter that leaves the options in `hidden` out of the help text."""
-
     def __init__(self, prog: str, hidden: Collection[str] = ()) -> None:
         super().__init__(prog)
         self._hidden = hidden
@@ -137,7 +135,7 @@ class _ShowVersion(argparse.Action):
 def run_command(
     parser: argparse.ArgumentParser, run: Callable[[argparse.Namespace], int], argv: Sequence[str] | None
 ) -> int:
-    """Parse the arguments of a command, call `run` with them, and return the exit status of the process.
+    """Run a command: parse its arguments and call `run` with them. Return the exit status of the process.
 
     It is the return value of `run`; 2 after a `UserError`, which is printed as one line; 130 after Ctrl-C; 0 if a
     program that reads the output through a pipe, such as `head`, ends before the command.
@@ -240,7 +238,6 @@ def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: s
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return the names joined to a text such as `x, y or z`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last
 

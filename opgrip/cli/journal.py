@@ -20,14 +20,12 @@ NEW_RUN = "start again with --force"
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
-    """Two functions that convert an item of a journal to data for `json` and back."""
-
     encode: Callable[[T], Any]
     decode: Callable[[Any], T]
 
 
 def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
-    """Return the words by which an error message says that a journal belongs to a run with other options."""
+    """Return the words with which an error message says that a journal is of a run with other options."""
     return "of a run with other options"
 
 
@@ -105,7 +103,6 @@ class Journal(Generic[T]):
         return whole
 
     def add(self, item: T) -> None:
-        """Append an item to `items` and to the file."""
         if self._file is not None:
             try:
                 self._file.write(json.dumps(self._codec.encode(item)).encode() + b"\n")

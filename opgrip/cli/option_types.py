@@ -20,7 +20,6 @@ UNITS_S = {"": 1, "s": 1, "min": 60, "h": 3600, "d": 86400}
 
 
 def names(text: str) -> tuple[str, ...]:
-    """Return the names in a text such as `a,b`, without duplicates."""
     parts = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     if not all(parts):
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of names separated by commas")
@@ -28,7 +27,6 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """Return the positive integers in a text such as `1,4`, without duplicates."""
     return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
 
 
@@ -111,7 +109,9 @@ def interval(text: str) -> float:
 
 
 def byte_count(text: str) -> int:
-    """Return the bytes in a text such as `8GB`, at least 1 MiB; `k`, `M`, `G` and `T` are powers of 1000."""
+    """Return the number of bytes that a text such as `8GB` means; refuse less than 1 MiB. `k`, `M`, `G` and `T` are
+    powers of 1000.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", text.strip().lower())
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 8GB")
@@ -143,8 +143,6 @@ INDEXED = 1 << 62  # number of cases above which `random.sample` cannot take a r
 @titled("cases")
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Options that select some of the cases of a table or configuration file, by index or at random."""
-
     start: int = option(
         0,
         "skip the cases before number N (counted from 0) of a table or configuration file",
@@ -174,7 +172,7 @@ class Cut:
         return size if self.sample is None else min(size, self.sample)
 
     def places(self, count: int) -> Sequence[int]:
-        """Return the indices of the selected cases of a file with `count` cases, in ascending order."""
+        """Return the indices of the selected cases in a file that has `count` cases, in ascending order."""
         stop = min(count, count if self.stop is None else self.stop)
         if count and stop <= self.start:
             end = "" if self.stop is None else f" to --stop {self.stop}"

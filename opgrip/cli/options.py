@@ -87,12 +87,11 @@ def options_in(declared: type) -> Iterator[tuple[str, str, Any, Option]]:
 
 
 def words_in(*declared: type) -> list[str]:
-    """Return the names of all options that some dataclasses declare, without `--` and with `_` in place of `-`."""
     return [word for group in declared for _, word, _, _ in options_in(group)]
 
 
 def titled(title: str) -> Callable[[type[T]], type[T]]:
-    """Return a decorator for a dataclass of options that sets the title under which the help lists them."""
+    """Return a decorator that sets the title under which the help lists the options of a dataclass."""
 
     def entitle(declared: type[T]) -> type[T]:
         _titles[declared] = title
@@ -135,7 +134,6 @@ def add_options(group: argparse._ActionsContainer, declared: type) -> None:
 
 
 def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
-    """Return the options of a command line; raise `UserError` if one is set without an option that it needs."""
     defaults = {word: default for _, word, default, _ in options_in(declared)}
     for _, word, default, about in options_in(declared):
         if about.needs and getattr(args, word) != default:
@@ -152,7 +150,7 @@ def flag_of(word: str) -> str:
 
 
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
-    """Raise `UserError` if the command line sets an option that does not apply to the command's inputs.
+    """Raise `UserError` if an option is set that does not apply to the command's inputs.
 
     purposes : kinds of input that the command does not have; an option whose `only` contains one of them must not be
         set
@@ -165,15 +163,11 @@ def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes:
 
 
 class Repeated(argparse.Action):
-    """Action for an option that can be given several times; its value is the tuple of all values."""
-
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
         setattr(args, self.dest, (*getattr(args, self.dest), value))
 
 
 class Following(Repeated):
-    """Action for an option that several values can follow; its value is the tuple of those given last."""
-
     def __call__(self, parser: argparse.ArgumentParser, args: argparse.Namespace, value: Any, flag: Any = None) -> None:
         setattr(args, self.dest, tuple(value))
 

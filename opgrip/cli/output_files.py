@@ -49,7 +49,6 @@ def partial_path(path: Path) -> Path:
 
 
 def check_writable(path: Path, force: bool) -> None:
-    """Raise `UserError` if an output file cannot be written, or if it exists and `force` is False."""
     if path.is_dir():
         raise UserError(f"{path} is a folder", "name a file in it")
     if path.exists() and not path.is_file():
@@ -95,7 +94,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def open_ordinary(path: Path) -> IO[bytes]:
-    """Open or create a file for reading and writing; raise `UserError` for a link, folder, pipe or device."""
+    """Open a file for reading and writing, or create it; raise `UserError` if it is a link, folder, pipe or device."""
     problem = UserError(f"{path} is not a regular file", "remove it")
     try:
         # opening a link would change its target, and opening a pipe would block
@@ -134,7 +133,7 @@ def discard(file: IO[bytes]) -> None:
 
 
 def abandon(file: IO[bytes]) -> None:
-    """Make an open temporary file write to the null device, as a forked process must not write to it."""
+    """Redirect an open temporary file to the null device, in a forked process, which must not write to the file."""
     if file.closed:
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -213,7 +212,7 @@ ADDRESS = re.compile(r"(https?|ftp|s3|gs|hf):/+")  # start of an address that is
 
 
 class ByteSink(Protocol):
-    """Writable stream for the bytes of a trace; after `flush`, the trace file contains all bytes written before."""
+    """Stream to which the bytes of a trace are written; after `flush`, all of them are in the file."""
 
     def write(self, data: bytes, /) -> int: ...
 

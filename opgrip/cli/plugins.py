@@ -113,8 +113,6 @@ def _entry_points(search_path: tuple[str, ...]) -> Any:
 
 
 class _NamedLikeItsFunction(ModuleType):
-    """Class of a package that has the name of its function; a call of the package raises an error that says so."""
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         function = self.__name__.rpartition(".")[2]
         raise TypeError(f"{self.__name__} is a package: call its function, from {self.__name__} import {function}")

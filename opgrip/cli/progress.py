@@ -23,7 +23,6 @@ CLEAR = "\r\x1b[K"
 
 @contextmanager
 def loading(prog: str) -> Iterator[None]:
-    """Show `loading torch ...` on a terminal while the block imports torch."""
     if "torch" in sys.modules or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
         yield
         return
@@ -48,7 +47,7 @@ class Advance(Protocol):
     """Function that a task calls after each of its steps, to update the progress display."""
 
     def __call__(self, now: str = "") -> None:
-        """Count one more finished step; `now` describes the current state, shown if the line has space for it."""
+        """Count one more finished step; `now` is a text about the current state, shown if the line has room for it."""
 
 
 # callback with the name of a part of a task, its finished steps, and its total steps
@@ -70,19 +69,17 @@ class Reporter:
         return self.console.is_terminal or (self.console.is_jupyter and has_widgets())
 
     def say(self, text: str) -> None:
-        """Print a notice as a line that stays on the screen."""
         self.console.print(f"{self.prog}: {text}", markup=False, soft_wrap=True)
 
     def begin(self, text: str) -> None:
-        """Print the name of a task that begins and whose progress cannot be displayed."""
         self.say(text)
 
     @contextmanager
     def doing(self, text: str, total: int | None = None, measures: bool = True) -> Iterator[Advance]:
-        """Display the progress of a task while the block runs; the block gets a function to call after each finished
+        """Display the progress of a task while the block runs. The block gets a function to call after each finished
         step.
 
-        That call draws the display, because a thread that draws it would disturb measurements.
+        The display is drawn in that call, because a thread that draws it would disturb measurements.
 
         measures : True if the task measures times; if False, a thread updates the elapsed time between steps
         """

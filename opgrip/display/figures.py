@@ -56,7 +56,8 @@ def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None
 
 
 def new_figure(title: str, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `rows` times `columns` plots, and their axes, row by row.
+    """Return a figure with `rows` times `columns` plots, and the axes of the plots: first row first, each from left to
+    right.
 
     options : arguments of `matplotlib.figure.Figure.subplots`, and `size`, the (width, height) of the figure in inches
     """
@@ -95,7 +96,6 @@ def _png_of(figure: Figure) -> tuple[str, int]:
 
 
 def literal(text: object, most: int = 60) -> str:
-    """Return text for a figure with unprintable characters escaped, cut to `most` characters."""
     shown = printable(text)
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
@@ -128,7 +128,7 @@ def logarithmic(axes: Axes, which: str, values: Sequence[float]) -> None:
 
 
 def marked(place: int) -> dict[str, Any]:
-    """Return the colour and the marker of the data series with this index, as keywords of matplotlib's `plot`."""
+    """Return the colour and marker of the data series with the index `place`, as keywords of matplotlib's `plot`."""
     return {"color": PALETTE[place % len(PALETTE)], "marker": MARKERS[place % len(MARKERS)]}
 
 
@@ -163,7 +163,6 @@ STYLE = {
 
 @contextmanager
 def in_style() -> Iterator[None]:
-    """Draw with opgrip's plot style in the block, whatever style the program or the user's matplotlibrc sets."""
     matplotlib = needed("matplotlib", "plot")
     # a user's matplotlibrc would change the pictures
     with matplotlib.rc_context(), warnings.catch_warnings():

@@ -54,7 +54,6 @@ class TableColumn:
         return "-" if value is None else shorten(format(value, self.form), self.most)
 
     def least_width(self, cells: Sequence[str], most: int) -> int:
-        """Return the smallest width of this column: headings are broken between words only, and numbers never."""
         widest = _widest(cells)
         return max(_widest(self.heading.split()), widest if self.form else min(widest, self.least, most))
 

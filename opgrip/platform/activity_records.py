@@ -131,7 +131,7 @@ class LaunchedWork:
 
 
 def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWork]:
-    """Return each kernel, copy and fill with its launch, from the events of a profile.
+    """Return the kernels, copies and fills among the events of a profile, each with its launch.
 
     distance_ns : time by the system's clock, which the events use, minus time by the clock of the returned times
     """
@@ -166,7 +166,9 @@ def records_work(device: str) -> bool:
 
 @contextmanager
 def recorded_work() -> Iterator[list[LaunchedWork]]:
-    """Record the kernels, copies and fills that the accelerator runs in the block; the list is filled at its end."""
+    """Record the work of the accelerator during the block: kernels, copies and fills. The yielded list is filled at the
+    end.
+    """
     work: list[LaunchedWork] = []
     profile = ActivityProfile()
     profile.start()

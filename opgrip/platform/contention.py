@@ -36,7 +36,7 @@ WARM_NS, RARE = 200_000, 10
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How often and how long this process's threads have waited for a processor, up to a time."""
+    """The number and total duration of the waits of this process's threads for a processor, up to some time."""
 
     at_ns: int
     time_ns: int
@@ -148,7 +148,7 @@ class Contention:
 
     @property
     def has_room(self) -> bool:
-        """Return True if other programs recently left at least as many processors free as an operator has threads."""
+        """Return True if other programs recently left enough processors free for the threads of one operator."""
         self._look_at_others()
         processors = len(os.sched_getaffinity(0))
         threads = min(self._threads or torch.get_num_threads(), processors)

@@ -103,7 +103,6 @@ def _cgroup() -> int | None:
 
 
 def lines(path: str) -> list[str]:
-    """Return the lines of a text file of the system, or an empty list if the file cannot be read."""
     try:
         return Path(path).read_text().splitlines()
     except OSError:
@@ -111,7 +110,6 @@ def lines(path: str) -> list[str]:
 
 
 def parse_device(name: str) -> torch.device:
-    """Return the torch device with a name such as `cuda:1`, whether or not this machine has the device."""
     import torch
 
     unknown = UserError(f"{name!r} is not a device known to torch", "name one such as cpu, cuda or cuda:1")
@@ -184,8 +182,7 @@ KINDS = ("GPU", "MIG")  # prefixes of device identifiers: whole GPUs and MIG ins
 
 
 class Gpu:
-    """Counters and properties of an NVIDIA GPU, read from NVML; None for values that the GPU or its driver does not
-    have.
+    """Counters and properties of an NVIDIA GPU; None for values that the GPU or its driver does not have.
 
     handle : NVML's handle of the GPU or MIG instance; clocks are read from the whole GPU
     """
@@ -219,7 +216,6 @@ class Gpu:
         return [name for name in REASONS if name not in IDLE and int(mask or 0) & self._bit(name)]
 
     def limits(self) -> dict[str, float | bool]:
-        """Return properties of the GPU that do not change while programs run, by their names in traces."""
         readings = {
             "power_limit_w": _number(self._read("nvmlDeviceGetEnforcedPowerLimit", self._whole), 1e-3),
             "max_sm_mhz": self._max_clock_mhz("NVML_CLOCK_SM", 1),
@@ -230,7 +226,6 @@ class Gpu:
         return {name: value for name, value in readings.items() if value is not None}
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of the driver (`driver`) and of the newest CUDA for it (`driver_cuda`), if reported."""
         driver = self._read("nvmlSystemGetDriverVersion")
         newest = self._read("nvmlSystemGetCudaDriverVersion_v2")
         # older versions of the package return bytes

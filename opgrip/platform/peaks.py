@@ -85,7 +85,6 @@ class Peaks:
         return next(level for level in self.levels if level.size is None or (not cold and level.holds(size, threads)))
 
     def bandwidth(self, level: Level, threads: int) -> float:
-        """Return the bandwidth of a memory level in GB/s."""
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
@@ -131,7 +130,6 @@ def to_json(peaks: Peaks) -> dict[str, Any]:
 
 
 def from_json(fields: dict[str, Any]) -> Peaks:
-    """Return the bandwidths and rates in a file's JSON object; raise ValueError or KeyError if it is damaged."""
     if fields["form"] != FORM:
         raise ValueError(f"the file has form {fields['form']}, expected {FORM}")
     peaks = msgspec.convert(fields, Peaks, strict=False, str_keys=True)
@@ -146,7 +144,7 @@ def from_json(fields: dict[str, Any]) -> Peaks:
 
 
 def find_implausible_rate(peaks: Peaks) -> str | None:
-    """Return a text that names the slowest arithmetic rate if it is too slow to be real, else None."""
+    """Return a description of the slowest arithmetic rate if it is too slow to be real, else None."""
     rates = {dtype: max(rate_by_threads.values()) for dtype, rate_by_threads in peaks.rates.items()}
     if peaks.device == "cpu" or not rates:
         return None
@@ -175,7 +173,10 @@ CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def levels(device: str, threads: Sequence[int]) -> list[Level]:
-    """Measure the bandwidth of caches and main memory; on the CPU for each number of copying threads in `threads`."""
+    """Measure the bandwidth of caches and main memory; on the CPU for each number of copying threads in `threads`.
+
+    If a level seems slower than the next one, it gets the bandwidth of that one.
+    """
     if torch.device(device).type == "cpu":
         levels = [*_cpu_caches(threads), memory(device, threads)]
     else:
@@ -327,7 +328,7 @@ def bandwidth(device: str = "cpu") -> float:
 
 @dataclass(frozen=True, slots=True)
 class Datasheet:
-    """Highest memory bandwidth in GB/s and rates of matrix products in Tflop/s, by dtype, of a GPU."""
+    """Highest memory bandwidth of a GPU in GB/s, and its rates of matrix products in Tflop/s, by dtype."""
 
     gb_per_s: float
     tflops: Mapping[str, float]

@@ -13,7 +13,7 @@ FOUND = "found"
 
 
 class PrivatePlaces:
-    """The private interfaces of torch that a module uses, each declared with what happens without it."""
+    """The private interfaces of torch that a module uses, and for each one, what happens if torch lacks it."""
 
     def __init__(self) -> None:
         self._places: dict[str, tuple[Callable[[], bool], str]] = {}
@@ -50,7 +50,6 @@ class PrivatePlaces:
         self._places[name] = (is_usable, otherwise)
 
     def report(self) -> dict[str, str]:
-        """Return for each declared interface `found`, or the text on what happens without it."""
         return {name: FOUND if is_usable() else otherwise for name, (is_usable, otherwise) in self._places.items()}
 
 

@@ -33,7 +33,7 @@ IDLE = -1  # value of `item` or `part` while the child does not work on one
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The step that a child process is at.
+    """What a child process is working on: a part of an item.
 
     item : index of the item that the child works on, or `IDLE` if it works on none
     part : index of the part of the item, or `IDLE` if the item has no parts
@@ -46,7 +46,7 @@ class Beat:
 
 
 class Heartbeat:
-    """Shared memory in which a child process stores the step that it is at.
+    """Shared memory in which a child process notes what it works on, for its parent.
 
     Writing takes a fraction of a microsecond. The memory contains the number of writes and the newest entries, each
     with a hash, by which a reader detects an incomplete entry. If a child is killed while it writes, the previous entry
@@ -81,7 +81,7 @@ class Heartbeat:
         self.enter(IDLE)
 
     def read(self) -> Beat:
-        """Return the step that the child is at; a step without an item if the memory was overwritten."""
+        """Return what the child works on; without an item if the memory was overwritten."""
         for _ in range(self._MOST_READS):
             number = self._count[0]
             item, part, since_ns, check = self._ENTRY.unpack_from(self._memory, self._offset(number))
@@ -104,7 +104,7 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Reason why a child ended before it finished its work.
+    """Why a child ended before it finished its work.
 
     item, part : indices of the item and of its part that the child worked on last, as in `Beat`
     status : `failed`, or `timeout` if it was killed because a step took too long
@@ -193,7 +193,6 @@ class Child:
         return self._from
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message to the child; it is lost if the child has ended."""
         text = json.dumps(message).encode() + b"\n"
         with suppress(BrokenPipeError):
             while text:
@@ -334,7 +333,6 @@ def end_with_parent() -> None:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process with an id, and all processes of the group that it leads."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except OSError:
@@ -417,7 +415,9 @@ BWRAP = "bwrap"
 
 
 def bubblewrap(writable: Sequence[str]) -> list[str]:
-    """Return the words before a command that confine it: no network, and only the folders `writable` to write to."""
+    """Return the beginning of a command that runs the rest in bubblewrap: without network, writing only to the folders
+    `writable`.
+    """
     binds = [word for folder in writable for word in ("--bind", folder, folder)]
     mounts = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev", "--proc", "/proc", *binds]
     return [BWRAP, "--unshare-net", "--unshare-pid", "--die-with-parent", *mounts, "--"]

@@ -44,7 +44,7 @@ ANYTHING = ("*args, **kwargs", "*args, **kwargs")
 
 @dataclass(frozen=True, slots=True)
 class CandidateFile:
-    """File from which a user starts an implementation of an operator.
+    """The file from which a user starts to write an implementation of an operator or a module.
 
     target : trace or sample that `opreplay` replays
     facts : lines about the operator and its recorded calls
@@ -63,7 +63,6 @@ class CandidateFile:
     extensions: Sequence[str] = ()
 
     def command(self, path: Path) -> str:
-        """Return the command that judges the implementation in the file `path`."""
         extensions = [word for name in self.extensions for word in ("--extension", name)]
         unit = ["--unit", MODULE] if self.op.startswith(OF_MODULES) else []
         candidate = f"{self.op}={path}:{self.function}"
@@ -79,7 +78,7 @@ class CandidateFile:
 
 
 def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[str]) -> CandidateFile:
-    """Return the starting point for an operator of a trace: a function that calls the operator.
+    """Return a file to start from, with a function that calls an operator of a trace.
 
     target : name of the trace on command lines
 
@@ -106,7 +105,7 @@ def file_of_operator(trace: Trace, target: str, op: str, extensions: Sequence[st
 
 
 def file_of_module(trace: Trace, target: str, path: str) -> CandidateFile:
-    """Return the starting point for a module of a trace: a function that makes its recorded calls.
+    """Return a file to start from, with a function that makes the recorded calls of a module.
 
     If the calls of the module differ, the function makes those that take the largest share of the step.
 
@@ -149,7 +148,7 @@ def _setting(leaf: Any) -> str:
 
 
 def file_of_sample(name: str) -> CandidateFile:
-    """Return the starting point for a sample: a function that calls it."""
+    """Return a file to start from, with a function that calls a sample."""
     if name not in samples():
         raise UserError(f"unknown sample {name!r}", did_you_mean(name, samples(), "see opgrip samples list"))
     own = samples()[name]
@@ -202,8 +201,6 @@ def _outlines(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 class _Plain(str):
-    """Text that is shown without quotation marks."""
-
     __slots__ = ()
 
     __repr__ = str.__str__

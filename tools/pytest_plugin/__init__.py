@@ -121,7 +121,6 @@ def _judge(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the results of a test to its report, so that pytest-xdist sends them to the controller."""
     report = yield
     judged = item.stash.get(JUDGED, None)
     if judged is not None and call.when == "call":
@@ -130,7 +129,6 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Save the results of all tests as a baseline if `--opgrip-save` is given."""
     benchmarks = session.config.stash[BENCHMARKS]
     path = benchmarks.options.save
     if path is None or hasattr(session.config, "workerinput"):
@@ -175,7 +173,6 @@ class TraceTest(pytest.Item):
         self.indices, self.numbers = indices, numbers
 
     def runtest(self) -> None:
-        """Replay the trace, unless another test of the file has done so, and check the rows of this test."""
         assert isinstance(self.parent, TraceFile)
         judged = self.parent.judged
         self.stash[JUDGED] = judged
@@ -213,7 +210,6 @@ class TraceFile(pytest.File):
 
     @property
     def judged(self) -> Judged:
-        """Rows of all selected tests of this file, compared with the baseline; fails the current test on an error."""
         if self._judged is None:
             try:
                 self._judged = self._judge()

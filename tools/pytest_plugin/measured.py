@@ -105,11 +105,6 @@ TestRow = tuple[str, "Result"]  # node id of a test, and a row that it measured
 
 
 class StoredBaseline:
-    """The rows of an earlier run, with which the rows of tests are compared.
-
-    path : file written by `save_rows` or opreplay
-    """
-
     def __init__(self, path: Path) -> None:
         from opgrip.replay.outcome import read_run
 
@@ -121,10 +116,8 @@ class StoredBaseline:
         self._tests: list[str] | None = list(map(str, tests)) if is_ours and tests is not None else None
 
     def rows_for(self, group: str, rows: Sequence[Result]) -> list[TestRow]:
-        """Return the baseline's rows for the same tests or cases as `rows`, each with the node id of the test that
-        measured it.
-
-        The node id is empty if the baseline is a results file of opreplay.
+        """Return the baseline's rows of the same tests or cases, each with the node id of the test that measured it;
+        the id is empty if opreplay wrote the baseline.
 
         group : node id of the test or test file that measured `rows`
         """
@@ -173,7 +166,9 @@ MOST_OF_SHAPES = 48
 
 
 def print_summary(benchmarks: Benchmarks, reporter: pytest.TerminalReporter) -> None:
-    """Print the tests' times, differences from the baseline's machine, outcomes of gates, and notes."""
+    """Print a table of the tests' times, how the machine differs from the baseline's, the outcomes of gates, and
+    notes.
+    """
     if not benchmarks.lines and not benchmarks.notes:
         return
     compared = benchmarks.options.compare
@@ -313,7 +308,6 @@ class Judged:
         ]
 
     def of_test(self, test: str) -> str:
-        """Return the results of one test as JSON, for its report."""
         rows = [row for name, row in self.rows if name == test]
         lines = [asdict(line) for line in self._lines(rows)]
         # without rows in the baseline, all facts would differ
@@ -396,7 +390,6 @@ class Benchmarks:
         return Judged(pairs, header, base_rows, comparison, hold_all(self.gates, comparison))
 
     def add(self, test: str, text: str) -> None:
-        """Add the results of a test; `text` is JSON from `Judged.of_test`, carried in the test's report."""
         from opgrip.replay.results.results import Result
 
         carried = json.loads(text)

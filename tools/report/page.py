@@ -203,12 +203,12 @@ POINTS_A_DECADE = 10  # number of points per decade of the curve over the launch
 
 
 def describe_launches(trace: Trace, key_by_signature: Mapping[int, str]) -> Plain:
-    """Return statistics of the launches in all calls (`all`), by `module`, `op` and `case`, and the distribution of the
+    """Return statistics of launches: for all calls (`all`), by `module`, `op` and `case`, and the distribution of the
     launches' times (`curve`).
 
-    Each group is a tuple: its name, number of calls, number of launches, their time in us, number of launches shorter
-    than `SHORT_US`, and the time in us of these. A launch is a kernel if the trace contains the kernels of calls on an
-    accelerator, otherwise an operator.
+    Each group is a tuple: name, number of calls, number of launches, total time of the launches in us, number of
+    launches shorter than `SHORT_US`, and total time of these in us. A launch is a kernel if the trace contains the
+    kernels of calls on an accelerator, otherwise an operator.
 
     key_by_signature : key of the case of each signature, by signature number
     """
@@ -333,8 +333,8 @@ def _table(table: pd.DataFrame) -> Plain:
 
 
 def plain(cell: Any, infinite: Any = None) -> Any:
-    """Return a cell in a form that JSON and browsers accept: a float with six significant digits, `infinite` for
-    infinity and None for NaN, and a text without lone surrogates.
+    """Return a cell as JSON and browsers accept it: a float with six significant digits, `infinite` for infinity, None
+    for NaN, and a text without lone surrogates.
     """
     if isinstance(cell, float):
         return infinite if math.isinf(cell) else None if math.isnan(cell) else rounded(cell)
@@ -342,7 +342,6 @@ def plain(cell: Any, infinite: Any = None) -> Any:
 
 
 def rounded(value: float) -> float:
-    """Return a number with six significant digits, which are more than any measured time has."""
     return float(f"{value:.6g}")
 
 
@@ -369,19 +368,16 @@ def plotly() -> str:
 
 @cache
 def tables() -> tuple[str, str]:
-    """Return the text of DataTables' JavaScript module, and of its style sheet."""
     package = needed("itables", "report")
     return _file(package, "html/dt_bundle.js"), _file(package, "html/dt_bundle.css")
 
 
 @cache
 def own(name: str) -> str:
-    """Return the text of a static file of this package."""
     return (files(__package__) / "static" / name).read_text(encoding="utf-8")
 
 
 def own_script() -> str:
-    """Return the scripts of the page joined into one text, in a private scope."""
     return '(() => {\n"use strict";\n' + "\n".join(map(own, SCRIPTS)) + "\n})();"
 
 
@@ -611,7 +607,7 @@ COLUMNS = ("verdict", "op", "shapes", "mode", "variant", "base_us", "new_us", "r
 
 
 def describe_comparisons(runs: Mapping[str, Results], gates: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the page's data about the comparison of each run with the first run."""
+    """Yield the page's data about how each run compares with the first run."""
     conditions = list(map(parse_gate, gates))
     names = list(runs)
     for name in names[1:]:

@@ -57,7 +57,6 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
 
 
 def add_output(parser: argparse.ArgumentParser, help: str, required: bool = False) -> None:
-    """Add the options `--output` and `--force` to a parser; `help` is the help text of `--output`."""
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", required=required, help=help)
     parser.add_argument("-f", "--force", action="store_true", help="replace an existing file")
 

@@ -60,7 +60,7 @@ def run_graph(args: argparse.Namespace) -> int:
 
 
 def as_json(flow: Dataflow, facts: GraphFacts) -> Iterator[str]:
-    """Yield lines that together are one JSON object with the dataflow graph, with one line per call or storage."""
+    """Yield the lines of a JSON object with the dataflow graph; each call and each storage is on one line."""
     path = ", ".join(map(str, facts.critical_path))
     memory = {"peak_bytes": facts.peak_bytes, "peak_at": facts.peak_at, "outside_bytes": facts.outside_bytes}
     yield f'{{"critical_path": {{"time_ns": {facts.critical_ns}, "duration_ns": {facts.critical_host_ns},'

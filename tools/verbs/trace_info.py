@@ -159,7 +159,6 @@ LEAST = {
 
 
 def facts(trace: Trace) -> Iterable[tuple[str, str]]:
-    """Yield (name, text) of the facts about a trace that are printed above the tables."""
     from opgrip.traces.analysis.redaction.redaction import REDACTED
     from opgrip.traces.table.accelerators import facts_in_words, time_doubts
     from opgrip.traces.table.call_table import COUNT
