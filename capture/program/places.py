@@ -60,7 +60,7 @@ _RUNNER = "opgrip.cli.command"  # runs a command of opgrip; outer frames belong 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Location:
-    """Where in the program a thread is. There is one object per location, so that `is` compares locations.
+    """Location of a thread in the program. There is one object per location, so that `is` compares locations.
 
     module, module_type : path and class of the innermost running module; both empty outside all modules
     phase : `forward`, `backward` or `optimizer`

@@ -33,7 +33,7 @@ IDLE = -1  # value of `item` or `part` while the child does not work on one
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a child process is working on: a part of an item.
+    """The item, and the part of it, that a child process is working on.
 
     item : index of the item that the child works on, or `IDLE` if it works on none
     part : index of the part of the item, or `IDLE` if the item has no parts

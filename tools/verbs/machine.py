@@ -131,7 +131,7 @@ def run_status(args: argparse.Namespace) -> int:
     if not path.exists():
         print(f"autostart is off: {path} does not exist")
     elif _is_ours(path):
-        print(f"autostart is on: {path} serves programs of {sys.prefix} with {VARIABLE} set")
+        print(f"autostart is on: {path}; programs of {sys.prefix} that start with {VARIABLE} set can be recorded")
     else:
         print(f"autostart is on, from another version: {path}; update it with opgrip autostart off, then on")
     return 0

@@ -39,14 +39,14 @@ def prepare_plot(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", required=True, choices=plots.names(), help=f"kind of plot: {kinds}")
     add_output(parser, "picture to write: .png, .svg or .pdf", required=True)
     parser.add_argument("--op", metavar="GLOB", help="plot only cases of matching operators, such as 'aten.conv*'")
-    parser.add_argument("--case", metavar="KEY", help="plot only the case whose key in the results starts with this")
+    parser.add_argument("--case", metavar="KEY", help="plot only cases whose `key` in the results begins with KEY")
     parser.add_argument(
         "--by", metavar="WORD", help="group cases by family or op, or with --kind operators also by module"
     )
     parser.add_argument(
         "--over", metavar="WORD", help="x axis: threads, batch_scale or streams for scaling; bytes or flops for shapes"
     )
-    parser.add_argument("--title", metavar="TEXT", help="title of the plot (default: trace, machine and torch)")
+    parser.add_argument("--title", metavar="TEXT", help="title of the plot (default: trace, machine, version of torch)")
 
 
 @verb("plot", "plot results as .png, .svg or .pdf", PLOT_EXAMPLES, prepare_plot)
@@ -100,8 +100,8 @@ def prepare_report(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="CONDITION",
-        help="condition that each run must meet compared with the first, as in opgrip compare; can be repeated "
-        "(default: slower<=5%%, failed<=0, changed<=0)",
+        help="condition for each run in comparison with the first, as in opgrip compare; can be repeated (default: "
+        "slower<=5%%, failed<=0, changed<=0: no row is more than 5%% slower, and none fails or has other results)",
     )
     parser.add_argument("--title", metavar="TEXT", help="title of the page (default: names of the results and traces)")
     add_reading(parser)

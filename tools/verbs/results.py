@@ -271,7 +271,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by",
         choices=("op", "module", "family", "mode"),
-        help="also print a table of the cases, grouped by operator, module, family or mode",
+        help="also print a table of the cases, grouped by operator, module, kind of operator (family) or mode",
     )
     parser.add_argument("--all", action="store_true", help="also show unchanged and undecided rows")
     add_output(parser, "write all rows to this file: .json, .csv, .md or .xml (JUnit)")

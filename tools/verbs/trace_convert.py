@@ -228,7 +228,8 @@ def prepare_export(parser: argparse.ArgumentParser) -> None:
         "--unit",
         choices=UNITS,
         default=CALL,
-        help="one call, or the recorded operators of a module or function as one function (default: %(default)s)",
+        help="what to export: one call, or all recorded operators of a module or function, as one function "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--mode",

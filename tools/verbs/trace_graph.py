@@ -191,7 +191,7 @@ def prepare_ranks(parser: argparse.ArgumentParser) -> None:
         type=positive,
         default=12,
         metavar="N",
-        help="number of rows in the tables of pairs and of call sites (default: %(default)s)",
+        help="number of rows in the tables of pairs of ranks and of collectives (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print the tables as JSON")
     add_output(parser, "write all tables to a .json file, or the table of ranks to a .csv file")
@@ -220,13 +220,11 @@ def run_ranks(args: argparse.Namespace) -> int:
     _print_table(PLACES, places, f"collectives by waiting time ({len(waits.places)} in total)")
     if unknown := int(waits.ranks["unknown"].sum()):
         print_line(
-            f"{counted(unknown, 'call')} of collectives have no known end, because their results were not awaited",
+            f"calls of collectives whose end is unknown, because their results were not awaited: {unknown:,}",
             sys.stdout,
         )
     if waits.unmatched:
-        print_line(
-            f"{counted(waits.unmatched, 'call')} of collectives are missing in the traces of other ranks", sys.stdout
-        )
+        print_line(f"calls of collectives that the traces of other ranks lack: {waits.unmatched:,}", sys.stdout)
     return 0
 
 

@@ -196,7 +196,7 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 
 @dataclass(frozen=True, slots=True)
 class SampleTrial:
-    """What a sample call did when it ran once before the capture.
+    """Results of running a sample call once before the capture.
 
     calls : keys of the operator calls that the sample made, one per signature
     backward : reason why the gradients could not be computed, empty if they were; None if the call has none, or if they
