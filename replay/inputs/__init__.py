@@ -1,1 +1,1 @@
-"""Generation of a call's arguments from the metadata and value models that a trace records."""
+"""Generation of a call's arguments from the metadata and value models of a trace."""

@@ -105,9 +105,7 @@ BLOCK = 1 << 22  # number of elements drawn at a time, a multiple of the 16 that
 def fill(tensor: torch.Tensor, model: Drawable | None, generator: torch.Generator, drawn_as: torch.dtype) -> None:
     """Draw values into a tensor. In a tensor of more than `FEW` elements, those that share memory are drawn only once.
 
-    tensor : tensor of a dtype that `memory_dtype` returns
     model : source of the values; None for values that only depend on the dtype (see `draw`)
-    drawn_as : dtype of the drawn values, which are rounded to the tensor's dtype
     """
     if 0 in tensor.shape:
         return
@@ -161,7 +159,6 @@ def memory_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Return normal random numbers in any floating-point or complex dtype, also in those that torch cannot draw."""
     wide = torch.complex64 if dtype.is_complex else torch.float32
     return torch.randn(shape, dtype=wide, generator=generator, device=generator.device).to(dtype)
 
@@ -189,11 +186,7 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A source of recorded values in a file; values that are missing or do not fit are drawn from the value model.
-
-    key : key of the values in the file
-    repeated : dimensions of stride 0, of which the file stores one element
-    """
+    """A source of recorded values in a file; values that are missing or do not fit are drawn from the value model."""
 
     model: ValueModel
     file: TensorFile
@@ -223,10 +216,7 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return, by number, the sources of a trace's values: the recorded values if it keeps them, else value models.
-
-    Warns if recorded values are missing.
-    """
+    """Return, by number, a trace's recorded values, or else its value models; warn if recorded values are missing."""
     if not trace.tensors:
         return trace.values
     file_of: dict[str, TensorFile] = {}

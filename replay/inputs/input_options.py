@@ -92,8 +92,6 @@ class InputOptions:
 
 @dataclass(frozen=True, slots=True)
 class Random:
-    """A source of normal floats, random bools, and the integers 0 and 1, which are valid indices for sizes above 1."""
-
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
         import torch
 
@@ -114,11 +112,6 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedPiece:
-    """A source of values for large floating-point tensors: it draws one piece and repeats it, which is fast.
-
-    piece : smallest number of elements in the piece
-    """
-
     model: Floats
     piece: int = PIECE
 
@@ -144,11 +137,6 @@ _MODELS: Mapping[str, Drawable] = {RANDOM: Random(), ZEROS: Zeros()}
 def with_values(
     signature: Signature, values: Mapping[int, Drawable], kind: str
 ) -> tuple[Signature, Mapping[int, Drawable]]:
-    """Return a signature whose tensors refer by number to sources of one kind of values, and these sources by number.
-
-    kind : a kind of `--values`; or `repeated`, for calls that run untimed: like `recorded`, but each floating-point
-        tensor repeats a short piece
-    """
     from opgrip.traces.schema.arguments import TensorSpec, map_leaves
     from opgrip.traces.schema.tensor_specs import map_values
 

@@ -31,12 +31,6 @@ from opgrip.traces.values import Drawable
 
 @dataclass(frozen=True, slots=True)
 class DeviceMap:
-    """Maps the device of a recorded tensor to its device in the replay.
-
-    recorded : device of the program; tensors on other kinds of devices stay there, unless the replay is on the CPU
-    replay_device : None to keep all recorded devices
-    """
-
     recorded: str
     replay_device: str | None
 
@@ -76,9 +70,7 @@ class _Planned:
 class Inputs:
     """The arguments of one case in memory, which can be restored to their initial values.
 
-    args, kwargs : arguments as in a signature, with `TensorSpec` for tensors
-    values : sources of values, by the numbers in the specs
-    dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype; see `caster`
+    dtype : dtype to which floating-point tensors are converted; None to keep the recorded dtype
 
     Raises `Unsupported` if the arguments cannot be created.
     """
@@ -120,9 +112,6 @@ class Inputs:
         return self._storages
 
     def copy(self) -> Inputs:
-        """Return a copy in separate memory with the values that `keep` stored, or the current ones if it did not
-        run.
-        """
         twin = copy.copy(self)
         twin._storages = [storage.clone() for storage in self._pristine or self._storages]
         twin._touching = None
@@ -136,7 +125,6 @@ class Inputs:
         return twin.make()
 
     def make(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return arguments; the tensors are new objects that use the same memory each time."""
         plan = iter(self._planned)
 
         def build(leaf: Any) -> Any:
@@ -152,10 +140,7 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write the memory of some tensor arguments, so that it is in the cache, without changing the values.
-
-        places : indices of the tensor arguments
-        """
+        """Read and write some tensor arguments without changing their values, so that they are in the cache."""
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]

@@ -57,7 +57,7 @@ def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tenso
 
 
 def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> torch.Tensor:
-    """Return distinct column numbers for each row, in ascending order; a repeated one is replaced by an unused one.
+    """Return distinct column numbers for each row, in ascending order; an unused number replaces a repeated one.
 
     drawn : (elements,) int64, random column numbers of all rows, one row after another
     lengths : (rows,) int64, number of elements in each row, at most `most`
@@ -78,10 +78,9 @@ def distinct_in_rows(drawn: torch.Tensor, lengths: torch.Tensor, most: int) -> t
 
 
 def distinct_places(drawn: torch.Tensor, sizes: tuple[int, ...]) -> torch.Tensor:
-    """Return distinct indices in ascending order; an index that occurs again is replaced by an unused one.
+    """Return distinct indices in ascending order; an unused index replaces a repeated one.
 
     drawn : (dimensions, elements) int64, random indices, each less than the size of its dimension
-    sizes : size of each dimension
     """
     if not sizes or drawn.shape[1] == 0:
         return drawn
@@ -141,7 +140,6 @@ def draw_indices(
 
 
 def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return a sparse or nested tensor that consists of the given parts; torch checks sparse indices again."""
     with warnings.catch_warnings():
         # ignore warnings that these layouts are new
         warnings.simplefilter("ignore")

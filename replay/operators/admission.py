@@ -34,7 +34,6 @@ def extension_of(text: str) -> str:
 
 
 def module_of(extension: str) -> str:
-    """Return the module name of an extension, which may be the path of a file."""
     return os.path.basename(extension).partition(".")[0] if _is_file(extension) else extension
 
 
@@ -99,7 +98,7 @@ class Unsupported(Exception):
 class Untrusted(Unsupported):
     """Raised if an operator or function belongs to a module that the user has not named with `--extension`.
 
-    extension : module or file that the user would have to name, according to the trace; None if unknown
+    extension : module or file to name with `--extension`, according to the trace; None if unknown
     """
 
     def __init__(self, subject: str, extension: str | None) -> None:
@@ -107,10 +106,7 @@ class Untrusted(Unsupported):
         self.subject, self.extension = subject, extension
 
     def with_command(self, trace: str, extensions: Iterable[str]) -> str:
-        """Return the reason and, if the module is known, the `opreplay` command that trusts it.
-
-        extensions : modules that the user has already named
-        """
+        """Return the reason and, if the module is known, the `opreplay` command that trusts it."""
         if self.extension is None:
             return str(self)
         words = [word for name in (*extensions, self.extension) for word in ("--extension", name)]

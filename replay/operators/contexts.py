@@ -54,7 +54,6 @@ def may_use_tf32(operators: Iterable[str]) -> bool:
 
 
 def must_use_float32(operators: Iterable[str]) -> bool:
-    """Return True if TF32 is forbidden for any of the operators, and so for a runtime with one setting for all."""
     return not all(map(allows_tf32, tf32_places(operators)))
 
 

@@ -43,7 +43,6 @@ def is_accelerator(device: str) -> bool:
 
 
 def module_of(device: str) -> Any:
-    """Return the torch module of a device's type, such as `torch.cuda`."""
     return getattr(torch, torch.device(device).type)
 
 
@@ -54,7 +53,7 @@ def graph_class(device: str) -> Any:
 
 
 def with_index(device: str) -> str:
-    """Return a device name with its index, 0 by default; without one it means each thread's current device."""
+    """Return a device name with its index, 0 by default, because torch reads `cuda` as the thread's current device."""
     return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
 
 
@@ -94,7 +93,6 @@ def synchronizer(device: str) -> Callable[[], None]:
 
 
 def check_use(device: str, error: BaseException) -> None:
-    """Raise `DeviceLostError` if this process can no longer use the device after an error."""
     if not is_accelerator(device) or isinstance(error, Unsupported | MemoryError | torch.OutOfMemoryError):
         return
     try:
@@ -112,7 +110,7 @@ def current_stream(device: str) -> Any:
 
 
 def delay(device: str, duration_us: float) -> None:
-    """Keep the current stream of a device busy for `duration_us`, if torch has a kernel for that."""
+    """Keep a device's current stream busy for `duration_us`, if torch has a kernel for that."""
     sleep = getattr(module_of(device), "_sleep", None)
     if sleep is not None:
         sleep(round(duration_us * _cycles_per_us(device)))
@@ -213,7 +211,6 @@ def check_equal(devices: Sequence[str]) -> None:
 
 
 def _traits_of_all(devices: Sequence[str]) -> Mapping[str, DeviceTraits]:
-    """Query the devices in a separate process unless torch already uses them, because a query creates a context."""
     if all(module_of(device).is_initialized() for device in devices):
         return {device: _traits_of(device) for device in devices}
     done = subprocess.run(

@@ -44,7 +44,6 @@ class Equivalent:
     note: str
 
     def memory_of(self, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the storage numbers of this call's arguments and results, given those of the recorded call."""
         return tuple(NO_STORAGE if place is None else inputs[place] for place in self.argument_indices), outputs[
             : self.result_count
         ]

@@ -42,12 +42,6 @@ def kernel_in(thing: Any) -> Any:
 
 
 def launcher(kernel: Any, find: FindKernel) -> Callable[..., None]:
-    """Return a function that launches a Triton kernel with the recorded grid, constants and options, without tuning.
-
-    find : function that returns a trusted module's kernel for a name such as `module:kernel`
-
-    The returned function raises `Unsupported` if the recorded launch does not fit the kernel.
-    """
     if not _is_any(kernel, (_INTERPRETED,)):
         _check_driver()
     parameters = tuple(signature_of(kernel.fn).parameters)
@@ -152,10 +146,7 @@ def _names_a_file(argument: Any) -> bool:
 
 
 def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
-    """Return the reason why a trace may not name an operator, or None if it may.
-
-    extensions : modules that the user trusts, whose namespaces are allowed
-    """
+    """Return the reason why a trace may not name an operator, or None if it may."""
     schema = function._schema
     namespace, _, name = schema.name.partition("::")
     if namespace in BETWEEN_PROCESSES:
@@ -176,7 +167,6 @@ def refusal(function: Any, extensions: Collection[str] = ()) -> str | None:
 
 
 def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
-    """Return True if a namespace's operators may run: torch's operators on tensors, and those of `extensions`."""
     if namespace in COMPUTING or namespace in {module_of(name).partition(".")[0] for name in extensions}:
         return True
     own = (name for name in extensions if name not in TRUSTED_EXTENSIONS)
@@ -224,8 +214,6 @@ class Operator:
 
 def find_operator(signature: Signature, extensions: Collection[str] = TRUSTED_EXTENSIONS) -> Operator:
     """Return the operator or extension function that a signature names.
-
-    extensions : modules that the user trusts
 
     Raises `Unsupported` if it is missing, not trusted or not allowed.
     """

@@ -80,12 +80,10 @@ def bytes_of(tree: Any) -> int:
 
 
 def mostly_fresh(fresh_bytes: Any, results: Any) -> Any:
-    """Return True if at least half of the results' bytes are in newly mapped pages; for columns, row by row."""
     return fresh_bytes * 2 >= results
 
 
 def with_memory(run: Callable[[], T], device: str) -> tuple[T, CallMemory]:
-    """Run a function, and return its result and the memory that it allocated with torch's allocator."""
     if is_accelerator(device) and hasattr(module_of(device), "memory_stats"):
         return _with_device_memory(run, device)
     # Kineto reads this when it starts; at lower levels it prints two lines per profile

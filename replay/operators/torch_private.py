@@ -16,7 +16,6 @@ _places = PrivatePlaces()
 
 
 def private_places() -> dict[str, str]:
-    """Return, for each private function of torch, `found` or what the replay lacks without the function."""
     return _places.report()
 
 
@@ -37,7 +36,6 @@ _has_kernel = _places.take(
 
 
 def is_dispatched(function: Any) -> bool:
-    """Return True if torch's dispatcher knows an overload; some exist only in TorchScript."""
     return bool(_has_kernel(function.name()))
 
 
@@ -70,7 +68,6 @@ _key_of_device = _places.take(
 
 
 def has_kernel_on(function: Any, kind: str) -> bool:
-    """Return True if an operator has a kernel for a device type, such as `cuda`."""
     name, key = function.name(), _key_of_device(kind)
     # this one has a kernel for all devices, which raises
     if "_overrideable" in name:
@@ -117,8 +114,6 @@ _boxed_run = _places.take_later(
 def packaged(program: torch.export.ExportedProgram, path: str, make: bool) -> Callable[[list[Tensor]], list[Tensor]]:
     """Return a function that runs an exported program from the AOTInductor package at `path`.
 
-    The function calls the model without torch's Python wrapper, which parses the shapes of its arguments at each call.
-
     make : True to compile the program to that package first
     """
     compile_package, load_package = _compile_package(), _load_package()
@@ -141,10 +136,7 @@ _default_partition = _places.take_later("torch._functorch.partitioners.default_p
 def traced_backward(
     forward: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor], run: Callable[[Sequence[Tensor]], object]
 ) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return AOTAutograd's graph for the gradients of `forward`, and the graph's inputs; None if no graph is made.
-
-    run : called with the results of the traced `forward`, whose backward pass it runs
-    """
+    """Return AOTAutograd's graph for the gradients of `forward`, and the graph's inputs; None if no graph is made."""
     aot_function, make_boxed, partition = _aot_function(), _make_boxed(), _default_partition()
     if aot_function is None or make_boxed is None or partition is None:
         return None

@@ -84,15 +84,6 @@ def _dtype(call: OperatorCall) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OperatorFacts:
-    """The parts of an operator's schema that the formulas need.
-
-    name : name without overload, and without the final underscore of in-place operators
-    defaults : default value of each argument by name, in schema order; None for an argument without one
-    positional : number of positional arguments
-    written : names of arguments that the operator writes into
-    outs : names of arguments that only receive results (`out=`)
-    """
-
     name: str
     defaults: dict[str, Any]
     positional: int
@@ -103,7 +94,6 @@ class OperatorFacts:
 
 @cache
 def schema_of(function: torch._ops.OpOverload) -> OperatorFacts:
-    """Return the cached facts from an operator's schema; asking torch each time would take longer than most calls."""
     arguments, mutable = function._schema.arguments, function._schema.is_mutable
     packet = str(function._overloadpacket)
     return OperatorFacts(
@@ -123,8 +113,6 @@ class OperatorCall:
 
     name : operator name without overload and in-place underscore, such as `aten.add` or `mmcv._ext:nms`
     function : the overload; None for a function that is not an operator of torch
-    values : arguments by name, including default values; positional arguments of such a function by index as text
-    ins, outs : tensors among the arguments, and among the results
     """
 
     name: str
@@ -226,7 +214,6 @@ INTERPOLATION = {"linear1d": 3, "bilinear2d": 7, "trilinear3d": 15, "bicubic2d":
 
 
 def flops_of(call: OperatorCall) -> int | None:
-    """Return the number of floating-point operations of a call, or None if no formula covers it."""
     if call.function is not None:
         formula = flop_registry.get(call.function._overloadpacket)
         if formula is not None:
@@ -320,7 +307,6 @@ def _sorted(call: OperatorCall) -> float:
 
 
 def _topk(call: OperatorCall) -> float:
-    """Count one comparison of each element with a threshold, and the comparisons that sort the k results."""
     elements, row = _row_length(call)
     result_elements = call.outs[0].numel()
     return elements + (result_elements * ceil(log2(max(int(call.values["k"]), 1))) if row else 0)
@@ -353,7 +339,6 @@ def _per_parameter(operations: int) -> Formula:
 
 
 def _nms(call: OperatorCall) -> float:
-    """Count a comparison of each kept box with all boxes kept before it, and one of each suppressed box."""
     boxes, result_boxes = call.ins[0].shape[0], call.outs[0].numel()
     return IOU * (result_boxes * (result_boxes - 1) / 2 + boxes - result_boxes) + boxes * ceil(log2(max(boxes, 1)))
 

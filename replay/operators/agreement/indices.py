@@ -73,10 +73,7 @@ def _class_or_ignored(target: Tensor, call: Call) -> Tensor:
 
 
 def _pairs(pivots: Tensor, call: Call) -> Tensor:
-    """Return the pivots of an LDL factorization as valid row numbers, counted from 1.
-
-    Negative numbers mark blocks of two rows; if a matrix has unpaired negative numbers, all its pivots become positive.
-    """
+    """Return an LDL factorization's pivots as valid row numbers from 1; negative ones mark blocks of two rows."""
     size = int(call["LD"].shape[-1])
     rows = []
     for row in pivots.reshape(-1, size).tolist():
@@ -165,7 +162,10 @@ def _valid_indices(rules: _Rules, args: tuple[Any, ...], kwargs: Mapping[str, An
 
 
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Clamp indices of a call in place if the operator does not check them; raise `Unsupported` if none is valid."""
+    """Clamp, in place, the indices of a call that the operator does not check itself.
+
+    Raises `Unsupported` if no index would be valid.
+    """
     rules = _rules_of(function)
     for _, index, valid in [] if rules is None else _valid_indices(rules, args, kwargs):
         if not torch.equal(index, valid):
@@ -200,7 +200,7 @@ def check_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def bounding(function: Function) -> Function:
     """Return a function that clamps its indices at each call, or `function` itself if it checks them.
 
-    This is needed inside subgraphs, where other calls compute the indices.
+    Subgraphs need this, because other calls in them compute the indices.
     """
     rules = _rules_of(function)
     if rules is None:

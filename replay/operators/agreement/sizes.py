@@ -253,7 +253,6 @@ def _last_place(size: Iterable[int], stride: Iterable[int], offset: int | None) 
 
 
 def _lstm_workspace(call: Call) -> tuple[int, ...]:
-    """Return the shape of what an LSTM's forward saves for its backward, which depends on the CPU."""
     forward = torch.ops.aten.mkldnn_rnn_layer.default
     renamed = {**{f"weight{n}": f"weight{n + 1}" for n in range(4)}, "cx_": "cx_tmp"}
     values = {**call, "train": True}
@@ -298,7 +297,6 @@ class _Names(dict[str, Any]):
         return eval(expression, {"__builtins__": {}}, self)
 
     def expected_shape(self, pattern: str, shape: tuple[int, ...]) -> object:
-        """Return the shape that a pattern requires; names that are new in the pattern get their sizes from `shape`."""
         sizes: list[Any] = []
         for word in pattern.split():
             name = word.removeprefix("*")
@@ -349,7 +347,6 @@ def _forward_shapes(operator: str, call: Call) -> list[tuple[int, ...]]:
 
 
 def required_sizes(operator: str, call: Call, rules: Iterable[str]) -> Iterator[Sizes]:
-    """Yield name, actual value and expected value of each property of a call that the rules check."""
     names = _Names(call, call=call)
     for whole_rule in rules:
         rule, _, condition = whole_rule.partition(" when ")
