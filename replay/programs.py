@@ -46,9 +46,8 @@ def make_program(
     """Return the program that runs a call in the mode of a variant.
 
     examples : arguments of this call and of other calls of the signature; the mode may write into them
-    key : key of the program in the folder of compiled programs (`store`); None to keep nothing
+    key : key under which `store` keeps the compiled program; None to keep nothing
     grad : True if gradients of the results are needed
-    op : name of the operator, by which its candidate is found
     by_device : True if runs are timed by the device's clock
 
     Raises `Unsupported` if the mode does not support the device, `--streams` or the device's clock, or if it cannot
@@ -62,7 +61,8 @@ def make_program(
         raise Unsupported(f"{variant.mode} replays CUDA graphs in one thread: remove --streams")
     if by_device and not mode.in_torch:
         raise Unsupported(
-            f"{variant.mode} works on separate streams, which torch's clock cannot measure: use --exec-mode discrete"
+            f"{variant.mode} does not run on torch's streams, so the device's clock cannot time it: "
+            "use --exec-mode discrete"
         )
     (args, kwargs), *others = examples
     # an untrusted candidate must not be imported here
@@ -96,7 +96,6 @@ def make_program(
 
 
 def run_program(program: Program, arguments: Arguments, mutates: bool) -> tuple[Any, RunOutputs]:
-    """Run a program once; return what its function returns, and the call's results as torch tensors, uncopied."""
     args, kwargs = arguments if program.enter is None else program.enter(arguments)
     raw_result = program.function(*args, **kwargs)
     if program.leave is not None:
@@ -108,11 +107,6 @@ NO_GRADIENT = "not differentiable: its results have no gradient"
 
 
 def as_call(program: Program, mutates: bool) -> Function:
-    """Return a function that takes a call's arguments, runs the program, and returns a list of the call's results.
-
-    mutates : True if the call writes into its arguments; the function then does so too
-    """
-
     def call(*args: Any, **kwargs: Any) -> Any:
         _, results = run_program(program, (args, kwargs), mutates)
         if mutates and program.leave is not None:
@@ -181,10 +175,7 @@ def differentiable_results(operator: Operator, arguments: Arguments) -> list[int
 
 
 def with_backward(program: Program, places: Sequence[int]) -> Function:
-    """Return a function that runs a program forward and backward, and returns the gradients of its arguments.
-
-    places : indices of the results from which the backward pass starts
-    """
+    """Return a function that runs a program forward and backward, and returns the gradients of its arguments."""
     enter = graph_of(program, places)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -194,13 +185,6 @@ def with_backward(program: Program, places: Sequence[int]) -> Function:
 
 
 def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], Arguments]:
-    """Return a function that runs the program forward, and returns arguments for the function `gradients`.
-
-    places : indices of the results from which the backward pass starts
-
-    The function raises `Unsupported` if one of these results has no gradient.
-    """
-
     def enter(arguments: Arguments) -> Arguments:
         _, results = run_program(program, arguments, mutates=False)
         outputs = [results.outputs[place] for place in places if place < len(results.outputs)]
@@ -212,7 +196,6 @@ def graph_of(program: Program, places: Sequence[int]) -> Callable[[Arguments], A
 
 
 def gradients(outputs: list[torch.Tensor], wanting: list[torch.Tensor], grad_outputs: list[torch.Tensor]) -> Any:
-    """Return the gradients of the tensors in `wanting`; None for a tensor on which the outputs do not depend."""
     return torch.autograd.grad(outputs, wanting, grad_outputs, allow_unused=True)
 
 

@@ -36,11 +36,6 @@ class Unpaired(Exception):
 
 
 def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPosition, Any]]:
-    """Return a mode's results with their positions in the reference's results.
-
-    If the numbers of outputs differ, only tensors are paired. Raises `Unpaired` if the numbers of tensors or of written
-    arguments differ.
-    """
     if len(actual.outputs) == len(reference.outputs):
         outputs = list(range(len(reference.outputs)))
         ours: Sequence[Any] = actual.outputs
@@ -56,10 +51,6 @@ def paired(actual: RunOutputs, reference: RunOutputs) -> list[tuple[ResultPositi
 
 
 def within(shape: Sequence[Any], run_shapes: Sequence[Sequence[Any]], *, beyond: bool = False) -> bool:
-    """Return True if a shape lies within the range of the shapes of several runs, and these shapes differ.
-
-    beyond : True to allow sizes outside this range in dimensions whose size varies between the runs
-    """
     if any(len(other) != len(shape) for other in run_shapes):
         return len(set(map(len, run_shapes))) > 1 and len(shape) in set(map(len, run_shapes))
     if not all(isinstance(size, int) for one in (shape, *run_shapes) for size in one):
@@ -223,11 +214,6 @@ def magnitudes(values: Tensor) -> Tensor:
 
 
 def verdict_on(name: str, reference: Plain, between: Gap, wrong: Tensor) -> ResultVerdict:
-    """Return the verdict on one result.
-
-    name : name of the result, such as `output 1`
-    wrong : (elements,) bool, True for elements that are wrong
-    """
     distance, relative = between.distance, _relative(between, wrong)
     if not len(distance):
         return ResultVerdict()
@@ -314,9 +300,6 @@ def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
     """Return a mask, (elements,) bool, of the elements of an integer or bool result that depend on rounding and have
     one of the values that rounding can cause.
 
-    An element depends on rounding if the runs disagree on it; any value in the range of the runs is then correct.
-
-    actual : the result
     runs : the reference's result, and results computed in float64 from exact and from slightly changed arguments
     """
     values = torch.stack([run.values.long() for run in runs])

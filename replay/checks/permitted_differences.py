@@ -41,13 +41,6 @@ GENERATOR_OUTPUTS = frozenset({"philox_seed", "philox_offset", "rng_state", "unu
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The parts of an operator's name, and what torch declares about the operator.
-
-    packet, overload : `sort` and `stable` for `aten.sort.stable`
-    schema : torch's schema; None if the operator is not registered here
-    random : True if torch declares that it draws random numbers
-    """
-
     packet: str
     overload: str
     schema: Any
@@ -66,12 +59,10 @@ class Named:
         return self.random and self.bound(arguments).get("dropout_p") != 0
 
     def is_generator_state(self, output: int) -> bool:
-        """Return True if an output is the state of a random generator, or a placeholder, instead of values."""
         outputs = self.schema.returns if self.schema is not None else []
         return output < len(outputs) and outputs[output].name in GENERATOR_OUTPUTS
 
     def bound(self, arguments: Arguments) -> dict[str, Any]:
-        """Return the arguments of a call by name, including default values."""
         args, kwargs = arguments
         declared = self.schema.arguments if self.schema is not None else []
         values = {item.name: item.default_value for item in declared if item.has_default_value()}
@@ -237,7 +228,6 @@ DROPOUT = frozenset({"dropout", "dropout_", "native_dropout"})
 
 
 def dropped_otherwise(operator: Named, arguments: Arguments, actual: Sequence[Any], tolerance: Tolerance) -> str | None:
-    """Return what is wrong with the results of a dropout; None if each element is nearly 0 or input / (1 - p)."""
     bound = operator.bound(arguments)
     source, share = bound["input"].detach().cpu(), bound["p"]
     exact = torch.complex128 if source.is_complex() else torch.float64
@@ -291,7 +281,6 @@ def drawn_otherwise(actual: Plain, runs: Sequence[Plain]) -> str | None:
 
 
 def runs_wanted(elements: int) -> int:
-    """Return how many runs of the reference are needed to test a random result with this number of elements."""
     return min(max(RUNS, POOLED // max(elements, 1)), MOST_RUNS)
 
 

@@ -145,11 +145,6 @@ class Reference:
         return unsettled(ours, [reference, *runs])
 
     def _of_its_own_shape(self, place: ResultPosition, ours: Plain, reference: Plain, tolerance: Tolerance) -> bool:
-        """Return True if sizes of a result depend on rounding or on random numbers, so that its shape may differ.
-
-        Sizes depend on rounding if the shape is in the range of the shapes of the runs in float64, and on random
-        numbers if runs with other seeds differ in the same dimensions.
-        """
         truths = [result.shape for result in self._in_float64(place)]
         drawn = [plain(place.of(run)) for run in self._runs(SEEDS_OF_FEW)]
         by_chance = [result.shape for result in drawn if result is not None]
@@ -232,11 +227,6 @@ _PLAIN = (Tensor, bool, int, float, complex, str, type(None))
 
 
 class CandidateReference(Reference):
-    """The correct results for a candidate, including arguments that the reference writes into and does not return.
-
-    A candidate that writes into other arguments gets a note.
-    """
-
     def _verdicts(self, actual: RunOutputs, tolerance: Tolerance) -> list[ResultVerdict]:
         verdicts = super()._verdicts(actual, tolerance)
         before = self._first_arguments if actual.arguments else []
@@ -263,7 +253,6 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
-    """Return how the nesting of a candidate's results differs from that of the reference's; None if it does not."""
     own, right = _parts(ours), _parts(reference)
     if own is None and right is None and (ours is None) == (reference is None):
         return None
@@ -274,13 +263,11 @@ def other_structure(ours: Any, reference: Any, where: str = "") -> str | None:
 
 
 def not_comparable(results: Any) -> str | None:
-    """Return the type name of the first value in the results that cannot be compared, or None if all can."""
     odd = (type(leaf).__name__ for leaf in leaves(results) if not isinstance(leaf, _PLAIN))
     return next(odd, None)
 
 
 def in_order_of(results: Any, like: Any) -> Any:
-    """Return results as lists and dictionaries, with the keys of dictionaries in the same order as in `like`."""
     if isinstance(results, Mapping):
         return {key: in_order_of(results[key], like[key]) for key in like}
     if isinstance(results, list | tuple):
@@ -316,7 +303,6 @@ def tensors_of(arguments: Arguments) -> list[Tensor]:
 
 
 def run_seeded(function: Callable[..., Any], arguments: Arguments, mutates: bool, seed: int) -> RunOutputs:
-    """Run a call with all random generators seeded; return copies of its results, and restore the generators."""
     with _seeded(arguments, seed):
         return observe(function, arguments, mutates)
 

@@ -18,8 +18,8 @@ class ResultDifference:
     """The elements of one result that differ from the reference's result by more than the tolerance.
 
     place : the result, such as `output 1`
-    count, size : number of elements that differ, and of all
-    max_abs, max_rel : largest errors of the elements that differ; `max_rel` is inf if the reference is 0 in one of them
+    count, size : number of elements that differ, and of all elements
+    max_abs, max_rel : largest errors; `max_rel` is inf if the reference is 0 in one of these elements
     at : indices of the element with the largest absolute error
     """
 
@@ -36,7 +36,6 @@ class ResultDifference:
         return f"{self.place}: {self.count:,} of {self.size:,} elements differ, by {by} at most{where}"
 
     def joined(self, other: ResultDifference) -> ResultDifference:
-        """Return the difference with the larger absolute error; its relative error becomes the larger one of both."""
         larger = max(self, other, key=lambda item: (item.max_abs, item.count))
         return replace(larger, max_rel=max(self.max_rel, other.max_rel))
 
@@ -82,7 +81,6 @@ class WrongResultError(Exception):
 
 
 def wrong(reason: str) -> ResultVerdict:
-    """Return the verdict that a result is wrong for a reason other than its values, such as its shape."""
     return ResultVerdict(faults=(reason,))
 
 

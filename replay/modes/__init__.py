@@ -49,12 +49,10 @@ class Tuning:
     )
 
     def of(self, mode: str) -> Tuning:
-        """Return these settings for a mode that searches, such as `tvm`, otherwise settings without a search."""
         named_mode, argument = find_mode(mode)
         return self if named_mode.tuners and argument != UNTUNED else Tuning()
 
     def words_of(self, mode: str) -> str:
-        """Return the search settings of a mode as text, such as `64 replay-trace`; empty without a search."""
         tuning = self.of(mode)
         return " ".join(filter(None, (str(tuning.trials), tuning.tuner))) if tuning.trials else ""
 
@@ -63,11 +61,9 @@ class Tuning:
 class Task:
     """A call for which a mode is to make a program.
 
-    function : an operator, a Python function, or the graph of a subgraph case
     args, kwargs : example arguments, which the mode may overwrite
     others : more example arguments, with other values or shapes
     grad : True if gradients of its results are needed
-    threads : number of threads of an operator on the CPU
     argument : text after the mode's name, such as `NAME` in `compile:NAME`
     store : folder for files that a later run of the same call can load; None to keep none
     candidate : function that loads the user's implementation of the operator; None if there is none
@@ -89,12 +85,6 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class RunOutputs:
-    """The results of one run of a call.
-
-    outputs : all values in the call's results, in order
-    arguments : tensors among the call's arguments after the run; empty if the call writes into none
-    """
-
     outputs: Sequence[Any]
     arguments: Sequence[Any] = ()
 
@@ -124,7 +114,6 @@ class Program:
 class Mode:
     """A way to run calls.
 
-    make : function that returns the program for a call; its errors become those of the call's row
     needs, extra : packages that the mode imports, and the extra of opgrip that installs them
     devices : supported device types; empty for all
     differentiable : True if autograd works through the programs; if False, a backward is compiled as a separate graph
@@ -133,7 +122,6 @@ class Mode:
     in_graphs : True if the programs are CUDA graphs, which cannot be captured in another graph
     autotunes : True if preparing a program times kernels on the accelerator, so that it must not run concurrently
     argument : what may follow the mode's name after a colon, such as `backend`; empty if nothing may
-    arguments : function that returns the allowed values of this argument
     tuners : search methods, the default first; empty if the mode cannot search
     """
 
@@ -155,8 +143,6 @@ modes: Registry[Mode] = Registry("opgrip.replay.modes", "opgrip.modes")
 
 
 def mode(name: str, **about: Any) -> Callable[[Callable[[Task], Program]], Callable[[Task], Program]]:
-    """Return a decorator that registers a function as a new mode's `make`; `about` are the mode's other attributes."""
-
     def enter(make: Callable[[Task], Program]) -> Callable[[Task], Program]:
         modes.register(name)(Mode(make, **about))
         return make
@@ -232,7 +218,6 @@ class ModeOptions:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Names of all modes to run, the reference mode first."""
         return tuple(dict.fromkeys((self.reference, *self.mode)))
 
     def check(self, tuning: Tuning, in_graph: bool = False) -> None:

@@ -50,11 +50,9 @@ class Candidate:
 
     @property
     def module(self) -> str | None:
-        """The path or pattern of the modules that it implements; None if it implements operators or a sample."""
         return self.op.removeprefix(OF_MODULES) if self.op.startswith(OF_MODULES) else None
 
     def hash_of_file(self) -> str:
-        """Return a hash of the source's file, empty without a file; raise `UserError` if it cannot be read."""
         if self.source == IN_PROCESS or module_of(self.source) == self.source:
             return ""
         try:
@@ -112,10 +110,7 @@ def _in_folder(folder: Path) -> list[Candidate]:
 
 
 def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
-    """Return a function of this process as a candidate; only this process and its forks can run it.
-
-    op : name of the operator, or `module:PATH`
-    """
+    """Return a function of this process as a candidate; only this process and its forks can run it."""
     _functions[op] = function
     return Candidate(op, IN_PROCESS, op)
 
@@ -125,8 +120,9 @@ def candidate_of(op: str, function: Callable[..., Any]) -> Candidate:
 class CandidateOptions:
     candidate: tuple[Candidate, ...] = option(
         (),
-        "judge your implementation of an operator on its recorded calls: is it right, is it faster, what share of the "
-        "step does it save; with --unit module, of a module: module:PATH=FILE.py:CLASS; can be repeated",
+        "judge your implementation of an operator on its recorded calls: whether it is right and faster, and what "
+        "share of the step it saves; with --unit module, write module:PATH=FILE.py:CLASS to judge a module; can be "
+        "repeated",
         repeated=True,
         parse=parse_candidate,
         metavar="OPERATOR=FILE.py:FUNCTION",
@@ -166,19 +162,17 @@ class CandidateOptions:
         return tuple(dict.fromkeys(item.module for item in self.candidate if item.module is not None))
 
     def find(self, op: str) -> Candidate | None:
-        """Return the first candidate whose name or pattern matches.
-
-        op : full name of the operator, or path of the module with its class, such as `blocks.0 (Block)`
-        """
         if self.modules:
             op = OF_MODULES + _CLASS.sub("", op)
         return next((item for item in self.candidate if fnmatchcase(op, item.op)), None)
 
     def read(self) -> CandidateOptions:
-        """Return the options with the folder's candidates in `candidate`, each with its file's hash.
+        """Return the options with all candidates in `candidate`, including those in the folder `candidates`, each with
+        its file's hash.
 
-        Raises `UserError` if a file cannot be read, the folder has no candidates, an operator has several, `confirm` or
-        `untrusted` is set without candidates, both are set, or one is set for a function of this process.
+        Raises `UserError` if a file cannot be read, if the folder has no candidates, or if an operator has several.
+        Also raises it if `confirm` and `untrusted` are set together, or if one of the two is set without candidates or
+        for a function of this process.
         """
         candidates = [*self.candidate, *(_in_folder(self.candidates) if self.candidates is not None else ())]
         for op, count in Counter(item.op for item in candidates).items():

@@ -73,10 +73,6 @@ def _place_of(tensors: Sequence[Tensor]) -> tuple[object, ...]:
 
 
 def _warm_up(task: Task, example: Arguments) -> None:
-    """Run the call on the stream of the capture; in the last run, torch raises an error if the call waits.
-
-    Waiting would make this capture and later ones fail.
-    """
     import torch
 
     call = _call_of(task, example)
@@ -87,6 +83,7 @@ def _warm_up(task: Task, example: Arguments) -> None:
         with torch.cuda.stream(stream):
             for run in range(WARMUP):
                 if run == WARMUP - 1:
+                    # a call that waits for the device would make this capture and later ones fail
                     torch.cuda.set_sync_debug_mode("error")
                 call(*tensors)
     finally:
@@ -115,12 +112,9 @@ def _capture(task: Task, arguments: Arguments) -> _Captured:
     return _Captured(graph, call, tensors, results, memory)
 
 
+# graphs of one memory pool use each other's intermediate memory, so they must not run concurrently
 @functools.cache
 def _stream_and_anchor(device: str) -> tuple[Any, Any]:
-    """Return the stream on which a device's graphs are captured, and an empty graph that keeps their memory pool.
-
-    Graphs of one pool use each other's intermediate memory, so they must not run concurrently.
-    """
     import torch
 
     with torch.cuda.device(device), warnings.catch_warnings():

@@ -49,10 +49,7 @@ def check_provider(name: str, package: str) -> None:
 
 
 def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
-    """Return ONNX Runtime's CUDA provider and its options, with the same precision and algorithm search as torch.
-
-    operators : names of the operators in the model, which decide whether TF32 is allowed
-    """
+    """Return ONNX Runtime's CUDA provider and its options, with the same precision and algorithm search as torch."""
     import torch
 
     from opgrip.replay.modes.conversions.runtimes import device_index
@@ -67,10 +64,6 @@ def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
 
 
 def run_by(task: Task, providers_of: Callable[[Iterable[str]], Sequence[Provider]]) -> Program:
-    """Return the call as an ONNX model whose nodes run on the first execution provider that supports them.
-
-    providers_of : function that returns the providers, given the names of the model's operators
-    """
     import onnxruntime
     import torch
 

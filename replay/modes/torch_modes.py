@@ -52,7 +52,6 @@ def with_autotuning(task: Task) -> Program:
 
 @mode("reduce-overhead", differentiable=True, in_graphs=True)
 def with_graphs(task: Task) -> Program:
-    """Compile the call to kernels in CUDA graphs that copy their inputs in each run."""
     if not task.device.startswith("cuda"):
         raise Unsupported(f"it needs CUDA graphs, which {task.device} does not support: use compile")
     import torch

@@ -205,7 +205,7 @@ def _intrinsics_of(target: Any) -> Iterator[None]:
 
 
 def _build(module: Any, target: Any, _: Any) -> Any:
-    """Build a module without the tensor intrinsics of all targets, whose import takes a minute."""
+    # without the tensor intrinsics of all targets, whose import takes a minute
     from tvm.driver import build
     from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 

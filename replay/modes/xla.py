@@ -66,10 +66,6 @@ def with_jax(task: Task) -> Program:
 
 
 def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, Any], Any]]:
-    """Return the constants of an exported program, and a jax function of these constants and the inputs.
-
-    `start` must have been called. Raises `Unsupported` if torchax cannot convert the program.
-    """
     from opgrip.replay.modes.conversions.runtimes import reason
     from opgrip.traces.schema.tensor_specs import plain_name
 
@@ -95,9 +91,9 @@ def as_jax(program: torch.export.ExportedProgram) -> tuple[Any, Callable[[Any, A
 
 
 def _name_dtypes(graph: torch.fx.Graph) -> None:
-    """Write the dtype into operators that take torch's default, because jax has another one in 64-bit mode."""
     import torch
 
+    # jax has another default dtype than torch in 64-bit mode
     for node in graph.nodes:
         value = node.meta.get("val")
         if isinstance(node.target, torch._ops.OpOverload) and isinstance(value, torch.Tensor):

@@ -76,7 +76,6 @@ def _set_platform(place: torch.device) -> None:
 
 
 def to_jax(tensor: Tensor, device: Any) -> Any:
-    """Return a torch tensor as a jax array, over the same memory if it is contiguous and aligned."""
     import jax
 
     array = jax.numpy.from_dlpack(tensor.detach().resolve_conj().resolve_neg().contiguous())
@@ -89,7 +88,6 @@ def to_torch(array: Any) -> Tensor:
 
 
 def reason(error: Exception) -> str:
-    """Return the reason for an error of torchax or jax, without the long advice in its message."""
     if type(error).__name__ in VALUES_NEEDED:
         return "shapes in it depend on values"
     if RANDOM in str(error):
@@ -128,8 +126,6 @@ class TensorCall(nn.Module):
     """A call as a torch module: its inputs are the call's tensors, and all other arguments are constants.
 
     If the call writes into arguments, all of its tensor arguments are returned after its results.
-
-    in_place : False to write into copies of the arguments, for runtimes that cannot write into inputs
     """
 
     def __init__(self, task: Task, in_place: bool = False) -> None:
