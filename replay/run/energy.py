@@ -48,8 +48,6 @@ class EnergyOptions:
 
 @dataclass(frozen=True, slots=True)
 class EnergyColumns(Columns):
-    """The columns that `--energy` adds to a row."""
-
     energy_mj: float | None = column("energy of the GPU for one run, including its idle power", "mJ")
     energy_above_idle_mj: float | None = column(
         "energy of the GPU for one run, minus that of an idle GPU in the same time", "mJ"
@@ -89,7 +87,6 @@ class Meter:
         """Run a call repeatedly, and return the energy of one run from the GPU's counters.
 
         seconds : least total time of the runs
-        idle_s : time in seconds for which the idle device is measured, on the first use of this meter
         """
         wait()
         if self._idle_w is None:
@@ -213,7 +210,6 @@ class Clocks:
         self._spans: dict[tuple[int, int], tuple[int, int]] = {}
 
     def reading(self, announce: Announce) -> Announce:
-        """Return a function that calls `announce`, and reads clock and throttling at most every `EVERY_S` seconds."""
         if self._gpu is None:
             return announce
         gpu = self._gpu
@@ -242,7 +238,6 @@ class Clocks:
 
     @property
     def is_throttled(self) -> bool:
-        """True if the GPU lowered its clock at the last reading."""
         return bool(self._readings and self._readings[-1][1])
 
     def close(self) -> None:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KernelColumns(Columns):
-    """The columns about kernels, copies and fills, from an accelerator's records of runs like the timed ones."""
-
     kernels: float | None = column("number of kernels, copies and fills of a run", heading="kernels")
     launches: float | None = column(
         "number of launches of kernels, copies and fills by the host in a run; a CUDA graph is one launch"
@@ -82,7 +80,6 @@ def arithmetic_dtype(row: Result, context: Mapping[str, Any]) -> str | None:
 
 
 def kernel_columns(runs: Sequence[Sequence[LaunchedWork]]) -> KernelColumns:
-    """Return the columns about kernels, without shares of peak rates, of at least one recorded run."""
     figures = [_figures(run) for run in runs]
     busy_us, gap_us, waiting_us = (median(values) / 1e3 for values in zip(*figures, strict=True))
     return KernelColumns(

@@ -42,11 +42,6 @@ from opgrip.replay.timing.timing_options import COLD, DISCRETE, PROGRAM, flusher
 
 
 def metered(number: int, groups: Sequence[FunctionGroup], workload: Workload, announce: Announce) -> dict[int, Energy]:
-    """Return the energy of one run by `id(function)`, for those functions of one case that do not fail.
-
-    number : number of the case
-    announce : function called with the numbers of case and row before each measurement
-    """
     wait = synchronizer(workload.device)
     energy_of_function: dict[int, Energy] = {}
     try:
@@ -89,10 +84,10 @@ def measure_cases(
 ) -> Iterator[list[Result]]:
     """Yield the rows of each case as soon as all of its runs are done.
 
-    surroundings : calls that precede the cases in the program, and that run before them
     announce : called before each run with case number and row index
     without : numbers of cases that do not run as preceding calls
-    cached_rows : rows that were compiled before, or whose compilation failed
+    cached_rows : by case and row number, the rows of variants that were compiled before the measurement: with the time
+        of the first call, or the reason why compilation failed
     """
     pages.keep_freed_memory()
     with closing(Clocks(None if workload.request.profiled else find_gpu(workload.device))) as clocks:
@@ -261,7 +256,6 @@ def _with_preceding_functions(
 
 
 def _eviction(case: Case, flush: Function, workload: Workload) -> TimedFunction:
-    """Return a call that evicts the caches, in place of a preceding call whose arguments do not fit into memory."""
     return TimedFunction(
         case.number, case.op, "", flush, [InputSet([Inputs((), {}, {}, workload.place, 0)])], False, None, 0
     )

@@ -88,7 +88,8 @@ def prepare(
     """Return the row of each variant of a case, with the function to time if there is one.
 
     announce : called before each row with case number and row number
-    cached_rows : rows that were compiled before, or whose compilation failed, by row number
+    cached_rows : by row number, the rows of variants that were compiled before: with the time of the first call, or the
+        reason why compilation failed
     only : number of the only row to prepare; None for all
     """
     preparation = _Preparation(case, workload)
@@ -404,7 +405,6 @@ def with_memory_columns(result: Result, memory: CallMemory) -> Result:
 
 
 def with_program_note(result: Result, program: Program, first_ms: float) -> Result:
-    """Return a row with its program's note and first-call time, unless it was compiled ahead and already has them."""
     return replace(result, note=program.note, first_ms=first_ms) if result.first_ms is None else result
 
 
@@ -459,10 +459,6 @@ def with_times(result: Result, samples: Samples, workload: Workload, variant: Va
 
 
 def with_pairs(row: Result, function: TimedFunction, other: TimedFunction, base_us: float) -> Result:
-    """Return a row with the ratios of its function's times to another function's in the same rounds.
-
-    base_us : median time of the other function in us
-    """
     are_exchanged = function.exchanges is not None and function.exchanges == other.exchanges
     pairs = paired_runs(function.runs, other.runs)
     times = ((run.arrangement, run.time_ns, other.time_ns) for run, other in pairs)

@@ -54,8 +54,6 @@ class Shard:
     """One of several equal parts of a replay, such as 3/16.
 
     number : number of the shard, counted from 1
-    offset_us, total_us : if several traces are divided together, cost of the traces before this one, and of all; else 0
-        and None
     """
 
     number: int
@@ -75,7 +73,6 @@ class Shard:
         return total_us * (self.number - 1) // self.count, total_us * self.number // self.count
 
     def has_part_of(self, cost_us: int) -> bool:
-        """Return True if the shard's part overlaps a trace that starts at `offset_us` and has this cost."""
         assert self.total_us is not None, "it is known when several traces are divided"
         begin, end = self.bounds_us(self.total_us)
         return self.offset_us < end and self.offset_us + cost_us > begin
@@ -160,7 +157,6 @@ class RunRequest:
 
     @classmethod
     def from_plain(cls, record: Mapping[str, Any]) -> RunRequest:
-        """Return the request that a dictionary made by `dataclasses.asdict`, or its copy from JSON, contains."""
         return msgspec.convert(record, cls)
 
 
@@ -169,7 +165,6 @@ OPTION_GROUPS: dict[str, Any] = {name: kind for name, kind in get_type_hints(Run
 
 
 def identity(request: RunRequest) -> dict[str, Any]:
-    """Return the facts that two replays must share if rows of both are to be in one table."""
     from torch import __version__ as torch_version
 
     from opgrip.replay.cases.sources import source_of
@@ -193,7 +188,6 @@ def options_hash(request: RunRequest) -> str:
 
 
 def settle_shard(args: argparse.Namespace) -> None:
-    """Insert the shard number into the name of the output file, and leave a process of torchrun only its own GPU."""
     part: Shard | None = args.shard
     if part is None:
         if args.output is not None and PLACEHOLDER in args.output.name:

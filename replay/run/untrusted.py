@@ -148,7 +148,6 @@ class UntrustedProcess:
         return torch.frombuffer(data, dtype=torch.uint8) if size else torch.empty(0, dtype=torch.uint8)
 
     def place(self, size: int) -> int:
-        """Return the offset of free bytes in the shared memory, usually other bytes than in the run before."""
         if len(self.memory) < 2 * size:
             self._grow(2 * size)
         if self._next + size >= len(self.memory):
@@ -157,13 +156,11 @@ class UntrustedProcess:
         return offset
 
     def shared(self, offset: int, size: int) -> Tensor:
-        """Return shared memory as a tensor, (size,) uint8."""
         if not size:
             return torch.empty(0, dtype=torch.uint8)
         return torch.frombuffer(self.memory, dtype=torch.uint8, offset=offset, count=size)
 
     def mapped_at(self) -> list[tuple[int, int, int]]:
-        """Return (first address, end, offset in the file) of each range at which the process sees shared memory."""
         own = f"{os.fstat(self._file).st_ino} "
         ranges = []
         for line in _read(f"/proc/{self._leaf}/maps").splitlines():
@@ -285,13 +282,6 @@ MOST_SIZE = 1 << 40  # largest size or stride of a result
 
 @dataclass(frozen=True, slots=True)
 class UntrustedRun:
-    """One run of a call in another process.
-
-    run_ns : time of the call as the process reported it
-    overhead_ns : time in ns that the request took in addition, by this process's clock
-    results : address and size of each result or, if a result is not a plain tensor, its value or type
-    """
-
     run_ns: int
     overhead_ns: int
     results: Sequence[Any]
@@ -299,8 +289,6 @@ class UntrustedRun:
 
 @dataclass(slots=True)
 class UntrustedCall:
-    """A call of a candidate, or of its operator, in another process."""
-
     candidate: Candidate | None
     workload: Workload
     signature: Signature
@@ -449,13 +437,7 @@ Check = Callable[[Inputs, RunOutputs], ResultVerdict]
 
 @dataclass(slots=True, kw_only=True)
 class UntrustedFunction(TimedFunction):
-    """A call in another process, with new values and new memory in each run.
-
-    draw : returns new inputs of an input set, by index and seed
-    check : compares the results of a run with the operator's; None for the operator itself
-    overhead_ns : times in ns that requests to run the operator took outside its call; the operator's function adds to
-        them
-    """
+    """A call in another process, with new values and new memory in each run."""
 
     call: UntrustedCall
     draw: Callable[[int, int], Inputs]
@@ -473,10 +455,8 @@ class UntrustedFunction(TimedFunction):
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run by the other process's clock, and check the results of some runs. The parameters have no effect.
-
-        The time is at least that of the whole request minus the time that a request to run the operator takes outside
-        its call.
+        """Time one run by the other process's clock, and check the results of some runs; the parameters have no
+        effect.
         """
         stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         began = perf_counter_ns()
@@ -522,7 +502,6 @@ class UntrustedFunction(TimedFunction):
 
 
 def untrusted_call(case: Case, variant: Variant, workload: Workload) -> UntrustedCall:
-    """Return the call of a candidate, or of the operator that it is compared with, in another process."""
     if case.operator is not None:
         raise Unsupported("--untrusted judges candidates for operators, not for functions")
     candidate = workload.request.candidates.find(case.op)
@@ -543,11 +522,6 @@ def untrusted_function(
     draw: Callable[..., Inputs],
     overhead_ns: list[int],
 ) -> TimedFunction:
-    """Return the timed function that runs a call in another process.
-
-    draw : function that returns inputs for a signature, with values drawn for a seed
-    overhead_ns : times in ns that requests to run the operator took outside its call; both functions share this list
-    """
     signatures: Sequence[Signature] = (case.signature, *case.input_sets)
     tolerance = call.workload.request.tolerance
 

@@ -54,7 +54,6 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def critical_functions(device: str) -> dict[str, Any]:
-    """Return the functions of `CRITICAL` by name, as they are now; None for those that this version of torch lacks."""
     functions: dict[str, Any] = {}
     for place, names in CRITICAL.items():
         for kind in ("cuda", torch.device(device).type):
@@ -85,10 +84,6 @@ class CallProcess:
         self._stack = ExitStack()
 
     def make(self, **request: Any) -> dict[str, Any]:
-        """Build the arguments of the next run over shared memory, before the parent's clock runs.
-
-        request : the parent's request: signature, arguments, sizes and settings
-        """
         # a new result must not get the memory of the one before, which a program may still use
         self._earlier, self._results = self._results, []
         self._arguments, self._storages = ((), {}), []
@@ -112,10 +107,6 @@ class CallProcess:
         return {}
 
     def run(self, seed: int) -> list[Any]:
-        """Run the call once; return its time, and address and size of each tensor result, or another's value or type.
-
-        All that takes longer is left to `describe`.
-        """
         self._copy(to_device=True)
         torch.manual_seed(seed)
         args, kwargs = self._arguments
@@ -126,7 +117,6 @@ class CallProcess:
         return [run_ns, *starmap(_result_form, self._results)]
 
     def describe(self) -> dict[str, Any]:
-        """Return the metadata of the last run's tensors, and the names of critical functions that were replaced."""
         now = critical_functions(self._device)
         replaced = [name for name, function in self._before.items() if now[name] is not function]
         return {"outputs": list(starmap(self._described, self._results)), "replaced": replaced}

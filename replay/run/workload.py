@@ -53,9 +53,6 @@ if TYPE_CHECKING:
 class Workload:
     """A request together with the loaded trace, its cases and the device.
 
-    place : function that returns the device of the replay for a recorded device
-    device : device that results name and that is synchronized
-    timing : timing options of the request, with the timing method for this device
     source_cases : selected cases of the trace, before a shard takes its part
     notes : notes for the user about the trace, such as missing values
     batches : which tensors of the trace have the batch; None if the batch is not scaled
@@ -82,7 +79,6 @@ class Workload:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """The devices over which the cases are spread."""
         inputs = self.request.inputs
         return tuple(map(with_index, inputs.devices)) if inputs.is_spread else (self.device,)
 
@@ -92,7 +88,6 @@ class Workload:
 
     @cached_property
     def surroundings(self) -> PrecedingCalls:
-        """The calls that precede the cases in the program; empty if preceding calls are not replayed."""
         if PROGRAM not in self.timing.caches or not self.source_cases.are_calls:
             return PrecedingCalls({}, {})
         return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
@@ -150,7 +145,6 @@ class Workload:
         return scaled(case, point.batch, self.batches)
 
     def context_of(self, case: Case, variant: Variant) -> Mapping[str, Any]:
-        """Return the torch settings of a variant: the recorded ones, with the requested number of threads."""
         threads = variant.point.threads
         return case.context if threads is None else {**case.context, "threads": threads}
 
@@ -207,10 +201,7 @@ def workload_for(request: RunRequest, trace: Trace = NO_TRACE) -> Workload:
 
 
 def _default_device(trace: Trace, recorded: str) -> str | None:
-    """Return `cpu` if no tensor in a converted trace has a recorded device, else None.
-
-    Other arguments may name one: a TritonBench file has `device='cuda'` in calls whose tensors have none.
-    """
+    # arguments that are no tensors may name a device, as `device='cuda'` in a TritonBench file
     return "cpu" if recorded == "cpu" and "converted_from" in trace.header else None
 
 
@@ -230,7 +221,6 @@ def device_of(signature: Signature, workload: Workload) -> str:
 
 
 def key_of(case: Case, variant: Variant, workload: Workload) -> str | None:
-    """Return a key by which a program is stored; None if it is not stored."""
     if workload.request.store is None or variant.mode == EAGER:
         return None
     mode, _ = find_mode(variant.mode)
@@ -288,7 +278,6 @@ def empty_rows(case: Case, workload: Workload, status: str, error: str) -> dict[
 
 
 def empty_row(case: Case, variant: Variant, workload: Workload, status: str = OK, error: str | None = None) -> Result:
-    """Return the row of a variant before it runs, or of a variant that cannot run, with status and reason."""
     signature, forward = cast_signature(case.signature, workload.dtype), variant.direction != BACKWARD
     return Result(
         case=case.number,
@@ -324,7 +313,6 @@ def empty_row(case: Case, variant: Variant, workload: Workload, status: str = OK
 
 
 def describe_failure(error: BaseException) -> tuple[str, str]:
-    """Return the status and the reason of the row of a case that raises this error."""
     if isinstance(error, UserError) and isinstance(error.__cause__, ModuleNotFoundError):
         error = error.__cause__
     # check first: a compiler that runs out of memory raises its own error

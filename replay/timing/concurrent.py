@@ -30,8 +30,6 @@ Work: TypeAlias = Callable[[Callable[[], None]], T]
 
 
 class ThreadGroup:
-    """Threads that run functions at the same time, each on its own stream, under the settings of a `FunctionGroup`."""
-
     def __init__(self, group: FunctionGroup, count: int, device: str) -> None:
         self._group = group
         self.device = device
@@ -48,10 +46,7 @@ class ThreadGroup:
         self._threads.shutdown()
 
     def at_once(self, functions: Sequence[Work[T]]) -> list[T]:
-        """Run functions concurrently, each on a separate thread, and return their results.
-
-        functions : each is called with a function that waits for the device work of the thread in which it runs
-        """
+        """Run functions concurrently, each on a separate thread, and return their results."""
         # a thread that waits here takes no other function, so each function gets a separate thread
         barrier = Barrier(len(functions))
         self.synchronize()
@@ -90,8 +85,6 @@ class ConcurrentRun:
     """Times of one function while other functions ran at the same time.
 
     loaded : mean time of a run in ns in each repeat; a repeat lasts until all functions have run once
-    ratio : 10th, 50th and 90th percentile, over the repeats, of `loaded` divided by the time of a run without others;
-        None if no ratio is known
     overlap : time of all functions one after the other, divided by their time when run concurrently (median over the
         repeats): 1 if running concurrently saves no time, `together` if the runs do not slow each other down
     together : number of concurrent runs
@@ -190,11 +183,6 @@ class _Batch:
         )
 
     def _repeat(self, contention: Contention) -> None:
-        """Run each function once without the others, then all at the same time, and then each while the others keep
-        running.
-
-        The first repeat is a warm-up and determines how many runs are timed together as a block.
-        """
         began, since = perf_counter_ns(), contention.read()
         alone = [self._guarded(times.timed_function, self._alone) for times in self._list_running()]
         running = self._list_running()
@@ -255,12 +243,6 @@ class _Batch:
         return lambda finish: self._guarded(timed_function, lambda _: run(self._finisher(timed_function, finish)))
 
     def _loaded(self, timed_function: TimedFunction, load: _Load) -> Work[float | None]:
-        """Return a function that returns the mean time of a run in ns while all others run too.
-
-        It keeps running until the slowest one has run once. The time between runs counts, because a thread waits for
-        the interpreter lock then.
-        """
-
         def run(finish: Callable[[], None]) -> float:
             spans: list[tuple[int, int]] = []
             start = load.begin()

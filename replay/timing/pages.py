@@ -66,7 +66,8 @@ def keep_freed_memory() -> None:
 def keeping_freed_memory() -> Iterator[None]:
     """Let this process keep freed memory during the block instead of returning it to the system.
 
-    After the block, the thresholds have the values that glibc itself chooses when large blocks are freed.
+    Afterwards, malloc's thresholds for mapping and for trimming have the values that glibc itself chooses once large
+    memory was freed.
     """
     huge_pages_disabled = _prctl(PR_GET_THP_DISABLE, 0)
     keep_freed_memory()
@@ -102,8 +103,7 @@ def touch(size: int) -> None:
 def arrange(sizes: Sequence[int], fresh_bytes: int) -> None:
     """Allocate and free blocks so that the next blocks of these sizes have `fresh_bytes` in newly mapped pages.
 
-    If `fresh_bytes` exceeds the sum of the sizes, other memory of the operator will be in new pages too. Other freed
-    memory and the caches do not change, except for one cache line per page.
+    If `fresh_bytes` exceeds the sum of the sizes, other memory of the operator will be in new pages too.
     """
     share = min(fresh_bytes / max(sum(sizes), 1), 1.0)
     requests = [(size, round(size * share)) for size in sizes]
@@ -161,10 +161,7 @@ class FaultCount:
         return faults() - self._before.ru_minflt
 
     def were_slow(self, duration_ns: float) -> bool:
-        """Return True if the page faults took at least twice as long as usual, as after a VM returned memory.
-
-        duration_ns : time of the work that caused the page faults
-        """
+        """Return True if the page faults took at least twice as long as usual, as after a VM returned memory."""
         fault_ns = usual_fault_ns()
         usual_ns = None if fault_ns is None else fault_ns * self.faults
         if usual_ns is None or duration_ns < SLOW * usual_ns / torch.get_num_threads():

@@ -29,13 +29,7 @@ DELAY_KERNEL = "spin_kernel"  # part of the name of the kernel that keeps a devi
 
 
 class Range:
-    """An NVTX range that can be entered repeatedly.
-
-    message : operator, or name of a stage before or after a timed run
-    category : mode and other words that distinguish the rows of a case
-    profiled : name of the profiler that runs; if it shows only the message of a range, the message also contains case
-        and category
-    """
+    """An NVTX range that can be entered repeatedly."""
 
     __slots__ = ("_attributes", "_begin", "_end", "_open")
 
@@ -61,7 +55,6 @@ class Range:
 
 
 def row_name(case: int, op: str, category: str) -> str:
-    """Return an NVTX range's message with case and category, for profilers that show only messages, such as ncu."""
     return f"case {case} {op} {category}"
 
 
@@ -85,11 +78,6 @@ def entered(message: str, category: str, case: int) -> Iterator[None]:
 
 @contextmanager
 def watched(profiled: str, device: str, timelines: str | None) -> Iterator[None]:
-    """Let a profiler record while the block runs.
-
-    profiled : name of the profiler; empty for none
-    timelines : folder for the recordings of torch's own profiler
-    """
     import torch
 
     on_gpu = torch.device(device).type == "cuda"

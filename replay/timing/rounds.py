@@ -52,7 +52,6 @@ class FunctionGroup:
     """Functions that run under the same settings of torch.
 
     grad : True if calls record an autograd graph
-    around : by case number, untimed functions that run right before timed ones, as in the program
     """
 
     settings: Mapping[str, Any]
@@ -64,11 +63,8 @@ class FunctionGroup:
 class Measurer:
     """Times groups of functions.
 
-    effort : number of runs or time budget of each function
     flush : function that empties the caches before a run; None to leave them unchanged
     announce : called before each run with case number and row index
-    records : True to let the device record its work in a few runs of each function after the timed ones
-    is_throttled : returns True if the device's clock is currently lowered
     workers : function that returns the ids of the processes that run the functions; None if this process runs them
     """
 
@@ -150,12 +146,6 @@ class Measurer:
         run: Callable[[FunctionGroup, list[TimedCase]], None],
         spent_ns: int,
     ) -> Iterator[list[TimedFunction]]:
-        """Run cases again that other processes disturbed, when the machine is quiet, and yield the functions of each
-        case.
-
-        This takes at most the time budgets of these cases, and at most `spent_ns` or `RETRY_NS`, whichever is longer.
-        It ends early if `MOST_IN_A_ROW` consecutive cases are disturbed again.
-        """
         waiting = list(contended)
         until_ns = perf_counter_ns() + min(len(waiting) * self.effort.budget_s * 1e9, max(spent_ns, RETRY_NS))
         in_a_row = 0
@@ -202,10 +192,6 @@ class Measurer:
         return case.functions
 
     def _record(self, group: FunctionGroup, case: TimedCase) -> None:
-        """Run the functions of a case a few more times, each as in a timed run, while the device records its work.
-
-        The first run is left out, because its launches wait for the memory that the recording needs.
-        """
         place, spans = case.functions[0].places[0], []
         until_ns = perf_counter_ns() + RECORDED_NS
         with restored(group.settings), torch.set_grad_enabled(group.grad), recorded_work() as work:
@@ -349,7 +335,6 @@ def _before(number: int, group: FunctionGroup, function: TimedFunction) -> Timed
 def _have_just_run(
     just_run: Sequence[tuple[int, TimedFunction | None]], place: CallPosition, function: TimedFunction
 ) -> bool:
-    """Return True if the last calls that ran are those that precede a call in the program, in the same order."""
     last = list(just_run)[max(len(just_run) - len(place.before), 0) :]
     return [number for number, _ in last] == list(place.before) and all(
         number != function.number or ran is function for number, ran in last

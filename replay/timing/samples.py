@@ -21,11 +21,10 @@ SETTLED, STEADY = 6, 0.1
 
 
 class Samples:
-    """Times of runs, grouped into strata of runs with the same input values and memory state.
+    """Times of runs, grouped into strata: runs with the same input values and memory state.
 
     shares : share of the program's calls that each stratum represents; 0 for strata that occur only in the replay
-    alike : True if each run has the same weight
-    fewest : minimum number of runs, unless the budget is too short
+    fewest : minimum number of runs, unless the time budget is too short
     in_order : times of all runs in ns, in the order of the runs
     dropped : number of runs not kept, because processor, device or memory were slow, or other processes used the cores
     slowed : number of runs kept although the processor or device was slowed down or in use
@@ -79,7 +78,6 @@ class Samples:
         self.contended.append((stratum, time_ns))
 
     def try_again(self) -> None:
-        """Reset the spent time and the number of contended runs, so that disturbed runs are tried again."""
         self.spent_ns = 0
         self._given_up = len(self.contended)
 
@@ -106,7 +104,6 @@ class Samples:
         return quantile(self.in_order, self.weights, share) / 1e3
 
     def percentile_us(self, share: float) -> float | None:
-        """Return `quantile_us`, or None if there are too few runs for it."""
         return self.quantile_us(share) if self.effective_runs >= FEWEST_FOR_PERCENTILES else None
 
     @property
@@ -124,11 +121,9 @@ class Samples:
 
     @property
     def effective_runs(self) -> int:
-        """Number of equally weighted runs that would be as precise as these runs."""
         return effective_runs(self.weights or [1.0] * len(self))
 
     def median_us_of(self, input_set: int) -> float | None:
-        """Return the median time in us of the runs with one input set; None without such runs."""
         strata = [stratum for stratum in self.times if isinstance(stratum, tuple) and stratum[0] == input_set]
         times = [time for stratum in strata for time in self.times[stratum]]
         return float(np.median(times)) / 1e3 if times else None
@@ -139,7 +134,6 @@ class Samples:
 
     @property
     def spread(self) -> float:
-        """Mean interquartile range within strata / mean of their medians; inf if no stratum has two runs."""
         strata = [stratum for stratum in self._select_strata() if len(self.times[stratum]) > 1]
         if not strata:
             return float("inf")
@@ -188,7 +182,6 @@ class Samples:
 
 
 def trim(weights: Sequence[float]) -> list[float]:
-    """Limit weights, which add up to 1, to a third (or 1 / count, if larger); the other weights get the excess."""
     trimmed, count = list(weights), len(weights)
     limit = max(1 / LEAST, 1 / count) if count else 1.0
     while count > 1 and (above := fsum(max(weight - limit, 0.0) for weight in trimmed)) > 1e-12:

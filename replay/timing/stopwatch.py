@@ -63,8 +63,6 @@ class Pace:
 
 
 class MemoryPace:
-    """Measures from time to time how fast this thread reads memory, which other programs use, too."""
-
     def __init__(self) -> None:
         self._data = np.ones(MEMORY_BYTES // 8, dtype=np.float64)
         self._read_ns, self._gb_per_s = 0, 0.0
@@ -97,7 +95,6 @@ TRIED, RETRIED = 2, 8
 
 
 def keep_busy(device: str, launch_ns: float) -> None:
-    """Enqueue work on a device for as long as a call's launch takes, so that its time excludes the launch."""
     delay(device, min(launch_ns + LEAD_MARGIN_NS, MOST_LEAD_NS) / 1e3)
 
 
@@ -121,7 +118,6 @@ class LaunchTime:
     _least_ns: float = float("inf")
 
     def add(self, launch_ns: float, outlasts: bool) -> None:
-        """Record the time of a launch, and whether it took longer than the device was kept busy."""
         self.last_ns = launch_ns
         self.count += 1
         self.outlasting += outlasts
@@ -140,7 +136,6 @@ class LaunchTime:
 class Stopwatch:
     """A clock that times runs on a device.
 
-    method : how runs are timed, one of `METHODS`
     empty_ns : time in ns that measuring an empty run takes; it is subtracted
     """
 
@@ -155,8 +150,6 @@ class Stopwatch:
     ) -> float:
         """Return the time of one run in ns: the mean over `runs`, which are timed together.
 
-        span : NVTX range that begins just before, and ends just after, the clock is read
-        launch : launch times of earlier runs, to which this run adds its own
         graph : the runs as a CUDA graph, which needs no launches from Python; None to call the function
         """
         if graph is not None:
@@ -230,9 +223,9 @@ class Stopwatch:
 
 
 def on_deeper_stack(frames: int, function: Callable[..., T], *args: Any) -> T:
-    """Call a function with further frames on the C stack, and return its result.
+    """Call a function with `frames` more frames on the C stack, and return its result.
 
-    Where the stack lies relative to the arguments changes the time of some kernels by up to 10 %.
+    The position of the stack in memory changes the time of some kernels by up to 10 %.
     """
     if frames == 0:
         return function(*args)

@@ -31,9 +31,7 @@ Stratum = tuple[int, bool]  # the input set of a run, and True if its results we
 class Run(NamedTuple):
     """A timed run.
 
-    time_ns : time of the run in ns
     round : number of the case's round, in which each of its functions ran once
-    arrangement : kind of the round, by the order of the functions and the memory of their arguments
     """
 
     stratum: Stratum
@@ -44,12 +42,6 @@ class Run(NamedTuple):
 
 @dataclass(slots=True)
 class InputSet:
-    """One set of argument values of a case, ready to run.
-
-    sets : copies of the arguments: one, or if runs write into them, one for each run that is timed together
-    ready : the arguments as the function, or its `enter` before each run, takes them; empty if runs write into them
-    """
-
     sets: list[Inputs]
     ready: list[Arguments] = field(default_factory=list)
 
@@ -58,20 +50,14 @@ class InputSet:
 class TimedFunction:
     """A function to time (a case in one mode), its input sets, and the times of its runs.
 
-    label, category : operator, and words that distinguish the rows of the case; they name its ranges in a profiler
     mutates : True if runs change the arguments, which are then restored before each run
     fresh : share of the program's calls whose results are in newly mapped pages; None if irrelevant or unknown
     enter : function that converts arguments for `function`; the conversion is not timed
     enters_each_run : True to call `enter` before each run; False to call it once, unless runs change the arguments
     shares : share of the program's calls that each input set represents; empty if all are equal
-    places : positions in the program of some of its calls
     exchanges : key of the functions of a case that have equal arguments and may exchange them; None for no exchange
-    partners : the functions that exchange arguments with this one, and itself; empty if it exchanges none
-    fewest : minimum number of runs, unless the budget is too short
-    round, arrangement : number and kind of the current round of the case
+    fewest : minimum number of runs, unless the time budget is too short
     frames : number of frames to add to the C stack before the next timed run
-    wanted : input set and memory state of the next timed run, if the function has them
-    samples, runs : times of the runs for statistics, and the kept runs in order
     recorded : for each recorded run after the timed ones, the work that it launched on the device
     """
 
@@ -138,11 +124,6 @@ class TimedFunction:
         self.function(*args, **kwargs)
 
     def run_before(self, generator: Random) -> None:
-        """Run once without timing, before another function is timed, in a separate NVTX range.
-
-        generator : chooses the memory of the arguments among all functions that exchange them, so that the caches hold
-            each equally often
-        """
         self._before.begin()
         try:
             input_sets = generator.choice(self.partners or (self,)).input_sets
@@ -152,7 +133,6 @@ class TimedFunction:
             self._before.end()
 
     def run_untimed(self, stopwatch: Stopwatch) -> None:
-        """Run twice as in timed runs: first to get memory from the device, then to measure the launch time."""
         graph = self._graph_of(0, stopwatch) if stopwatch.method == GRAPH else None
         for _ in range(2):
             self._launch = LaunchTime()
@@ -169,7 +149,8 @@ class TimedFunction:
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run, or a block of runs; return its stratum and the time of one run in ns.
+        """Time one run, or several together; return input set, whether results were in new pages, and time of a run in
+        ns.
 
         flush : function that empties the caches before the run; None to leave them unchanged
         recent : indices of argument tensors to read first, so that they are in the cache
@@ -210,7 +191,6 @@ class TimedFunction:
     def time_apart(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[int, int]:
-        """Run once as if timed, without keeping the time; return the system's time in ns before and after."""
         state = self._size, self._launch, self.samples.spent_ns
         # launches take longer while a profiler records them
         self._size, self._launch = 1, self._launch_apart
@@ -226,20 +206,17 @@ class TimedFunction:
         self.runs.append(run)
 
     def keep_contended(self, run: Run) -> None:
-        """Add the time of a run that other processes disturbed, and mark its NVTX range as dropped."""
         self.samples.add_contended(run.stratum, run.time_ns)
         self._dropped.begin()
         self._dropped.end()
 
     def drop(self) -> None:
-        """Count a run whose time is not kept, and mark its NVTX range as dropped."""
         self.samples.dropped += 1
         self._dropped.begin()
         self._dropped.end()
 
     @property
     def block(self) -> int:
-        """Number of runs that are timed together."""
         return self._size
 
     def most_in_block(self) -> int:
@@ -276,11 +253,6 @@ class TimedFunction:
 
 
 def paired_runs(runs: Sequence[Run], base: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Return pairs of runs of two functions in the same round of a case.
-
-    If half of the pairs have the same input values, only these are returned, and if half of them also have the same
-    memory state, only pairs with both.
-    """
     run_of_round = {run.round: run for run in base}
     pairs = [(run, run_of_round[run.round]) for run in runs if run.round in run_of_round]
     with_values = [(run, other) for run, other in pairs if run.stratum[0] == other.stratum[0]]
@@ -295,10 +267,9 @@ DEPTHS = 16  # number of depths of the C stack at which runs are timed, each of 
 class TimedCase:
     """The functions of one case, which run once per round.
 
-    A call may take 10 % longer if its arguments are in other memory, or if it runs second. Therefore n functions that
-    may exchange arguments have cycles of 2n rounds: in each cycle, each function runs twice in the memory of each one,
-    once in an order that is drawn for the case, and once in the reverse order. The round's position in its cycle is the
-    arrangement of its runs.
+    A call may take 10 % longer if its arguments are in other memory, or if it runs second. Therefore, functions
+    exchange arguments in each round, and the order of the functions is reversed after every n rounds, if n is the size
+    of the largest group of functions that exchange arguments.
     """
 
     def __init__(self, functions: Sequence[TimedFunction]) -> None:
@@ -353,7 +324,6 @@ class TimedCase:
 
 
 def timed_cases(functions: Iterable[TimedFunction]) -> list[TimedCase]:
-    """Return the cases of the functions, in the order of their first functions."""
     cases: dict[int, list[TimedFunction]] = {}
     for function in functions:
         cases.setdefault(function.number, []).append(function)

@@ -90,12 +90,10 @@ class TimingOptions:
 
     @property
     def caches(self) -> tuple[str, ...]:
-        """Cache states before a run; the default if the user gave none."""
         return self.cache or ((WARM,) if self.exec_mode == CONTINUOUS else (PROGRAM,))
 
     @property
     def by_clock_of_device(self) -> bool:
-        """True if runs are timed by the device's clock, on torch's streams."""
         return self.exec_mode in ON_DEVICE
 
     def with_method(self, usual: str) -> TimingOptions:
