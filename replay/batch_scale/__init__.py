@@ -63,13 +63,6 @@ Growth: TypeAlias = str
 
 @dataclass(frozen=True, slots=True)
 class ScaledCall:
-    """How a call changes with a larger batch.
-
-    inputs, outputs : for each tensor argument and each result, whether it grows with the batch (see `Growth`)
-    sizes : True if the first size in arguments such as `size` and `shape` is multiplied, too
-    lost : why it is unknown how the call changes; None if it is known
-    """
-
     inputs: tuple[Growth, ...]
     outputs: tuple[Growth, ...] = ()
     sizes: bool = False
@@ -107,7 +100,6 @@ def find_parameters(
 
 
 def named_tensors(signature: Signature) -> Iterator[tuple[TensorSpec, str]]:
-    """Yield (tensor, argument name) for each tensor argument of a call; the name is empty if unknown."""
     for name, value in _named_arguments(signature):
         for spec in tensors(value):
             yield spec, name
@@ -154,7 +146,6 @@ class BatchScale:
                 self._follow(call, phase)
 
     def verdict(self, number: int) -> ScaledCall:
-        """Return how most calls of a signature change with the batch; raise `Unsupported` if unknown for all."""
         if not self.batch:
             raise Unsupported(
                 "the batch size of the trace is unknown: it contains no convolution, embedding or matrix product"
@@ -372,7 +363,8 @@ def scaled(case: Case, factor: int, batches: BatchScale) -> Case:
 
     Captured facts such as time and count do not change. Values are drawn for the new shapes.
 
-    Raises `Unsupported` if it is unknown whether the batch is the first dimension of its tensors.
+    Raises `Unsupported` if the trace does not show how the call depends on the batch, or if a tensor with a batch is
+    sparse, quantized or nested, or not contiguous in the batch.
     """
     verdict = batches.verdict(case.trace_number)
     signature = _with_batch(case.signature, verdict.inputs, verdict.sizes, factor)

@@ -37,11 +37,6 @@ class CallSite:
 
 
 def count_call_sites(calls: pd.DataFrame, groups: pd.Series[int]) -> dict[int, tuple[CallSite, ...]]:
-    """Return the call sites of each group of calls, by group number, most calls first.
-
-    calls : rows of `Trace.calls` or `Trace.distinct_calls`, with the column `count`
-    groups : group number of each row of `calls`
-    """
     import pandas as pd
 
     from opgrip.traces.table.call_table import COUNT
@@ -140,6 +135,5 @@ def _common(parts: Iterable[Sequence[str]]) -> list[str]:
 
 
 def phase_of(sites: Sequence[CallSite]) -> str:
-    """Return the phases of the call sites as text, such as `forward, backward`."""
     phases = {site.phase for site in sites}
     return ", ".join([*(phase for phase in PHASES if phase in phases), *sorted(phases - {*PHASES})])

@@ -39,7 +39,6 @@ class Case:
 
     A timing cluster is a group of calls of one signature whose times differ from the times of its other calls.
 
-    values : by number, the value model or the recorded values of each tensor in `signature` and `input_sets`
     captured_us : median time of a call in the program: device time if the calls ran on a device, else host time
     captured_total_us : sum of the calls' times in the program
     captured_host_us : median host time of a call, if `captured_us` is a device time
@@ -49,8 +48,6 @@ class Case:
     share : share of the time of all selected calls, from 0 to 1
     context : torch settings, such as autocast, under which most calls ran
     input_sets : copies of the signature with the values and results of later calls
-    timing_clusters : timing cluster of the signature, followed by that of each input set; empty if all input sets are
-        equally frequent
     fresh : share of calls whose results were in newly mapped memory pages; None if unknown or irrelevant
     operator : the operator to call, if it differs from the signature's
     reference : the operator whose results are the reference in every mode; None to use the case's own results in the
@@ -177,11 +174,6 @@ def _cases(trace: Trace, calls: pd.DataFrame, kinds: Sequence[_Kind], in_order: 
 
 
 def _with_single(distinct: pd.DataFrame, observed_calls: pd.DataFrame) -> pd.DataFrame:
-    """Return the distinct calls, but one row for each call in `observed_calls`; `count` is the number of calls of a
-    row.
-
-    Rows of single calls keep their index in the trace's call table.
-    """
     if observed_calls.empty:
         return distinct
     single = own_calls(observed_calls)
@@ -228,7 +220,6 @@ def _kinds(trace: Trace, placed: Mapping[int, PlacedCalls], selected: pd.Index[i
 
 
 def contexts_of(trace: Trace, calls: pd.DataFrame) -> dict[int, Mapping[str, Any]]:
-    """Return, by signature number, the torch settings under which most of the signature's calls ran."""
     context_of = {scope.number: scope.context for scope in trace.scopes}
     contexts = _most_frequent(calls, calls["scope"].map(context_of))
     return {signature: trace.contexts.get(int(number), {}) for signature, number in contexts.items()}
@@ -266,10 +257,6 @@ class TimingCluster:
     """Calls of one signature, at one or more call sites, that take similar times.
 
     signature : copy of the signature with the values and results of one call of the cluster
-    calls : indices of the selected calls in the call table; for a long trace, of a sample of them
-    captured_us : median over `calls` of the typical time at the call site of each; over all calls of the cluster if
-        `calls` is empty
-    place : module, function and source line of the call whose values `signature` has
     """
 
     signature: Signature
@@ -282,14 +269,8 @@ class TimingCluster:
 class PlacedCalls:
     """The calls of a signature whose values were recorded at several call sites.
 
-    A call site is here a scope (module, phase and source line) and the storage of the first tensor; if this storage is
-    not used again, it is only the scope.
-
-    calls : the signature's calls in the result of `calls_at_several_sites`, by start time, whether selected or not
-    sites : for each call, the number of its call site
     typical_ns : for each call, the typical time of a call at its call site
     observed : values and results that were recorded from later calls
-    rows : for each item of `observed`, the index in `calls` of the recorded call; None if this call has no call site
     """
 
     signature: Signature
@@ -313,7 +294,6 @@ class PlacedCalls:
         return [self._behaviour(groups[index], nearest == index, selected) for index in order]
 
     def observed_in(self, selected: pd.Index[int]) -> list[Observed]:
-        """Return `observed` without values from call sites at which no call is selected."""
         sites = set(self.sites[self.calls.index.isin(selected)].tolist())
         return [
             item
@@ -350,11 +330,7 @@ class PlacedCalls:
 
 
 def calls_at_several_sites(trace: Trace) -> pd.DataFrame:
-    """Return the calls of all signatures of which the trace has values from more than one call site.
-
-    The column `MEMORY` is the storage number of the call's first tensor. For a long trace, these are the calls at the
-    beginning, where the capture recorded values, and samples of the later ones.
-    """
+    """Return the calls of all signatures of which the trace has values from more than one call site."""
     numbers = list(_observed_at_several_sites(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
     if numbers:
@@ -512,10 +488,6 @@ def captured_times(
 
 
 def weights_of(captured: Mapping[int, CapturedTimes], signatures: Mapping[int, Signature]) -> dict[int, float]:
-    """Return the total time of each case's calls, by case number; if no call has a time, the total estimated cost.
-
-    signatures : signatures whose cost is estimated, by case number; calls of all other cases have the cost 1
-    """
     times = {number: item.count * item.median_us for number, item in captured.items()}
     if any(times.values()):
         return times

@@ -48,12 +48,6 @@ class FlowingCall:
 
 @dataclass(slots=True)
 class StorageNeed:
-    """The size of a storage and the tensors in it, as far as the calls show them.
-
-    bytes : size up to the end of the last argument tensor, or of the last result if no argument uses the storage
-    views : argument tensors, in call order, that reach beyond the part of the storage that earlier ones use
-    """
-
     device: str
     bytes: int = 0
     views: list[TensorSpec] = field(default_factory=list)
@@ -78,8 +72,6 @@ class ProgramFlow:
 
     calls : calls in the order in which they ran
     signatures : signatures to replay, by number; operators that the device lacks are replaced
-    interfaces : tensor arguments and results, by signature number
-    needs : size and views of each storage, by storage number
     outside : numbers of storages that existed before the first call; their total size is `outside_bytes`
     peak_bytes : largest number of bytes in use at one time, without the storages in `outside`
     wall_ns : time from the start of the first call to the end of the last
@@ -201,20 +193,11 @@ UNWRITTEN = ("aten.empty", "aten.new_empty")
 
 @dataclass(frozen=True, slots=True)
 class NewMemory:
-    """The large CPU memory blocks that a call allocated.
-
-    fresh_bytes : number of bytes in newly mapped pages, in these blocks and in other memory that the call used
-    """
-
     sizes: tuple[int, ...]
     fresh_bytes: int
 
 
 def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
-    """Return the large memory blocks that calls allocated on the CPU, by index of the call in `flow.calls`.
-
-    The result is empty if the capture did not count page faults.
-    """
     page = page_size(trace.header)
     if page is None:
         return {}
@@ -247,11 +230,6 @@ def new_memory(trace: Trace, flow: ProgramFlow) -> dict[int, NewMemory]:
 
 
 def shares_of_fresh(trace: Trace, calls: pd.DataFrame) -> dict[int, float]:
-    """Return, by number of each signature with large results, the share of calls with results mostly in new memory
-    pages.
-
-    The result is empty if the capture did not count page faults.
-    """
     page = page_size(trace.header)
     if page is None:
         return {}

@@ -63,10 +63,6 @@ def function_case(
 def described_case(
     operator: Operator, arguments: FunctionArguments, values: Mapping[int, Drawable], name: str, number: int
 ) -> Case:
-    """Return the case that replays a function, with the arguments described by their shapes, dtypes and layouts.
-
-    values : source of the values of each tensor argument, by its position in the list of tensor arguments
-    """
     indices = count()
     storages: dict[int, int] = {}
 
@@ -94,8 +90,6 @@ def strided_spec(tensor: Tensor, **others: Any) -> TensorSpec:
 
 
 class LazyOperator(Operator):
-    """Base class of operators whose attributes are determined when they are first read."""
-
     __slots__ = ()
 
     def _set(self, **attributes: object) -> None:

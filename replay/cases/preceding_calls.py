@@ -39,8 +39,6 @@ class CallPosition:
 
     position : index of the call in a list of all calls of one thread after the other
     before : signature numbers of the calls to run before it, in order
-    recent : indices of its argument tensors that were used shortly before
-    used_bytes : for each tensor in `recent`, the number of bytes that other calls have used since
     """
 
     position: int
@@ -56,12 +54,6 @@ class CallPosition:
 
 @dataclass(frozen=True, slots=True)
 class PrecedingCalls:
-    """The calls that precede each case's calls in the program.
-
-    places : positions of some calls of each case, by case number
-    cases : the case with all calls of a signature, by signature number
-    """
-
     places: Mapping[int, Sequence[CallPosition]]
     cases: Mapping[int, Case]
 
@@ -73,7 +65,6 @@ class PrecedingCalls:
         return indices[0].position if indices else 0
 
     def around(self, cases: Sequence[Case]) -> list[Case]:
-        """Return the cases whose calls precede calls of the given cases, without the given cases themselves."""
         own = {case.number for case in cases}
         before = {number for case in cases for index in self.places.get(case.number, ()) for number in index.before}
         return [self.cases[number] for number in sorted(before - own) if number in self.cases]
@@ -92,11 +83,6 @@ def recent_bytes(device: str) -> int:
 def make_preceding_calls(
     trace: Trace, everything: Sequence[Case] | None = None, measured: Sequence[Case] = ()
 ) -> PrecedingCalls:
-    """Return the calls that precede each case of a trace.
-
-    everything : all cases of the trace, or None to create them
-    measured : cases to measure; a timing cluster among them gets the calls before its own calls
-    """
     if everything is None:
         with warnings.catch_warnings():
             # warnings about values are shown when cases are selected

@@ -178,11 +178,7 @@ def no_match_within_label(selection: Selection) -> NothingSelectedError:
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
-    """Return the error for an option whose patterns match no name; its hint lists the most similar names.
-
-    names : the existing names; the series is named for their kind, such as `op`
-    flag : text before a pattern on the command line, such as `--op `
-    """
+    """Return the error for an option whose patterns match no name; its hint lists the most similar names."""
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
 
 
@@ -207,7 +203,6 @@ MOST_REASONS = 3  # maximum number of operators that are listed with reasons; ot
 
 
 def unconverted(trace: Trace) -> str | None:
-    """Return a text about the calls of a converted file that were not converted; None if all were."""
     if "converted_from" not in trace.header or trace.end is None or not trace.end.dropped:
         return None
     dropped = sorted(trace.end.dropped, key=lambda item: -item.count)
@@ -248,8 +243,6 @@ class Point:
 @titled("device and inputs")
 @dataclass(frozen=True, slots=True)
 class PointOptions:
-    """Options whose combinations of values each become one row per case, and the processors to run on."""
-
     threads: tuple[int, ...] = option(
         (),
         "threads per operator (default: as captured)",
@@ -302,11 +295,9 @@ class PointOptions:
 class Variant:
     """One run configuration of a case, which becomes one row of the results.
 
-    number : index of this variant in the case
     values : how input values are chosen, such as `recorded` or `random`
     direction : `forward`, or `backward` to compute gradients
     mode : name of the mode; if it has an argument, both are joined by a colon
-    point : values of `--threads`, `--batch-scale` and `--streams`
     cache : state of the caches before each run; None if it is the same for all variants of the case
     """
 

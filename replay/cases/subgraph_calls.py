@@ -24,14 +24,6 @@ from opgrip.traces.schema.tensor_specs import STORAGE, plain_name
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A signature, and properties derived from it.
-
-    writes : for each tensor argument, True if a call may write into it
-    settings : devices, floating-point dtypes and generators among the arguments, which a replay may change
-    varies : True if the sizes of results depend on input values
-    refusal : reason why a subgraph cannot contain such calls; None if the signature shows none
-    """
-
     signature: Signature
     interface: Interface
     writes: tuple[bool, ...]
@@ -61,7 +53,6 @@ def facts_of(signature: Signature) -> Facts:
 
 
 def is_setting(leaf: object) -> bool:
-    """Return True if an argument, or a value in a nested argument, depends on the device or dtype of the replay."""
     return isinstance(leaf, torch.device | GeneratorSpec) or (isinstance(leaf, torch.dtype) and leaf in CAST)
 
 
@@ -106,11 +97,8 @@ class SubgraphCall:
 
 @dataclass(frozen=True, slots=True)
 class SubgraphRun:
-    """One run of a subgraph: the consecutive calls that one thread made in one module or function.
+    """The consecutive calls that one thread made in one module or function.
 
-    place : name of the module or function, and phase
-    escaping_results : results that calls after the run use, as (index of the call in the run, index of its result)
-    stored : storages, numbered as in `calls`, that existed before the first recorded call, such as parameters
     time_ns, raw_ns : sum of its calls' times in the program, with and without correction for the capture's own work
     contexts : number of the torch settings of each call
     scope : number of the first call's scope (module, phase and source line)
@@ -148,12 +136,6 @@ def make_runs(
     selected: Collection[int],
     using: Collection[int] | None = None,
 ) -> list[SubgraphRun]:
-    """Return the runs of all subgraphs, thread by thread, in the order in which each thread made them.
-
-    places, facts : module or function of each scope, by scope number; facts by signature number
-    selected : indices of the selected calls in the trace's call table
-    using : numbers of the scopes whose calls count as users of results; None for all
-    """
     threads: dict[tuple[int, int], list[_Row]] = {}
     thread_rows = list(_rows(trace, places, facts, set(selected)))
     for thread, row in thread_rows:
@@ -241,8 +223,6 @@ def _run(
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """A tensor from outside the subgraph, as its index in `Links.outside`."""
-
     place: int
 
 
@@ -271,8 +251,6 @@ class Links:
 
     outside : distinct tensors that come from outside the subgraph
     stored : for each tensor in `outside`, True if it existed before the first recorded call, such as a parameter
-    settings : distinct devices, floating-point dtypes and generators among the arguments; a replay may change them
-    sources : for each call, the origin of each tensor argument
     outputs : the results that the subgraph returns
     mutates : True if a call may write into a tensor from outside
     reason : reason why the calls cannot run as one function; None if they can
@@ -300,7 +278,6 @@ def link(
 ) -> Links:
     """Return the calls of a subgraph with the origin of each tensor that they take.
 
-    facts : by signature number
     stored : storages that existed before the first recorded call
     escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
         outputs; if there are none, the last call's results are the outputs, without those that torch returns only for a
@@ -408,8 +385,8 @@ def _view(base: tuple[ResultOf, TensorSpec, str] | None, spec: TensorSpec) -> So
     result, result_spec, op = base
     if not (_alike(result_spec, spec) and can_flow(result_spec) and can_flow(spec)):
         raise Unsupported(
-            f"a later call reads the memory of a result of {op} as another kind of tensor ({plain_name(spec.dtype)}), "
-            "which no recorded call returned"
+            f"a later call reads the memory of a result of {op} as a tensor of another dtype, device or layout "
+            f"({plain_name(spec.dtype)}), but no recorded call made that tensor"
         )
     return ViewOf(result, spec)
 

@@ -157,7 +157,6 @@ class _Builder:
 
 
 def paths_of(tree: Any) -> list[tuple[Any, ...]]:
-    """Return, for each tensor spec in a tree of lists, tuples and dicts, the indices and keys that lead to it."""
     if isinstance(tree, TensorSpec):
         return [()]
     items: Any = ()
@@ -169,10 +168,6 @@ def paths_of(tree: Any) -> list[tuple[Any, ...]]:
 
 
 def make_places(trace: Trace, unit: str, selection: Selection) -> dict[int, TimelinePlace]:
-    """Return the selected module or function of each scope (origin of calls), by scope number.
-
-    A backward call belongs to the module or function of the forward call that caused it, in a separate phase.
-    """
     origin = origins(trace)
     find = partial(_module, module_types(trace)) if unit == MODULE else _function
     place_of_scope: dict[int, TimelinePlace] = {}
@@ -188,10 +183,6 @@ def module_types(trace: Trace) -> dict[str, str]:
 
 
 def unit_name(place: TimelinePlace, types: Mapping[str, str]) -> str:
-    """Return the name of a subgraph with its class and phase, such as `blocks.0 (Block) backward`.
-
-    types : class name of each module, by module path
-    """
     kind, phase = types.get(place.name), "" if place.phase == FORWARD else place.phase
     return " ".join(filter(None, (place.name, f"({kind})" if kind else "", phase)))
 

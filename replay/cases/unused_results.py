@@ -41,12 +41,6 @@ def refused_argument(error: BaseException) -> str | None:
 
 
 def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[str]) -> Case:
-    """Return a copy of a case in which arguments with `refused` names do not require gradients.
-
-    lacks_gradient_flags : True if the source of the case does not record which tensors require gradients; all other
-        floating-point and complex tensors then do
-    refused : names of arguments for which the operator has no gradient
-    """
     if not lacks_gradient_flags and not refused:
         return case
 
@@ -57,7 +51,6 @@ def with_gradients(case: Case, lacks_gradient_flags: bool, refused: Collection[s
 
 
 def with_equivalents(case: Case, device: str) -> tuple[Case, str]:
-    """Return a case with an operator that the device has, and a note that names it if it is not the recorded one."""
     if case.operator is not None:
         return case, ""
     first, *others = (equivalent_on(signature, device) for signature in (case.signature, *case.input_sets))
@@ -147,7 +140,6 @@ def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
 
 
 def packet_of(signature: Signature) -> str:
-    """Return the name of an operator of aten without namespace and overload; empty for other calls."""
     parts = signature.op.split(".")
     return parts[1] if signature.kind == OPERATOR and len(parts) == 3 and parts[0] == "aten" else ""
 

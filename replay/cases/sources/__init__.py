@@ -41,7 +41,6 @@ class Source(Protocol):
     """Reads one kind of target that a user can name on the command line.
 
     lacks : kinds of input, such as `traces` and `samples`, that this source does not read
-    hint : hint of the error for an option that is only for kinds of input in `lacks`
     place : position in the order of sources; the first source whose `takes` returns True is used
     in_program : True if its cases come from a program and have preceding calls
     """

@@ -39,8 +39,6 @@ TENSOR_KEYS = {"shape", "stride", "dtype", "device"}
 
 
 class OperatorSource:
-    """The source of cases for `--operator` and `--inputs`, which `target_of` joins into one text."""
-
     lacks: Sequence[str] = ("traces", "samples")
     hint = "leave it out with --operator"
     place = 50
@@ -135,7 +133,6 @@ def _needed(operators: Sequence[str], extensions: Collection[str]) -> list[str]:
 
 
 def name_of_target(target: str) -> str:
-    """Return a file name without suffix for the results of a target text."""
     return target.partition(" ")[0].replace(":", "_").replace(".", "_")[:60]
 
 
@@ -257,7 +254,7 @@ def _usual_dtype(name: str) -> torch.dtype:
 
 def _sizes(form: Any, name: str) -> tuple[int, ...]:
     if not isinstance(form, list) or not all(type(size) is int and 0 <= size < LONGEST for size in form):
-        raise ValueError(f"the sizes of {name} must be integers from 0")
+        raise ValueError(f"the sizes of {name} must be a list of integers from 0 to {LONGEST - 1}")
     return tuple(form)
 
 

@@ -310,9 +310,8 @@ SHIPPED = "samples"  # target that means all shipped samples
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """Input values that are one tensor of a sample's configuration, created again at each use.
-
-    place : index of the tensor among the configuration's tensors
+    """Input values that are one tensor of a sample's configuration; created when used, and kept only until another
+    configuration is used.
     """
 
     name: str
@@ -324,10 +323,6 @@ class ConfigurationTensor:
 
 
 def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Sample]:
-    """Return the shipped samples with one of the names that match one of the patterns and have all tags.
-
-    name : names separated by commas; empty for all samples
-    """
     requested_tags = set(map(_tag, tags))
     return [
         sample for sample in samples_named(name) if matches(sample.name, patterns) and requested_tags <= sample.tags
@@ -335,7 +330,6 @@ def find_samples(name: str = "", patterns: Sequence[str] = (), tags: Sequence[st
 
 
 def samples_named(names: str) -> list[Sample]:
-    """Return the shipped samples with these names, which are separated by commas; all samples for an empty text."""
     if not names:
         return list(samples().values())
     for name in names.split(","):
