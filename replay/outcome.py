@@ -195,9 +195,6 @@ def is_interrupted(output: Path) -> bool:
 
 
 def parts_folder(output: Path) -> Path:
-    """Return the folder next to the output file that keeps the rows of each of several traces until all are
-    replayed.
-    """
     return output.with_name(f"{output.name}.parts")
 
 

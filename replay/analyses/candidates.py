@@ -110,10 +110,7 @@ def shares_in_labels(workload: Workload, cases: Sequence[Case]) -> dict[int, dic
 
 
 def print_judgement(rows: Sequence[Result], file: IO[str]) -> None:
-    """Print judged rows (worst verdicts first), errors, reasons why gradients are not judged, and the time saved.
-
-    rows : all results; the rows of the base mode come first
-    """
+    """Print judged rows (worst verdicts first), errors, reasons why gradients are not judged, and the time saved."""
     judged = [row for row in rows if CandidateColumns.of(row).verdict is not None]
     if not judged:
         return

@@ -75,7 +75,6 @@ Runs = dict[Key, list[NsysRun]]  # timed runs by the row's key
 
 
 def joined(report: NsysReport) -> tuple[Runs, int]:
-    """Return the timed runs by row, and how many pieces of device work were launched outside opgrip's ranges."""
     runs_by_row: Runs = defaultdict(list)
     all_by_process: dict[int, list[NsysRun]] = defaultdict(list)
     for span in report.spans:
@@ -181,8 +180,8 @@ class NsysOptions:
     nsys: bool = option(
         False,
         (
-            "run the cases once more under Nsight Systems: adds kernels, launches, GPU time and gaps to "
-            "each row, and writes a report next to --output"
+            "run the cases once more under Nsight Systems, add kernel names, number of launches, GPU time and "
+            "idle GPU time to each row, and write a report next to --output"
         ),
         only=("single cases", "one trace"),
         role=OUTPUT,
@@ -383,7 +382,6 @@ class NsysReport:
 
 
 def read_report(path: Path) -> NsysReport:
-    """Return opgrip's ranges and the device work in a report, which is an SQLite database."""
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
             database.row_factory = sqlite3.Row

@@ -124,8 +124,8 @@ def arguments_in(path: Path, flags: Flags) -> list[str]:
 def merged_arguments(own: Sequence[str], others: Sequence[str], flags: Flags) -> list[str]:
     """Return opgrip's and the user's arguments for a profiler as one list.
 
-    If both set an option, the user's value wins, except that the list in `flags.joined` gets the items of both, and a
-    repeatable option gets both values.
+    If both set an option, the user's value wins. Exceptions: the option `flags.joined` gets the items of both lists,
+    and a repeatable option gets both values.
     """
     own_names = {word.partition("=")[0] for word in own}
     items: list[str] = []

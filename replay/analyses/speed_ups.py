@@ -104,10 +104,6 @@ class PointsAnalysis(UnaskedAnalysis):
 
 
 def print_points(rows: Sequence[Result], reference: str, file: IO[str]) -> None:
-    """Print a table of speed-ups for each column in `DIMENSIONS` of which several values can be compared.
-
-    Only ok rows of the mode `reference` that have the first value in the other columns are used.
-    """
     own = [row for row in rows if row.mode == reference and row.status == OK]
     for name in DIMENSIONS:
         point_of = attrgetter(name)
@@ -251,12 +247,6 @@ SWEPT = {"threads": "threads", "batch": "batch_scale", "streams": "streams"}  # 
 
 
 def scalings(results: Sequence[Result], dimension: str) -> list[Scaling]:
-    """Return how each operator scales in each mode, longest time first; empty if the option has only one value.
-
-    Only rows with the first value of the other options are used.
-
-    dimension : a key of `SWEPT`
-    """
     point_of = attrgetter(SWEPT[dimension])
     points: tuple[int, ...] = tuple(dict.fromkeys(point for row in results if (point := point_of(row)) is not None))
     if len(points) < 2:

@@ -270,10 +270,6 @@ def _contenders(
 
 
 def _called_as(reference: Callable[..., Any], candidate: Callable[..., Any], results: Any) -> Callable[..., Any]:
-    """Return a function that calls the reference with arguments that have the candidate's parameter names.
-
-    Dictionaries that it returns have their keys in the same order as in the candidate's `results`.
-    """
     theirs = {new: old for old, new in _other_names(candidate).items()}
     ours = _other_names(reference)
 

@@ -30,7 +30,6 @@ NAMED = 4  # maximum number of traces that a message names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; see `opreplay --help`."""
     words = sys.argv[1:] if argv is None else list(argv)
     return run_command(make_parser(), partial(run, words=words), words)
 

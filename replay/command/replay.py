@@ -62,8 +62,6 @@ _UNFIT = re.compile(r"[^A-Za-z0-9._~-]+")
 
 
 class Unmatched:
-    """Counts the traces in which the user's options select no case."""
-
     def __init__(self, traces: int) -> None:
         self._traces = traces
         self._counts: Counter[str] = Counter()
@@ -202,7 +200,6 @@ class SeveralReplays:
         return False
 
     def _run_one(self, index: int, target: TraceTarget) -> bool:
-        """Replay one trace, and return True if the user interrupts it."""
         name = target.origin.trace
         which = f"{index + 1} of {len(self.targets)}, {name}"
         try:

@@ -293,7 +293,8 @@ class TraceReplay:
         """Yield the rows of each unfinished case as soon as they are measured, and show progress.
 
         done : numbers of finished cases
-        compiled : rows that were compiled before, or whose compilation failed
+        compiled : by case and row number, the rows of variants that were compiled before: with the time of the first
+            call, or the reason why compilation failed
         """
         workload, not_ok = self.workload, 0
         # workers on other machines add the machine to each row

@@ -74,14 +74,15 @@ def targets_of(names: Sequence[str]) -> list[TraceTarget] | None:
 
 
 def args_of_one(args: argparse.Namespace, target: TraceTarget) -> argparse.Namespace:
-    """Return the parsed command line for a replay of only this one of several traces."""
     one = copy(args)
     one.trace = [Path(target.path())]
     return one
 
 
 def is_folder_of_traces(name: str) -> bool:
-    """Return True for a folder that contains traces and is neither one trace of another tool nor a gripped sample."""
+    """Return True for a folder with files whose names end like traces', unless it is one trace of another tool or
+    contains a `.py` file, as gripped samples do.
+    """
     folder = Path(name)
     return folder.is_dir() and format_of(folder) is None and bool(_files_in(folder)) and not any(folder.glob("*.py"))
 
@@ -242,9 +243,7 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 def check_kinds(part: Path, rows: Iterable[Result], header: Mapping[str, Any]) -> None:
     """Raise `OtherMachinesError` if stored rows of a trace were measured on another kind of machine than is used now.
 
-    part : file with the rows of the trace
-    rows : rows in that file; empty if only its journal has rows
-    header : header of the new results, which names the machines
+    rows : rows in the file `part`; empty if only its journal has rows
     """
     kinds = {MachineColumns.of(row).machine_kind for row in rows} | {_kind_in_journal(part)}
     present = set(header.get("machines", {}).values())

@@ -71,7 +71,6 @@ def _facts(base: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[st
 
 
 def run_columns(base: Results, new: Results) -> list[str]:
-    """Return the columns that no run needs to distinguish its rows; cases of two runs are matched without them."""
     columns: list[str] = []
     for name in ("device", *OF_RUN):
         if all(_count(run, [*columns, name]) == _count(run, columns) for run in (base, new)):
@@ -160,9 +159,7 @@ class Pair:
 
     @property
     def new_us(self) -> float:
-        """Total time in us of as many calls as in the base, by the new run's median, so that more calls do not count as
-        slower.
-        """
+        """Total time in us of the base run's number of calls, at the new run's median."""
         return max(self.base.count, 1) * (self.new.median_us or 0.0)
 
     @property
@@ -172,8 +169,6 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """Summed times of a group of cases in both runs."""
-
     name: str
     cases: int
     base_us: float
@@ -237,9 +232,9 @@ class Comparison:
         return Counter(pair.verdict for pair in self.pairs)
 
     def totals(self, by: str | None = None) -> list[Total]:
-        """Return the total times of the cases in each group, longest time first.
+        """Return the total times of the cases in each group, longest base time first.
 
-        Rows whose runs were all contended are left out, because their times cannot be added.
+        Cases are left out if a row has no usable time, or if all runs of a row were contended.
 
         by : `op`, `family`, `mode`, `module`, `phase` or `line`; None for a single group of all cases
         """

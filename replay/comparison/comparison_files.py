@@ -43,7 +43,6 @@ ROWS = 100  # maximum number of rows of a Markdown table, because GitHub truncat
 
 
 def write_comparisons(comparisons: Sequence[Comparison], gates: Gates, path: Path, force: bool) -> None:
-    """Write comparisons and outcomes of gates to a file, in the format that its suffix selects."""
     write = form_for(path)
     with whole_file(path, force) as file:
         file.write(write(comparisons, gates).encode(errors="backslashreplace"))

@@ -69,12 +69,10 @@ class Difference:
 
     @property
     def error(self) -> float:
-        """Standard error of the log ratio, including `drift`."""
         return sqrt(self.own_variance + 2 * self.drift**2)
 
     @property
     def least(self) -> float:
-        """Smallest possible absolute value of the log ratio: the excess of the slower run is subtracted."""
         return max(0.0, abs(self.log_ratio) - (self.new_excess if self.log_ratio > 0 else self.base_excess))
 
 

@@ -67,7 +67,8 @@ class Held:
     """A gate with its outcome for a comparison.
 
     reason : why it has this outcome; empty if the gate passed without a remark
-    rows : rows of the new run, or of the base if missing there, that caused the outcome; empty if the total did
+    rows : rows of the new run, or of the base if missing there, that caused the outcome; empty if the total time caused
+        it
     """
 
     gate: Gate
@@ -237,8 +238,8 @@ def parse_gate(text: str) -> Gate:
 def hold_candidates(gate: Gate, steps: Sequence[JudgedStep]) -> Held:
     """Return the outcome of a gate on candidates.
 
-    The gate `total` compares the 95 % interval of each step's ratio with the limit. The gate `slower` compares the
-    ratio of each signature with the verdict `slower`, and the interval of each undecided signature.
+    The gate `total` compares its limit with the 95 % interval of each step's ratio. The gate `slower` compares its
+    limit with the ratio of each signature that is slower, and with the interval of each undecided signature.
     """
     limit = 1 + gate.most
     if gate.name == TOTAL:

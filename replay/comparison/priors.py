@@ -96,7 +96,6 @@ def _strata(times: Sequence[float], weights: Sequence[float]) -> list[tuple[floa
 
 
 def with_like_gaps(base: Estimate, new: Estimate) -> tuple[Estimate, Estimate]:
-    """Return both estimates with comparable gaps: `whole_gaps`, unless all repeats have the same number of groups."""
     if len({*base.strata, *new.strata}) <= 1:
         return base, new
     return replace(base, gaps=base.whole_gaps), replace(new, gaps=new.whole_gaps)

@@ -215,7 +215,8 @@ def shards_in(runs: Sequence[Results]) -> tuple[list[int], int] | None:
     if len(counts) != 1:
         parts = " and ".join(map(str, sorted(counts)))
         raise UserError(
-            f"the files are shards of replays in different numbers of shards: {parts}", "merge shards of one replay"
+            f"the files are from replays that were split differently, into {parts} shards",
+            "merge the shards of one replay",
         )
     return numbers, counts.pop()
 
@@ -226,7 +227,6 @@ def missing_shards(header: Mapping[str, Any]) -> list[int]:
 
 
 def header_of_shards(runs: Sequence[Results], rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header of merged shards: shared facts, earliest time, and the machines and traces of all shards."""
     shards = shards_in(runs)
     assert shards is not None, "the caller passes only shards"
     numbers, count = sorted({*shards[0]}), shards[1]

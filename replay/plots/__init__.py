@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 class PlottedRun(Protocol):
-    """The rows and header of a replay, as in `Results`."""
-
     @property
     def rows(self) -> Sequence[Result]: ...
 

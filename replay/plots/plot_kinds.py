@@ -169,7 +169,11 @@ def _label_major(axis: Axis, locator: Locator, form: str) -> None:
 
 
 def draw_history(request: PlotRequest) -> Figure:
-    """Draw the time of the cases timed in all runs, over the runs: for each mode a line, and a band from p10 to p90."""
+    """Draw how the total time of the cases changes from run to run: for each mode, a line of medians over the date of
+    the run, and a band from p10 to p90.
+
+    Cases that were not timed in all runs are left out. If only one case is left, the time is per call.
+    """
     runs = sorted(((_moment(name, run), run) for name, run in request.runs.items()), key=lambda pair: pair[0])
     moments = [moment for moment, _ in runs]
     by_mode: dict[str, list[dict[object, Result]]] = {}
@@ -230,7 +234,9 @@ IDEALS = {"threads": -1.0, "batch_scale": 1.0}
 
 
 def draw_scaling(request: PlotRequest) -> Figure:
-    """Draw total time over an option's values, relative to the first: for each mode a line, and a p10 to p90 band."""
+    """Draw total time, relative to that of an option's first value, over the option's values: for each mode a line, and
+    a band from p10 to p90.
+    """
     series = dict(series_of(request.runs))
     column = request.over or _varied([row for rows in series.values() for row in rows])
     figure, (axes,) = new_figure(request.title, size=(4.6, 3.6))

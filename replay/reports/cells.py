@@ -175,7 +175,6 @@ def to_frame(rows: Iterable[Result]) -> pd.DataFrame:
 
 
 def by_call_site(rows: Sequence[Result]) -> pd.DataFrame:
-    """Return a data frame with a row per result and call site, with count, share and times of the site's calls."""
     indices, cells = [], []
     for index, row in enumerate(rows):
         sites = row.sites
@@ -283,10 +282,6 @@ def read_completed(
 
 
 def repeated_rows(rows: Iterable[Result], expected: Iterable[Result], caches: Collection[str]) -> list[Result]:
-    """Return the rows of a file that a replay would measure again.
-
-    expected, caches : the replay's rows before they are measured, and its cache states
-    """
     keys = {_key(row) for row in expected}
     return [row for row in rows if _key(row) in keys and row.cache in (None, *caches)]
 

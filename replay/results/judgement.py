@@ -280,9 +280,6 @@ class SavingLine:
 
 
 def saving_lines(steps: Sequence[JudgedStep]) -> list[SavingLine]:
-    """Return the table of savings: for each step, a row (if there are several steps), and rows of its phases and
-    labels.
-    """
     lines = []
     for step in steps:
         if step.share is not None and len(steps) > 1:

@@ -121,7 +121,6 @@ VARIABLES = re.compile(
 
 
 def describe_environment(device: str) -> dict[str, Any]:
-    """Return facts about machine, processor clocks, software versions, and environment variables that affect speed."""
     import torch
 
     facts = {

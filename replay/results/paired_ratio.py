@@ -108,7 +108,6 @@ def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_
 
 
 def with_joined_pairs(joined: Result, rows: Sequence[Result]) -> Result:
-    """Return `joined`, the combined row of the repeats `rows`, with the error and p-value of their paired ratios."""
     known = [ratio for row in rows if (ratio := PairedRatio.of(row)) is not None]
     if not known:
         return joined

@@ -289,7 +289,6 @@ CORE = tuple(about.name for about in columns_in(Result))  # names of the columns
 
 
 def summarize(results: list[Result]) -> str:
-    """Return one line with the number of cases, and of rows with each status."""
     counts: dict[str, int] = {}
     for result in results:
         counts[result.status] = counts.get(result.status, 0) + 1

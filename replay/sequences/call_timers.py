@@ -55,14 +55,13 @@ class CallTimer(Protocol):
     def times_ns(self) -> list[int]:
         """Return the time of each call; 0 for a call that did not run."""
 
-    def renewed(self) -> CallTimer:
-        """Return a timer of the same kind for another pass."""
+    def renewed(self) -> CallTimer: ...
 
 
 class HostTimer:
     """Times calls with the host's clock; on an accelerator, this measures their launches.
 
-    new_memory : by index of the call, the memory that its results get in newly mapped pages
+    new_memory : newly mapped memory that results of calls should get, by index of the call
     wait : function that waits for the device before each call, so that times do not include earlier work
     """
 

@@ -200,7 +200,9 @@ class GeneratedValues:
         return _is_within(float(largest), limit)
 
     def found_excess(self) -> bool:
-        """Return True if a check deferred since the last call of this method found floats that are not allowed."""
+        """Make the checks that `allows_floats` has deferred since the last call of this method; return True if a tensor
+        has nan, infinity or a value far above its recorded maximum.
+        """
         deferred, self._deferred = self._deferred, []
         if not deferred:
             return False
@@ -396,7 +398,6 @@ class DryRun:
             prepared.begin()
 
     def refill(self, call: FlowingCall, plan: CallPlan) -> None:
-        """Fill the arguments whose indices are in `plan.refilled` with new values from their value models."""
         specs = self._interface(call).inputs
         for index in plan.refilled:
             self._generated.write(call.inputs[index], specs[index])
@@ -479,7 +480,7 @@ class DryRun:
                 if deciding is None or integers <= plan.refilled:
                     raise
             plan.refilled |= deciding
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("internal error: the last attempt neither returned nor raised")
 
     def _run(self, call: FlowingCall, prepared: PreparedCall) -> Any:
         args, kwargs = prepared.arguments(self.memory, call.inputs)

@@ -85,7 +85,9 @@ class StepMemory:
         self._sizes = dict.fromkeys(self._outside, 0)
 
     def forget_constants(self) -> None:
-        """Release the kept initial values of storages that no call changed; move others to the device if they fit."""
+        """Release the saved initial values of storages that no call changed. Move the saved values of changed storages
+        from host memory to the device if they fit.
+        """
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is None:
@@ -199,12 +201,10 @@ class StepMemory:
 
 
 def reason_of(error: Exception) -> str:
-    """Return one line that says why a call cannot run as planned, given the error that it raised."""
     return str(error) if isinstance(error, Unsupported) else cause_of(error, 120)
 
 
 def room_on(device: str) -> int:
-    """Return the largest number of bytes that a replay may use on a device."""
     free = free_memory(device)
     share = SHARE_OF_DEVICE if is_accelerator(device) else SHARE
     return int((os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if free is None else free) * share)
@@ -302,8 +302,6 @@ def _recorded(trace: Trace, numbers: Mapping[tuple[str, int], int]) -> list[tupl
 
 
 class _Order:
-    """Keeps track of which calls on other streams have ended when a stream starts its next call."""
-
     def __init__(self) -> None:
         self._over: dict[int, dict[int, int]] = {}
         self._marks: dict[int, dict[int, int]] = {}

@@ -70,8 +70,6 @@ COLLECTIVES = "collectives"
 @titled("replay of several ranks, with --sequence under torchrun")
 @dataclass(frozen=True, slots=True)
 class RankOptions:
-    """Options for replays by several ranks: what they run, and how long they wait for each other."""
-
     only: str | None = option(
         None,
         "run only the collectives, without the computation between them",
@@ -149,7 +147,6 @@ QUANTILES = {"ms": 0.5, "p10_ms": 0.1, "p90_ms": 0.9}  # quantiles over the pass
 
 
 def rows_of(result: SequenceResult, cases: Sequence[Case], workload: Workload) -> list[Result]:
-    """Return one result row for each case, with the times of all its calls in the step."""
     times_of = {item.signature: item for item in result.signatures}
     return [_row(case, times_of[case.number], workload, result.mode) for case in cases if case.number in times_of]
 

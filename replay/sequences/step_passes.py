@@ -80,7 +80,7 @@ class Passes:
             self.kept.append(one)
 
     def settle(self) -> None:
-        """Count the times of contended passes if there are no other passes."""
+        """Use the times of contended passes if there are no other passes."""
         if self.contended and not self.kept:
             self.kept, self.contended, self.is_contended = self.contended, [], True
 

@@ -39,10 +39,6 @@ def open_journal(
 
 
 def unlike(stored: Any, current: Mapping[str, Any]) -> str | None:
-    """Return how stored rows differ if only torch's version or only the kind of machine differs; else None.
-
-    stored, current : identities of the replay of the stored rows, and of the current replay
-    """
     for key, difference in (
         (TORCH, "of a replay with another version of torch"),
         (MACHINE_KIND, "of a replay on another kind of machine"),

@@ -162,7 +162,6 @@ class Pool:
         return [*self._idle, *(slot for slot, _ in self._busy.values()), *self._starting.values()]
 
     def _wait_for_worker(self) -> None:
-        """Wait until a worker is there; raise `UserError` if none could be started for `START_S` seconds."""
         until = monotonic() + START_S
         while not self._idle and not self._busy:
             nodes = self._nodes()
@@ -176,7 +175,6 @@ class Pool:
                 sleep(RETRY_S)
 
     def _start_workers(self) -> None:
-        """Start as many workers as the nodes have room for; those that are of another kind, or too many, end later."""
         most = self._options.workers
         if most is not None and self.kind and self.size >= most:
             return
@@ -204,7 +202,6 @@ class Pool:
         self._starting[actor.describe.remote(self.device, versions)] = RaySlot(name, actor, kind)
 
     def _register(self, ready: Collection[Any]) -> None:
-        """Receive the machine descriptions of workers that have started, and end workers that cannot be used."""
         for item in ready:
             slot = self._starting.pop(item)
             try:
@@ -331,7 +328,8 @@ class RayExecutor:
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile rows on all workers before any worker measures; return the compiled rows by case and row number.
+        """Compile the functions of rows on all workers before any worker measures; return these rows by case and row
+        number.
 
         done : numbers of finished cases, which are left out
         may_fork : not used, because workers decide whether they fork
@@ -478,7 +476,6 @@ class Processors:
         self._files.clear()
 
     def _take(self, folder: Path, usable: Sequence[int], count: int) -> bool:
-        """Lock `count` of the usable processors and return True; if not enough are free, lock none and return False."""
         numbers = []
         for number in usable:
             file = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

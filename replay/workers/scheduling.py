@@ -47,7 +47,8 @@ def rows_ahead(workload: Workload, done: Collection[int] = ()) -> list[Row]:
 
 
 def in_parts(rows: Collection[Row], workload: Workload, jobs: int) -> list[tuple[list[Row], int]]:
-    """Split rows into parts that are compiled one after the other; return each part with its number of processes.
+    """Split rows into parts whose functions are compiled one part after the other; return each part with its number of
+    processes.
 
     All processes share the memory and the time of one accelerator, and a compiler that autotunes measures times, so
     rows that autotune on an accelerator are compiled by a single process.
@@ -73,7 +74,8 @@ def make_ahead(
     may_fork: bool = False,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[int, dict[int, Result]]:
-    """Compile rows; return them by case and row number, with the time of the first call or the reason of a failure.
+    """Compile the functions of rows; return these rows by case and row number, with the time of the first call or the
+    reason of a failure.
 
     A row that ran out of memory is left out and compiled again when it is timed: other processes may have used the
     memory.
@@ -127,7 +129,6 @@ class DealtWindows:
         return [case for window in self._windows[device] for case in window]
 
     def take(self, device: str) -> Iterator[list[Case]]:
-        """Yield windows for a device while any device has some left; each is taken when it is requested."""
         own = self._windows[device]
         while any(self._windows.values()):
             yield own.popleft() if own else max(self._windows.values(), key=len).pop()
@@ -139,7 +140,8 @@ def run_cases(
     """Return an iterator that yields the rows of each case when it is done; each device has one worker process.
 
     done : numbers of cases to leave out
-    cached_rows : rows that were compiled before, or whose compilation failed
+    cached_rows : by case and row number, the rows of variants that were compiled before: with the time of the first
+        call, or the reason why compilation failed
     """
     without: list[int] = []
     dealt = DealtWindows(workload, done)

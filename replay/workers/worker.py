@@ -95,9 +95,10 @@ class Worker:
 
         If a case ends the process, its rows contain the reason, and a new process runs the other cases.
 
-        without : numbers of cases that are not run before the timed cases which they precede in the program; a case
-            that ends the process in this role is added
-        cached_rows : rows that were compiled before, or whose compilation failed
+        without : numbers of cases that must not run as preceding calls of timed cases; a case that ends the process
+            there is added
+        cached_rows : by case and row number, the rows of variants that were compiled before: with the time of the first
+            call, or the reason why compilation failed
         """
         workload = self._workload
         remaining = {case.number: case for case in cases}
@@ -137,7 +138,6 @@ class Worker:
     def _blame(
         self, ended: Ended, remaining: Mapping[int, Case], without: list[int], cached: dict[int, dict[int, Result]]
     ) -> bool:
-        """Put the reason of the end into the rows of the case that ran; return False if none ran."""
         workload, case = self._workload, remaining.get(ended.item)
         if case is not None and ended.part != IDLE:
             variant = workload.variants(case)[ended.part]

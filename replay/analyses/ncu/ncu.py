@@ -247,7 +247,6 @@ def _per_run(kernels: Sequence[NcuKernel], runs: int, name: str) -> float | None
 class Batch:
     """The metrics that one ncu process measured for its batch of cases.
 
-    number : number of the batch, from 1
     added : the columns of ncu for each row, by the row's key
     outside : number of kernels in ncu's report that were not launched by a run of any row
     """
@@ -258,7 +257,6 @@ class Batch:
 
 
 def batches_path(output: Path) -> Path:
-    """Return the path of the file that keeps ncu's finished batches of cases for `--resume`."""
     return output.with_name(f"{output.name}.ncu-journal")
 
 

@@ -32,10 +32,6 @@ def line_of_level(index: int) -> dict[str, Any]:
 
 
 def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) -> None:
-    """Add a legend: the heading, the colour of each bound, and the line style and bandwidth of each memory level.
-
-    bandwidths : bandwidth of each memory level in GB/s, by name
-    """
     line = needed("matplotlib.lines", "plot").Line2D
     nothing = (line([], [], linestyle=""), "")
     bounds = [(line([], [], linestyle="", marker="o", color=color, alpha=0.6), name) for name, color in COLORS.items()]
@@ -81,11 +77,6 @@ Dot = tuple[float, float, Result]
 
 
 def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
-    """Draw a dot for each case, large dots first, so that no dot hides a smaller one.
-
-    dots : (x, y, row) of each dot
-    total : time in us for which a dot has the largest area
-    """
     for index, (x, y, row) in enumerate(_ordered(dots)):
         area = SMALLEST + time_of(row) / total * (LARGEST - SMALLEST)
         color = COLORS.get(LimitColumns.of(row).bound or "", "#888888")
@@ -93,7 +84,6 @@ def add_dots(axes: Axes, dots: Sequence[Dot], total: float) -> None:
 
 
 def add_numbers(axes: Axes, dots: Sequence[Dot], key: Mapping[str, int]) -> None:
-    """Write the number of each operator in `key` on the operator's largest dot."""
     positions: list[tuple[float, float]] = []
     numbered: set[str] = set()
     for x, y, row in _ordered(dots):

@@ -23,7 +23,7 @@ HINT = "merge the traces of all ranks: opgrip trace merge step.rank*.jsonl -o st
 
 
 def recorded_ranks(trace: Trace) -> dict[int, int | None]:
-    """Return, by rank, its process number in a merged trace, or None in another; raise `UserError` if no rank is
+    """Return each rank's process number in a merged trace, or None in other traces; raise `UserError` if no rank is
     known.
     """
     headers = trace.header.get("processes")
@@ -169,9 +169,6 @@ class Offer:
 
     @property
     def line(self) -> _Line:
-        """Key of the sequence in which this collective runs: that of its group or, for a message, of sender and
-        receiver.
-        """
         if self.kind not in MESSAGES:
             return self.group, -1, -1
         assert self.peer is not None, "`read_collective` refuses a message without a peer"

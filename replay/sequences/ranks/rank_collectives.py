@@ -119,16 +119,12 @@ def read_collective(signature: Signature) -> ReplayedCollective:
 
 
 def tensor_arguments(signature: Signature) -> tuple[Any, ...]:
-    """Return those arguments of a collective that contain its tensors."""
     exchange = exchange_of(signature)
     assert exchange is not None, "`read_collective` has accepted it"
     return signature.args[: exchange.count]
 
 
 def as_tensors_alone(signature: Signature) -> Signature:
-    """Return the signature with only its tensors as arguments; the function that starts the collective has the
-    others.
-    """
     results = [leaf for leaf in leaves(signature.outputs) if isinstance(leaf, TensorSpec)]
     return replace(signature, args=tensor_arguments(signature), kwargs={}, outputs=results)
 
@@ -284,8 +280,8 @@ class GroupMembers:
         return len(self.present) == self.size
 
     def rank_of(self, place: int | None) -> int:
-        """Return the replay's rank of a member, given its position in the recorded group; for an absent member, that of
-        the first one.
+        """Return the rank in this replay of the member at a position in the recorded group; for an absent member, that
+        of the first member.
         """
         return self.ranks[self.present.index(place)] if place in self.present else self.ranks[0]
 

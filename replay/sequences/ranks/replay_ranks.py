@@ -245,7 +245,6 @@ class RankTotals:
 
 
 def share_stamps(control: Control, stamps: Sequence[Stamps]) -> list[list[Stamps]]:
-    """Send the times of this rank's collectives to all ranks; return, for each rank, its times in each pass."""
     numbers = [
         number
         for one in stamps
@@ -331,7 +330,6 @@ class CollectiveStepTimes:
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
     def own(self, rank: int, signature: int) -> RankColumns | None:
-        """Return the times of one rank's calls of a signature, or None if no such call ran."""
         samples = self._own.get((rank, signature))
         if samples is None:
             return None
@@ -440,7 +438,8 @@ def replay_step(
 ) -> RankStep:
     """Run the calls of this rank, `part`, together with the other ranks, and return its results.
 
-    Raises UserError if a rank ends, or if a collective for which others wait cannot run.
+    Raises UserError if a rank ends, or if a collective for which others wait cannot run; ranks that learn of it from
+    another one exit.
     """
     # by signature number, each collective of the rank, or the reason why it cannot run
     exchanges = {signature.number: _read_one(signature) for signature in filter(is_exchange, part.signatures)}

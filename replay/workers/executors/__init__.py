@@ -53,8 +53,8 @@ class Executor(Protocol):
         """Return facts about machines and devices for the header of results; call it after the cases have run."""
 
     def compile(self, workload: Workload, done: Collection[int], reporter: Reporter, may_fork: bool) -> CachedRows:
-        """Compile the rows whose mode needs a compiler; return them by case and row number, with the time of the first
-        call.
+        """Compile the functions of the rows whose mode needs a compiler; return these rows, with the time of the first
+        call, by case and row number.
 
         done : numbers of finished cases, which are left out
         may_fork : True if this process has not used torch yet, so that it can be forked
@@ -179,8 +179,6 @@ class EngineOptions:
 
 
 class LocalExecutor:
-    """Runs cases in worker processes on this machine."""
-
     runs_here = True
 
     def check(self, workload: Workload) -> None:

@@ -195,7 +195,7 @@ def test_shards_of_one_machine_kind_merge_and_of_two_kinds_do_not(tmp_path: Path
         merge_runs([one, shard_of(Machine("b", "another"), 2, slice(2, 4))])
     with pytest.raises(UserError, match="the files have different machine:"):
         merge_runs([one, shard_of(Machine("b", "a processor"), 2, slice(1, 4))])
-    with pytest.raises(UserError, match="the files are shards of replays in different numbers of shards: 2 and 3"):
+    with pytest.raises(UserError, match="the files are from replays that were split differently, into 2 and 3 shards"):
         merge_runs([one, Results(other.rows, {**other.header, "shard": "2/3"})])
     write_results(merged.rows, merged.header, tmp_path / "m.json", force=False)
     assert read_run(tmp_path / "m.json").header["machines"] == {"a": "a processor", "b": "a processor"}
