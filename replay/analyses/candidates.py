@@ -71,9 +71,7 @@ class CandidatesAnalysis(UnaskedAnalysis):
 
 
 def without_impossible(rows: Sequence[Result], ceilings: Peaks, workload: Workload) -> list[Result]:
-    """Return the rows; candidates get the status `wrong` if their time is far below the least that the machine
-    needs.
-    """
+    """Return the rows; candidates whose time is far below the least that the machine needs get the status `wrong`."""
     limited = with_limits(rows, ceilings, threads_of(workload), dtype_of(workload), launches=False)
     limits = [LimitColumns.of(row).limit_us or 0.0 for row in limited]
     return [

@@ -100,10 +100,8 @@ def joined(report: NsysReport) -> tuple[Runs, int]:
 
 
 def joined_alone(reports: Iterable[NsysReport]) -> tuple[Runs, int]:
-    """Return the timed runs by row in several reports, and how many pieces of device work were launched outside
-    opgrip's ranges.
-
-    Each report is evaluated separately, because their clocks differ.
+    """Return the timed runs by row in several reports, and the number of kernels, copies and other device work that
+    were launched outside opgrip's ranges. Each report is evaluated separately, because their clocks differ.
     """
     runs_by_row: Runs = defaultdict(list)
     all_outside = 0

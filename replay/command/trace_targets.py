@@ -166,16 +166,10 @@ OF_TRACE = ("trace", "trace_hash", FIELD)  # header fields that differ between t
 
 
 def common_header(headers: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the header fields that are not about a single trace, from the first header."""
     return {name: value for name, value in next(iter(headers), {}).items() if name not in OF_TRACE}
 
 
 def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header of the results of several traces.
-
-    words : the traces' names on the command line
-    traces : facts about each trace, by its name
-    """
     hashes = json.dumps([hash_of(about) for about in traces.values()])
     whole = hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
     return {"trace": words, **common, "trace_hash": whole, "traces": dict(traces)}

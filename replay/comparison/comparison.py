@@ -45,8 +45,8 @@ SAID = ("seed", "exec_mode")  # settings that are not listed, because a header f
 
 
 def what_differs(base: Results, new: Results) -> list[tuple[str, str, str]]:
-    """Return (name, value in base, value in new) of each setting that differs; facts about trace and machine that a run
-    does not state are left out, except the device.
+    """Return (name, value in base, value in new) of each setting that differs. A fact about trace or machine that one
+    run does not state is left out, except the device.
     """
     return [
         (name.replace("_", " ") if name.islower() else name, old, now)

@@ -56,7 +56,6 @@ def form_for(path: Path) -> Callable[[Sequence[Comparison], Gates], str]:
 
 
 def as_markdown(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return Markdown for a pull-request comment: summary, table of the rows that changed, and outcomes of gates."""
     return "\n".join(_markdown(item, gates) for item in comparisons)
 
 

@@ -22,7 +22,6 @@ from opgrip.replay.results.results import OK, Result
 
 
 def origin(header: Mapping[str, Any]) -> str:
-    """Return one line that states trace, machine, device, torch version and time of a run."""
     environment = header.get("environment", {})
     parts = (
         header.get("trace"),

@@ -64,7 +64,6 @@ class Difference:
 
     @property
     def own_variance(self) -> float:
-        """Variance of the log ratio without `drift`, which all cases of a run share."""
         return self.variance * (1 / self.base_runs + 1 / self.new_runs)
 
     @property

@@ -51,7 +51,6 @@ class Estimate:
 
     @property
     def squares(self) -> float:
-        """Sum of the squared deviations of `logs` from their mean."""
         return sum((value - self.mean) ** 2 for value in self.logs)
 
 

@@ -78,7 +78,6 @@ class Store:
         self.folder = folder or usual_folder() or own_folder()
 
     def keep(self, rows: Sequence[Result], header: dict[str, Any]) -> Path:
-        """Write results to a new file and return its path."""
         environment, accelerators = header.get("environment", {}), header.get("accelerator", {}).get("devices", {})
         names = [str(facts["name"]) for facts in accelerators.values() if "name" in facts]
         device = names[0] if names else str(header.get("device", "cpu")).partition(":")[0]
@@ -251,7 +250,6 @@ def machines_of(rows: Iterable[Result]) -> dict[str, str]:
 
 
 def in_order(rows: Iterable[Result], header: Mapping[str, Any]) -> list[Result]:
-    """Return the rows of merged shards in the order of a single replay: by trace, then by share of time."""
     order = {name: index for index, name in enumerate(header.get("traces", {}))}
     return sorted(rows, key=lambda row: (order.get(row.trace, len(order)), -row.share, row.case))
 

@@ -28,7 +28,6 @@ COLUMNS = ("case", "share", "count", "operator", "shapes")
 
 
 def list_cases(cases: Sequence[Case], file: IO[str]) -> None:
-    """Print a table of the cases, cut to the width of a terminal, and the number of cases."""
     rows = [COLUMNS]
     for item in cases:
         described = printable(describe_shapes(item.signature))
@@ -68,10 +67,6 @@ MOST_INPUTS = 60  # maximum number of rows in a table of the inputs of several t
 
 
 def print_results(results: Sequence[Result], file: IO[str], share: str = "share") -> None:
-    """Print the table of results, then its notes.
-
-    share : heading of the column with the cases' share of time
-    """
     print_table(table_columns(results, share), results, file, style=lambda result: STYLES.get(result.status))
     for line in _notes(results):
         print_line(line, file)
@@ -150,7 +145,6 @@ def _scalars(header: Mapping[str, Any]) -> str:
 
 
 def table_columns(results: Sequence[Result], share: str = "share") -> list[TableColumn]:
-    """Return the columns of the table of results; columns without content are hidden when the table is printed."""
     # samples have no captured time, and neither do gripped calls
     in_program = any(result.captured_total_us for result in results)
     has_caches = len({result.cache for result in results if result.cache is not None}) > 1

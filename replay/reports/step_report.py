@@ -126,7 +126,6 @@ def _passes(result: SequenceResult) -> str:
 
 
 def print_ranks(outcome: StepOutcome, most: int, file: IO[str]) -> None:
-    """Print the step time of each rank, the `most` longest collectives, and the calls that were not replayed."""
     print_table(RANK_COLUMNS, outcome.ranks, file, f"{len(outcome.ranks)} of {outcome.recorded} recorded ranks")
     shown = outcome.collectives[:most]
     if shown:

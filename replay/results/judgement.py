@@ -300,7 +300,6 @@ def summary_lines(steps: Sequence[JudgedStep]) -> list[str]:
 
 
 def judged_steps(rows: Iterable[Result]) -> list[JudgedStep]:
-    """Return the saving of the candidates in the step of each trace, in the order of the traces."""
     by_trace: dict[str, list[Result]] = {}
     for row in rows:
         if CandidateColumns.of(row).verdict is not None:

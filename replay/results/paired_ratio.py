@@ -79,10 +79,11 @@ class PairedRatio:
 def paired_ratio(pairs: Iterable[tuple[int, float, float]], base_us: float, are_exchanged: bool) -> PairedRatio | None:
     """Return the ratio of the times of two functions; None without pairs of runs whose times are above 0.
 
-    The logarithm of `middle` is the mean, over the arrangements, of the trimmed means of the ratios' logarithms. If an
-    arrangement has fewer than `LEAST_PER_ARRANGEMENT` pairs, all pairs count as one arrangement.
+    Within each arrangement (order of the two runs, and memory), the logarithms of the ratios are averaged with a
+    trimmed mean; the logarithm of `middle` is the mean of these averages. If an arrangement has fewer than
+    `LEAST_PER_ARRANGEMENT` pairs, all pairs count as one arrangement.
 
-    pairs : for each pair of runs: arrangement (order and memory), time of the function, time of the other function
+    pairs : for each pair of runs: number of the arrangement, time of the function, time of the other function
     base_us : median time of the other function in us
     are_exchanged : True if the functions exchange their arguments from round to round
     """

@@ -73,7 +73,6 @@ class StepMemory:
             self._make(number)
 
     def begin(self) -> None:
-        """Restore all storages to their state before the first call."""
         for number, storage in self._outside.items():
             first = self._first.get(number)
             if first is not None:
@@ -342,8 +341,6 @@ def _changed(call: FlowingCall) -> set[int]:
 
 
 class Lanes:
-    """The streams of a device during one pass over a step."""
-
     def __init__(self, plan: StreamPlan, device: str) -> None:
         self._plan, self._module = plan, module_of(device)
         self._device = torch.device(device)

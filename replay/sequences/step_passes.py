@@ -47,7 +47,6 @@ class Pass:
 
     @property
     def launch_ns(self) -> list[int]:
-        """Time of each call; if there is a pass in eager, the longer of the call's two times."""
         return self.times_ns if self.eager is None else list(map(max, self.times_ns, self.eager.times_ns))
 
 

@@ -90,7 +90,7 @@ WAITING_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 class Between:
     """A call that runs between two graphs.
 
-    results : its results during the capture, to which later results are copied
+    results : its results while the graphs were captured, to which later results are copied
     """
 
     function: Function
@@ -111,8 +111,8 @@ class StepGraphs:
 
     Consecutive calls become one graph if a graph can contain them. Calls that wait for the device or use memory of the
     host, and calls that do not run on the results of earlier calls, run between two graphs. A graph reads and writes
-    the memory addresses of its capture. Therefore the results of a call between graphs are copied to the addresses of
-    the results that the call returned during the capture.
+    the memory addresses that its calls used when it was captured. Therefore the results of a call between graphs are
+    copied to the addresses of the results that the call returned when the graphs were captured.
 
     begin : restores the state before the first call
     breaks : indices of the calls that run between graphs

@@ -421,9 +421,6 @@ def _window_size(pool: Pool, cases: int, most: int) -> int:
 
 
 def _files_of(workload: Workload) -> Mapping[str, bytes]:
-    """Return the contents of the trace's file and of its files of full values, by file name; empty for folders, samples
-    and operators.
-    """
     try:
         path = trace_file(workload.request.trace)
     except UserError:
@@ -445,6 +442,7 @@ class Processors:
     count : number of processors; 0 to pin none
     wait_s : time in seconds to wait for processors that other workers use
     numbers : numbers of the processors, ascending
+
     Raises `UserError` if too few processors are free.
     """
 

@@ -154,11 +154,6 @@ def run_cases(
 
 
 def interleaved(lanes: Mapping[Worker, Lane], ends_workers: bool = False) -> Iterator[list[Result]]:
-    """Yield the rows of all lanes as they arrive.
-
-    lanes : for each worker, an iterator that yields the rows of its cases, or None while it waits for the worker
-    ends_workers : True to end the workers after their last rows, or after an error
-    """
     remaining = dict(lanes)
     with ExitStack() as stack:
         for worker in lanes if ends_workers else ():

@@ -27,7 +27,6 @@ PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def line_of_level(index: int) -> dict[str, Any]:
-    """Return matplotlib settings for the line of a memory level; level 0 is nearest to the processor."""
     return {**INK, "linestyle": DASHES[index % len(DASHES)]}
 
 

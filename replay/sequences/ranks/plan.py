@@ -101,14 +101,14 @@ def exchanges_alone(trace: Trace) -> Trace:
 def wait_points(
     flow: ProgramFlow, places: Sequence[int], run_places: Sequence[int] | None = None
 ) -> dict[int, list[int]]:
-    """Return, for each call, the collectives that must have ended before it, all given as indices of calls.
+    """Return, by index of a call, the indices of the collectives that must have ended before it.
 
     A trace does not record where a program waited for an asynchronous collective, but it must have waited before the
     first call that uses the collective's memory.
 
     places : indices of the collectives
-    run_places : indices of the calls that run, which get new indices from 0; None if all calls run. A wait before a
-        call that does not run moves to the next call that runs
+    run_places : indices of the calls that run, None for all; the returned indices then count only these calls. If a
+        call that must wait does not run, the next call that runs waits instead
     """
     new_places = {
         index: number for number, index in enumerate(range(len(flow.calls)) if run_places is None else run_places)

@@ -79,7 +79,6 @@ executors: Registry[StartExecutor] = Registry("opgrip.replay.workers.executors",
 
 @contextmanager
 def start_executor(args: argparse.Namespace) -> Iterator[Executor]:
-    """Start the executor that the command line names, and end it with the block."""
     options = from_arguments(EngineOptions, args)
     options.check(from_arguments(InputOptions, args).devices, from_arguments(PointOptions, args).pin)
     start = executors.get(options.engine)
