@@ -75,7 +75,8 @@ def print_results(results: Sequence[Result], file: IO[str], share: str = "share"
 def print_inputs(results: Sequence[Result], file: IO[str]) -> None:
     """Print a table of results from several traces with one row per distinct input and variant, and its notes.
 
-    Rows that are not ok come first, then those with the lowest speed-up, then the longest; at most `MOST_INPUTS` rows.
+    Rows that are not ok come first, then rows with the lowest speed-up, then rows with the longest time; at most
+    `MOST_INPUTS` rows are printed.
     """
     inputs = distinct_inputs(results)
     print_results(inputs[:MOST_INPUTS], file, OF_THESE)

@@ -51,7 +51,9 @@ class RankLaunch:
 
 
 def launch_of(environment: Mapping[str, str] = os.environ) -> RankLaunch | None:
-    """Return this process's rank and where the ranks meet, from environment variables; None without a launcher."""
+    """Return this process's rank and the address of the ranks' store, from environment variables; None without a
+    launcher.
+    """
     names = ("RANK", "WORLD_SIZE", "MASTER_PORT")
     numbers = [environment.get(name, "") for name in names]
     address = environment.get("MASTER_ADDR")

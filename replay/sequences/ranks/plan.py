@@ -224,7 +224,7 @@ class RankPlan:
 
     groups : ranks in each group to create; all ranks create them in this order
     meetings : collectives that run
-    left_out : for each rank, the reason why a collective does not run, by its index among the rank's collectives
+    left_out : for each rank, the reasons why collectives do not run, by their index among the rank's collectives
     """
 
     groups: dict[GroupKey, tuple[int, ...]]
