@@ -332,4 +332,4 @@ def _check_distinct(runs: Sequence[Results]) -> None:
 def _check_equal(name: str, values: Sequence[Any], hint: str) -> None:
     other = next((value for value in values if value != values[0]), values[0])
     if other != values[0]:
-        raise UserError(f"the files have different {name.replace('_', ' ')}: {values[0]} and {other}", hint)
+        raise UserError(f"the files differ in {name.replace('_', ' ')}: {values[0]} and {other}", hint)

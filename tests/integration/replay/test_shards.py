@@ -191,9 +191,9 @@ def test_shards_of_one_machine_kind_merge_and_of_two_kinds_do_not(tmp_path: Path
     merged = merge_runs([one, other])
     assert merged.header["environment"]["machine"] == "a, b"
     assert [row.added["machine"] for row in merged] == ["a", "a", "b", "b"]
-    with pytest.raises(UserError, match="the files have different machine kind"):
+    with pytest.raises(UserError, match="the files differ in machine kind"):
         merge_runs([one, shard_of(Machine("b", "another"), 2, slice(2, 4))])
-    with pytest.raises(UserError, match="the files have different machine:"):
+    with pytest.raises(UserError, match="the files differ in machine:"):
         merge_runs([one, shard_of(Machine("b", "a processor"), 2, slice(1, 4))])
     with pytest.raises(UserError, match="the files are from replays that were split differently, into 2 and 3 shards"):
         merge_runs([one, Results(other.rows, {**other.header, "shard": "2/3"})])

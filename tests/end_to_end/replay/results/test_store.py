@@ -144,7 +144,7 @@ def test_parts_are_concatenated_and_repeats_are_merged(tmp_path: Path) -> None:
 )
 def test_runs_of_different_machines_are_not_merged(changed: dict[str, object]) -> None:
     run = make_run(1, cases=2)
-    with pytest.raises(UserError, match="the files have different"):
+    with pytest.raises(UserError, match="the files differ in"):
         merge_runs([run, Results(run.rows, {**HEADER, **changed})])
 
 
