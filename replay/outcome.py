@@ -184,7 +184,6 @@ def check_output(output: OutputOptions, args: argparse.Namespace) -> None:
 
 
 def is_completed(output: OutputOptions) -> bool:
-    """Return True if `--resume` is given and the output file exists and is complete."""
     if not output.resume or output.output is None:
         return False
     return output.output.exists() and not is_interrupted(output.output) and not output.append

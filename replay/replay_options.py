@@ -270,7 +270,6 @@ def _target_of(args: argparse.Namespace) -> str:
 
 
 def options_of(args: argparse.Namespace) -> RunRequest:
-    """Return the request of a command line, without trace and shard; raise `UserError` for contradictory options."""
     groups = {name: from_arguments(declared, args) for name, declared in OPTION_GROUPS.items()}
     requested = [item for item in analyses.values() if item.is_requested(from_arguments(item.options, args))]
     request = RunRequest(

@@ -162,7 +162,6 @@ def run_program(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last lines that a finished program printed, or its exit status if it printed nothing."""
     lines = [line.strip() for line in f"{done.stdout}\n{done.stderr}".splitlines() if line.strip()]
     return "; ".join(lines[-LAST_LINES:]) or f"status {done.returncode}"
 

@@ -86,8 +86,6 @@ SPEED_UP_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """The speed-up at one value of an option over its first value; `speed_up` is None if no case was ok at both."""
-
     name: str
     speed_up: SpeedUp | None
 

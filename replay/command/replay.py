@@ -126,7 +126,6 @@ class SeveralReplays:
 
     @property
     def folder(self) -> Path | None:
-        """Folder that keeps the rows of each trace until the output file is written; None without an output file."""
         return None if self.output.output is None else parts_folder(self.output.output)
 
     def run(self) -> ReplayOutcome:

@@ -176,10 +176,6 @@ def with_traces(words: str, common: Mapping[str, Any], traces: Mapping[str, Any]
 
 
 def with_earlier(header: Mapping[str, Any], earlier: Mapping[str, Any], replayed: Collection[str]) -> dict[str, Any]:
-    """Return the new header of a file to which rows with the header `header` are appended.
-
-    replayed : names of the traces with new rows; facts about other traces in the file do not change
-    """
     facts = earlier.get("traces", {})
     new = {name: about for name, about in header["traces"].items() if name in replayed or name not in facts}
     words = dict.fromkeys(filter(None, (earlier.get("trace"), header["trace"])))
@@ -257,7 +253,6 @@ def _kind_in_journal(part: Path) -> str | None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the folder if it contains no rows from which a replay could be resumed."""
     with suppress(OSError):
         if [path.name for path in folder.iterdir()] == [ABOUT]:
             shutil.rmtree(folder)

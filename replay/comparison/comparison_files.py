@@ -116,7 +116,6 @@ def _judgement(judgement: object) -> dict[str, object]:
 
 
 def as_csv(comparisons: Sequence[Comparison], gates: Gates) -> str:
-    """Return the rows of all comparisons as CSV; `gates` has no effect."""
     names = ("comparison", *(item.name for item in fields(ComparisonColumns)))
     rows = ((number, *astuple(row)) for number, one in enumerate(comparisons) for row in rows_of(one))
     return csv_text(names, rows)

@@ -55,7 +55,6 @@ def total_line(total: Total) -> str:
 
 
 def advice(comparison: Comparison) -> Iterator[str]:
-    """Yield lines that explain unusual ratios, and how the cases with the verdict UNSURE could be decided."""
     different = sum(map(_differs_from_medians, comparison.pairs))
     if different:
         yield f"{counted(different, 'ratio')} of fastest runs: over 10 % away from the ratio of medians in the table"

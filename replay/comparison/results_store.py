@@ -97,7 +97,6 @@ class Store:
         return path
 
     def runs(self) -> list[StoredRun]:
-        """Return all runs, oldest first."""
         return sorted((StoredRun(path) for path in self._files()), key=lambda run: (run.name, str(run.path)))
 
     def prune(self, keep: int) -> list[StoredRun]:

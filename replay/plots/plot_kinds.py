@@ -351,7 +351,6 @@ def _band(row: Result) -> tuple[float, float]:
 
 
 def draw_roofline(request: PlotRequest) -> Figure:
-    """Draw the roofline of `opreplay --roofline -o x.svg`; the results must contain the peak rates."""
     from opgrip.platform.peaks import from_json
     from opgrip.replay.analyses.roofline import drawing
 

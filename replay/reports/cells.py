@@ -164,7 +164,6 @@ def all_columns() -> list[Column]:
 
 
 def whole_cells(rows: Iterable[Result]) -> list[dict[str, Any]]:
-    """Return each row as a dictionary with a value for every column; missing values are None."""
     names = [about.name for about in all_columns()]
     return [{name: cells.get(name) for name in names} for cells in (row.to_plain() for row in rows)]
 

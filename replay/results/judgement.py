@@ -363,7 +363,6 @@ VERSION = 1  # version of its form: fields may be added without a new one
 
 
 def judgement_in(rows: Iterable[Result]) -> dict[str, Any]:
-    """Return the header field `judgement` of a results file; empty without candidates."""
     steps = judged_steps(rows)
     if not steps:
         return {}

@@ -224,7 +224,6 @@ def weights_of(row: Result) -> list[float]:
 
 
 def repeats_of(row: Result) -> Iterator[tuple[Sequence[float], Sequence[float]]]:
-    """Yield, for each repeat of a timed row whose weight is not 0, the times of its runs in us and their weights."""
     times, weights = row.times_us or [], weights_of(row)
     counts = row.repeats or []
     if sum(counts) != len(times) or min(counts, default=0) < 0:

@@ -52,8 +52,7 @@ class CallTimer(Protocol):
 
     def skip(self) -> None: ...
 
-    def times_ns(self) -> list[int]:
-        """Return the time of each call; 0 for a call that did not run."""
+    def times_ns(self) -> list[int]: ...
 
     def renewed(self) -> CallTimer: ...
 

@@ -587,7 +587,6 @@ class DryRun:
 
 @contextmanager
 def switching() -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Yield a function that applies the torch settings of a call if the previous call had other settings."""
     current: Mapping[str, Any] | None = None
     with torch.no_grad(), ExitStack() as stack:
 

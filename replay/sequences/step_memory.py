@@ -115,7 +115,6 @@ class StepMemory:
                 self.live_bytes -= self._sizes.pop(number)
 
     def renew(self, number: int) -> None:
-        """Replace a storage by a new one of the required size that contains generated values."""
         size = self._needs[number].bytes
         first = self._first.get(number, self._stand_ins.get(number))
         self.check_room(size)
@@ -350,9 +349,6 @@ class Lanes:
         self._kept: list[torch.UntypedStorage] = []
 
     def before(self, place: int) -> None:
-        """Set and await the marks planned before the call with the index `place`, and make the call's stream
-        current.
-        """
         for is_wait, stream, mark in self._plan.before.get(place, ()):
             if is_wait:
                 if mark in self._marks:

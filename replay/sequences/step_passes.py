@@ -88,7 +88,6 @@ class Passes:
 
     @property
     def slowed(self) -> int:
-        """Number of passes in `kept` during which the processor was slowed down."""
         return sum(one.slowed for one in self.kept)
 
 

@@ -95,7 +95,6 @@ class Pool:
         self._problem: UserError | None = None
 
     def start(self) -> None:
-        """Start workers on every node, wait for their machines' kinds, and keep the workers of one kind."""
         self._start_workers()
         if self._starting:
             self._register(self._ray.wait([*self._starting], num_returns=len(self._starting), timeout=START_S)[0])
@@ -297,7 +296,6 @@ class RayExecutor:
         self._bundle: list[Any] = []
 
     def pool(self, device: str) -> Pool:
-        """Return the workers for a device; the first request starts them."""
         if self._pool is None or self._pool.device != device:
             self.close()
             self._pool = Pool(self._ray, self._options, device)
@@ -322,7 +320,6 @@ class RayExecutor:
         return self.pool(workload.device).kind
 
     def about(self, workload: Workload) -> dict[str, Any]:
-        """Return facts about the machines and devices for the header of results; each row names its own machine."""
         pool = self.pool(workload.device)
         environment = {**pool.about["environment"], "machine": names_of(pool.machines)}
         return {**pool.about, "environment": environment, "machines": dict(pool.machines)}

@@ -201,10 +201,6 @@ def joined(rows: Sequence[Result], kernels: Sequence[NcuKernel]) -> tuple[dict[K
 
 
 def columns_of(kernels: Sequence[NcuKernel], runs: int, requested_metrics: Sequence[str]) -> NcuColumns:
-    """Return the columns of ncu for a row, as means over the row's profiled runs.
-
-    kernels : kernels of all profiled runs of the row
-    """
     names = Counter(kernel.name for kernel in kernels)
     sums = {field: [_sum(kernels, name) for name in metrics] for field, metrics in SUMS.items()}
     shares: dict[str, Any] = {field: _mean(kernels, name) for field, name in SHARES.items()}
@@ -379,7 +375,6 @@ def profile_rows(
 
 
 def json_of(ncu: Ncu) -> dict[str, object]:
-    """Return the settings of ncu that a resumed run must share with the interrupted one."""
     options = asdict(ncu)
     for name in ("binary", "report", "command"):
         del options[name]

@@ -46,10 +46,6 @@ def add_legend(figure: Figure, heading: str, bandwidths: Mapping[str, float]) ->
 
 
 def add_key(figure: Figure, rows: Sequence[Result], total: float) -> dict[str, int]:
-    """List the operators with the longest total times below the plots, numbered from 1; return the number of each.
-
-    total : time of all rows in us
-    """
     times = Counter[str]()
     for row in rows:
         times[row.op] += time_of(row)  # type: ignore[assignment]

@@ -75,7 +75,6 @@ class Control:
 
     @property
     def is_first(self) -> bool:
-        """True for rank 0, which reports results and writes files."""
         return self.launch.rank == 0
 
     def most(self, *numbers: int) -> list[int]:

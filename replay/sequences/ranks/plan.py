@@ -164,7 +164,6 @@ class Offer:
 
     @property
     def group(self) -> GroupKey:
-        """Key of the collective's group, which is equal in all ranks."""
         return self.ranks, self.name
 
     @property

@@ -325,7 +325,6 @@ class CollectiveStepTimes:
                 totals.waited_ms, totals.held_ms = float(np.median(waited[rank])), float(np.median(held[rank]))
 
     def together(self) -> list[CollectiveTimes]:
-        """Return the times by kind, group and size, over all ranks and passes; the largest total time first."""
         rows = [_collective_times(samples) for samples in self._together.values()]
         return sorted(rows, key=lambda row: -row.median_us * row.calls)
 
@@ -622,10 +621,6 @@ class RankDryRun(DryRun):
         return self._place_of_call[id(call)]
 
     def meet(self, call: FlowingCall, plan: CallPlan) -> Any:
-        """Start a planned collective with the other ranks and return its results.
-
-        Raises Unsupported if the group's backend cannot run it.
-        """
         assert plan.prepared is not None, "prepared in the dry run"
         args, _ = plan.prepared.arguments(self.memory, call.inputs)
         self.announce(call.signature, NO_ROW)
