@@ -87,7 +87,6 @@ class Outline:
 
     @property
     def first_storage(self) -> NDArray[np.int64]:
-        """(calls,), index in `storages` of each call's first tensor."""
         first: NDArray[np.int64] = np.cumsum(self.tensors) - self.tensors
         return first
 
@@ -138,7 +137,7 @@ def read_outline(reader: TraceReader, partial: bool) -> Outline:
     for name in COLUMNS:
         setattr(outline, name, concatenated(pieces.pop(name)))
     if not len(outline.start_ns):
-        raise UserError(f"{reader.path} contains no calls", "capture a program that runs some")
+        raise UserError(f"{reader.path} contains no calls", "capture a program that calls operators")
     marks = [number for number, item in outline.signatures.items() if is_mark(item.op)]
     own = outline.start_ns[~np.isin(outline.signature, marks)]
     outline.step_starts_ns = reported_starts(end, int(own.max(initial=0)))

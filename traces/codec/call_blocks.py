@@ -118,7 +118,6 @@ def perturbed_flags(runs: Sequence[tuple[int, int]], calls: int) -> np.ndarray[t
 
 
 def exact_sum(column: Integers) -> int:
-    """Return the sum of a column as a Python integer, because it can exceed 64 bits."""
     return int(column.sum()) if _largest(column) * len(column) < LIMIT else sum(column.tolist())
 
 

@@ -191,7 +191,6 @@ def key_of_case(signature: Signature, context: Mapping[str, Any]) -> str:
 
 
 def key_of_part(key: str, *places: str) -> str:
-    """Return a key for the calls with `key_of_case` equal to `key` that come from the call sites `places`."""
     return blake2b(json.dumps([key, *places]).encode(), digest_size=DIGITS).hexdigest()
 
 

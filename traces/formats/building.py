@@ -47,7 +47,6 @@ class GraphStorages:
         return self.numbers[name]
 
     def give(self, name: str, shared: int | None) -> int:
-        """Set and return a result's storage number: `shared` if it shares another value's memory, else a new one."""
         if shared is None:
             self.numbers.pop(name, None)
             return self.of(name)

@@ -74,9 +74,9 @@ class Problem(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A problem in the form of one tuner.
+    """A problem in the form that one tuner reads and writes.
 
-    lines : lines of the list, without counts
+    lines : lines of the tuner's list for this problem, without the number of calls
     key : values by column that identify the problem in a file of tuned entries
     group : name of the list, if the tuner has several
     """
@@ -123,7 +123,6 @@ class Product(NamedTuple):
 
 
 def problems_of(trace: Trace) -> list[Problem]:
-    """Return the products, convolutions and attentions of a trace, largest share first."""
     signatures = {signature.number: signature for signature in trace.signatures}
     table, problems = trace.summary("signature"), []
     for number, calls, share in zip(*(table[name].tolist() for name in ("signature", "calls", "share")), strict=True):
@@ -314,10 +313,10 @@ class Tuner(NamedTuple):
     """A tuner of kernels.
 
     entry : function that returns the entry for a problem, or raises `Untunable`
-    counted : function that returns the lines of an entry with the number of its calls and their share of the time
+    counted : function that adds the number of calls and their share of the time to the lines of an entry
     headers : first line of each list, by name of the list
     mark : text at the start of a file of tuned entries; empty if the tuner writes none
-    rows : function that yields the entries of such a file
+    rows : function that yields the entries of a file of tuned entries
     """
 
     entry: Callable[[Problem], Entry]

@@ -16,7 +16,6 @@ from opgrip.traces.schema.json_values import check_nesting
 
 
 def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object as a dictionary. Raises `FormatError` if a name occurs twice."""
     form = dict(pairs)
     if len(form) < len(pairs):
         names = Counter(name for name, _ in pairs)

@@ -82,7 +82,6 @@ class TraceReader:
             yield block_of(item) if isinstance(item, Calls) else item
 
     def again(self) -> TraceReader:
-        """Return a new reader of the same file with the same options."""
         return TraceReader(self.path, self._unbounded, self._format_name, self._cut, self._capture)
 
     def blocks(self) -> Iterator[CallBlock]:
@@ -280,7 +279,7 @@ def read_header(path: str | Path, unbounded: bool = False) -> Header:
 
 
 def refuse_constant(name: str) -> None:
-    """Raise `ValueError` for NaN and infinities, which Python's JSON parser accepts although JSON has none."""
+    """Raise `ValueError`; used for NaN and infinities, which Python's JSON parser accepts although JSON has none."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -46,7 +46,6 @@ def launch_keywords(grid: tuple[int, ...], constants: Mapping[str, Any], options
 
 
 def launch_facts(signature: Signature) -> dict[str, Any]:
-    """Return grid, constants and compiler options of a Triton kernel launch in one mapping, for display."""
     kwargs = signature.kwargs
     return {GRID: kwargs[GRID], **kwargs[CONSTANTS], **kwargs[OPTIONS]}
 

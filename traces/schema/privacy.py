@@ -20,13 +20,13 @@ DEVICE_KEY = "*device"  # key in a table that represents all keys that are names
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """How a redaction treats a field.
+    """Rule by which a redaction treats a field.
 
     treatment : `public` fields are kept if they contain known words of this `kind`, else they are hashed or left out;
         `hashed` fields are replaced by salted hashes, except for words of torch and Python; `replaced` numbers become a
         default; `nested` fields are redacted recursively; `dropped` fields are left out
     kind : kind of content, such as `dtype`, which selects the function that redacts it; empty for any value
-    table : for a dictionary, the privacy of its fields
+    table : for a dictionary, the rules of its entries
     """
 
     treatment: str

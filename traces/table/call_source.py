@@ -137,7 +137,7 @@ class CallSource:
 
     @property
     def calls(self) -> int:
-        """Number of selected calls; the calls in a CUDA graph count once for each launch."""
+        """Number of selected calls; calls in a CUDA graph are counted at each launch of the graph."""
         if not self.graphs.graphs:
             return self._calls
         if self._calls_with_graphs is None:
@@ -146,7 +146,9 @@ class CallSource:
 
     @property
     def has_later_times(self) -> bool:
-        """True if the trace has device times in records after the calls; these are times of kernels."""
+        """True if the trace has device times in records after the calls; such times were measured as times of
+        kernels.
+        """
         return bool(self._later)
 
     @property

@@ -150,7 +150,6 @@ def calls_table(source: Iterable[CallBlock], names: CallNames) -> pd.DataFrame:
 
 
 def known_streams(numbers: np.ndarray[Any, Any], is_on_host: np.ndarray[Any, Any]) -> pd.arrays.IntegerArray:
-    """Return the column of stream numbers; stream 0 of a call that may have run on the host only counts as missing."""
     return pd.arrays.IntegerArray(numbers, is_on_host & (numbers == 0))
 
 

@@ -59,9 +59,10 @@ class _Thread:
 
 
 def unfinished_calls(entered: Mapping[int, list[Entered]], source: Iterable[CallBlock]) -> list[Entered]:
-    """Return the calls in `entered` that never ended; they are the last calls of their threads.
+    """Return the calls in `entered` that are not in `source`, the calls that ended; they are the last calls of their
+    threads.
 
-    In `source`, a call can start later than in `entered`, because its start excludes the capture's work.
+    A call can start later in `source` than in `entered`, because there its start excludes the capture's work.
     """
     if not entered:
         return []

@@ -472,7 +472,7 @@ def check_columns(*names: str) -> None:
 
 def draw_times(table: pd.DataFrame, by: str, parts: str, title: str) -> Figure:
     if table.empty:
-        raise UserError("the trace has no calls", "capture a step that runs some")
+        raise UserError("the trace has no calls", "capture a step that calls operators")
     measure = "time_us" if table["time_us"].any() else "calls"
     names = _parts(table[parts].astype(object), parts)
     bars = _texts(table[by].astype(object), by)

@@ -71,7 +71,7 @@ PIECE = 1 << 15  # number of values that fit in a processor's cache, and for whi
 
 
 def exactly(chosen: int, total: int, generator: torch.Generator) -> torch.Tensor:
-    """Return a mask, (total,), of which exactly `chosen` elements at random positions are True."""
+    """Return a mask, (total,), of which `chosen` elements at random positions are True."""
     device = generator.device
     chosen = max(0, min(chosen, total))
     if chosen in (0, total):

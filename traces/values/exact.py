@@ -62,8 +62,6 @@ def elements(data: list[bool | int | float | complex], dtype: torch.dtype, devic
 @value_models.register("constant")
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """Value model of a tensor whose elements all have the same value, which may be nan."""
-
     value: bool | int | float | complex
 
     priority: ClassVar[int] = 10

@@ -219,8 +219,8 @@ def value_model_to_json(model: ValueModel) -> dict[str, Json]:
 
 
 def value_model_from_json(form: Mapping[str, Json]) -> ValueModel:
-    """Return the value model in a JSON object that `value_model_to_json` of this or an older version wrote. Raises
-    FormatError for an unknown kind of model, or fields from which values cannot be drawn.
+    """Return the value model in a JSON object that this or an older version wrote. Raises `FormatError` for an unknown
+    kind of model, or fields from which values cannot be drawn.
     """
     name = str(form.get("model"))[:60]
     kind = value_models.get(name)

@@ -330,7 +330,10 @@ def written_from(frame: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def signature_facts(signature: Signature, context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cells of a corpus's row that depend only on the signature and the settings of most of its calls."""
+    """Return the columns of a corpus's row that depend only on the signature and on torch's settings.
+
+    context : torch's settings in most calls of the signature
+    """
     specs = list(tensors([signature.args, signature.kwargs]))
     return {
         "key": key_of_case(signature, context),

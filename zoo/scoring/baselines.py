@@ -337,7 +337,9 @@ def is_plain_but_threads(row: Result) -> bool:
 
 
 def is_replay_of(times: Times, others: Times) -> bool:
-    """Return True if most times in both are equal up to rounding, which shows that they come from the same replay."""
+    """Return True if most times in `times` and `others` are equal up to rounding, which shows that both come from the
+    same replay.
+    """
     shared = [(time, others[pair]) for pair, time in times.items() if pair in others]
     # two replays have a few equal times by chance, and a baseline rounds to five digits
     return 2 * sum(isclose(*pair, rel_tol=1e-4) for pair in shared) > len(shared)

@@ -349,8 +349,10 @@ class Spans:
     def containing(self, counts: Mapping[Function, int]) -> set[Function]:
         """Return the functions within which almost all work of the thread ran, such as the program's main loop.
 
-        Each was called once, lasted at least the share `WHOLE` of the time, and made at most the share `OWN` of the
-        calls itself; `counts` are the numbers of calls of each function.
+        Each was called once, lasted at least the share `WHOLE` of the time, and itself called at most the share `OWN`
+        of the operators.
+
+        counts : number of calls of each function
         """
         spans = self._spans.values()
         calls = sum(span.calls for span in spans)

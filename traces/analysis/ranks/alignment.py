@@ -405,7 +405,6 @@ class Meetings:
 
     @property
     def number(self) -> Integers:
-        """(N,), index of the collective that each call belongs to."""
         return np.repeat(np.arange(len(self.first)), self.sizes)
 
     @property

@@ -285,7 +285,7 @@ class Redactor:
 
 
 def default_integer(value: int) -> int:
-    """Return the integer of the same sign that replaces a value; a small integer is not changed."""
+    """Limit an integer to the range from `-LARGEST_VALUE` to `LARGEST_VALUE`."""
     return max(-LARGEST_VALUE, min(LARGEST_VALUE, value))
 
 
@@ -369,7 +369,7 @@ class TableRedactor(NamedTuple):
     report: RedactionReport | None
 
     def table(self, value: object, table: Table, field: str) -> dict[str, Any]:
-        """Return a dictionary with its declared entries redacted; an entry of which nothing may be kept is left out.
+        """Return a dictionary with its declared entries redacted; entries that must be removed completely are left out.
 
         field : name of the record's field in the report; with `header`, a key is reported as `header.KEY`
         """

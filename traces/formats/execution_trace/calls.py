@@ -85,7 +85,6 @@ class NodesRead:
         self.nodes = 0
 
     def begin(self) -> None:
-        """Begin a pass over the file; nodes that cannot be read count as losses in the first pass only."""
         self._losses = self._file.losses if self._losses is None else Losses()
         self._reasons.clear()
         self.nodes = 0

@@ -231,7 +231,6 @@ class Tree:
         return number in self._parents
 
     def last_inside(self, number: int) -> int:
-        """Return the number of the last node inside a node, or of the node itself if it has none."""
         return self._last_inside.get(number, number)
 
     def surroundings(self, number: int) -> NodeScope:
