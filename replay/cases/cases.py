@@ -267,11 +267,7 @@ class TimingCluster:
 
 @dataclass(frozen=True, slots=True)
 class PlacedCalls:
-    """The calls of a signature whose values were recorded at several call sites.
-
-    typical_ns : for each call, the typical time of a call at its call site
-    observed : values and results that were recorded from later calls
-    """
+    """The calls of a signature whose values were recorded at several call sites."""
 
     signature: Signature
     calls: pd.DataFrame
@@ -281,10 +277,7 @@ class PlacedCalls:
     rows: Sequence[int | None]
 
     def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
-        """Return the timing clusters, most calls first; an empty list if all calls take similar times.
-
-        selected : indices of the selected calls in the call table
-        """
+        """Return the timing clusters, most calls first; an empty list if all calls take similar times."""
         groups = self._groups()
         if len(groups) < 2:
             return []
@@ -330,7 +323,9 @@ class PlacedCalls:
 
 
 def calls_at_several_sites(trace: Trace) -> pd.DataFrame:
-    """Return the calls of all signatures of which the trace has values from more than one call site."""
+    """Return the calls of all signatures of which the trace has values from several call sites; for a long trace, only
+    a part of these calls.
+    """
     numbers = list(_observed_at_several_sites(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
     if numbers:

@@ -116,7 +116,6 @@ class Selection(Cut):
 
     @property
     def selects_some(self) -> bool:
-        """Return True if patterns select only some calls; the cases' shares of time then refer to these calls."""
         return bool(self.op or self.exclude_op or self.module or self.label or self.tag)
 
     @property

@@ -88,8 +88,6 @@ _Result: TypeAlias = tuple[int, int]  # a result, as the number of the call and 
 
 @dataclass(frozen=True, slots=True)
 class SubgraphCall:
-    """One call in a subgraph, with the storages of its arguments and results, numbered by first use."""
-
     signature: int
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -228,16 +226,12 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class ResultOf:
-    """A tensor that is a result of a call in the subgraph: index of the call, and of its result."""
-
     call: int
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class ViewOf:
-    """A tensor that is a view, with the layout `spec`, of the same storage as the result `base`."""
-
     base: ResultOf
     spec: TensorSpec
 

@@ -66,7 +66,7 @@ class SubgraphOperator(LazyOperator):
 
     Its arguments are the tensors from outside the subgraph in the order of their first use, and then the devices,
     floating-point dtypes and generators among the calls' arguments, because a replay may run on another device or in
-    another dtype. `is_training` is True if the trace has a backward pass.
+    another dtype.
     """
 
     __slots__ = ("_extensions", "_graph_module", "is_training", "links")
@@ -92,8 +92,6 @@ class SubgraphOperator(LazyOperator):
 
 def make_graph_module(links: Links, extensions: Collection[str]) -> fx.GraphModule:
     """Return the calls of a subgraph as a graph module.
-
-    extensions : modules or files that register operators
 
     Raises Unsupported if the calls cannot run as one function, or an operator is missing.
     """

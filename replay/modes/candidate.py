@@ -61,7 +61,6 @@ class Candidate:
             raise UserError(f"{self.source} cannot be read", str(error.strerror)) from error
 
     def load(self) -> Callable[..., Any]:
-        """Import the source and return the function; raise `UserError` if that fails."""
         if self.source == IN_PROCESS:
             return _functions[self.function]
         try:

@@ -31,10 +31,7 @@ class _Captured:
 
 @mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
 def as_graph(task: Task) -> Program:
-    """Return a program that runs the call as CUDA graphs, one for each set of tensors, captured on its first use.
-
-    A graph only runs on the tensors with which it was captured, so that no inputs are copied before a run.
-    """
+    """Return a program that runs the call as CUDA graphs, one for each set of tensors, captured on its first use."""
     examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
     captures = []
     for example in examples:

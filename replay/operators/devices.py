@@ -53,7 +53,6 @@ def graph_class(device: str) -> Any:
 
 
 def with_index(device: str) -> str:
-    """Return a device name with its index, 0 by default, because torch reads `cuda` as the thread's current device."""
     return device if ":" in device or device in ("cpu", "meta") else f"{device}:0"
 
 
@@ -81,7 +80,9 @@ def name_of(device: str) -> str:
 
 
 def facts_of(device: str) -> dict[str, Any]:
-    """Return the facts about an accelerator for the header of results, empty for a CPU; creates a context on it."""
+    """Return facts about an accelerator for the header of results, empty for a CPU; creates a context on the
+    accelerator.
+    """
     return {"accelerator": describe_accelerators([with_index(device)])} if is_accelerator(device) else {}
 
 

@@ -29,10 +29,9 @@ Call: TypeAlias = Mapping[str, Any]  # arguments of a call by name
 class Equivalent:
     """A call that replaces a recorded call and does the same work.
 
-    signature : the call to make instead
-    argument_indices : for each of its tensor arguments, the index among the recorded call's tensors; None for a new
-        tensor
-    result_count : number of its first results that correspond to results of the recorded call
+    argument_indices : for each tensor argument of `signature`, the index among the recorded call's tensors; None for a
+        new tensor
+    result_count : number of first results of `signature` that correspond to results of the recorded call
     unused : indices of its other results; empty if the recorded call's results are unknown
     note : text for the result row that names the operator that runs
     """

@@ -78,9 +78,7 @@ class Shard:
         return self.offset_us < end and self.offset_us + cost_us > begin
 
     def select(self, costs_us: Sequence[int]) -> list[int]:
-        """Return the indices of the shard's cases. If the costs are laid end to end, and cut into one equal part per
-        shard, these are the cases whose middle lies in this shard's part.
-        """
+        """Return the indices of the cases that belong to this shard, given the costs of all cases."""
         begin, end = self.bounds_us(sum(costs_us) if self.total_us is None else self.total_us)
         places, start = [], self.offset_us
         for place, cost_us in enumerate(costs_us):

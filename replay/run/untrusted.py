@@ -256,7 +256,6 @@ def _send_signal(pid: int, number: int) -> None:
 
 
 def process_of(candidate: Candidate | None, workload: Workload) -> UntrustedProcess:
-    """Return the process of a candidate, or the one that runs operators if `candidate` is None; start it if needed."""
     if candidate in _processes:
         # the last one ran last
         _processes[candidate] = _processes.pop(candidate)
@@ -301,7 +300,7 @@ class UntrustedCall:
     def run(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> UntrustedRun:
         """Run the call on copies of the arguments in new memory.
 
-        Raises the error of the call, and `WrongResultError` if its process was manipulated.
+        Raises the call's error, and `WrongResultError` if the call's process was manipulated.
         """
         try:
             return self._run(args, kwargs)
@@ -455,9 +454,6 @@ class UntrustedFunction(TimedFunction):
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run by the other process's clock, and check the results of some runs; the parameters have no
-        effect.
-        """
         stratum: Stratum = self.samples.next_stratum  # type: ignore[assignment]
         began = perf_counter_ns()
         try:

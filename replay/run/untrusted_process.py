@@ -67,8 +67,6 @@ def critical_functions(device: str) -> dict[str, Any]:
 
 
 class CallProcess:
-    """Builds the arguments of calls on shared memory, runs calls, and describes their results."""
-
     def __init__(
         self, candidate: Function | None, shared: int, device: str, before: dict[str, Any], extensions: Sequence[str]
     ) -> None:

@@ -93,7 +93,6 @@ class Workload:
         return make_preceding_calls(self.trace, self.source_cases.all_cases, self.source_cases.cases)
 
     def on(self, device: str) -> Workload:
-        """Return the workload for one of the devices over which the cases are spread; it contains all cases."""
         inputs = self.request.inputs
         if not inputs.is_spread:
             return self
@@ -104,7 +103,7 @@ class Workload:
         return replace(self, request=replace(self.request, **changes))
 
     def wants_grad(self, case: Case, direction: str) -> bool:
-        """Return True if the runs of a case in a direction record an autograd graph, as in training.
+        """Return True if the runs of a case record an autograd graph, as in training.
 
         Operators that write into their arguments do not, because autograd does not allow writing into leaf tensors.
         """
@@ -135,7 +134,6 @@ class Workload:
         return variant.cache or self.timing.caches[0]
 
     def scaled(self, case: Case, point: Point) -> Case:
-        """Return a copy of a case whose batch size is multiplied by `point.batch`."""
         if point.batch == 1:
             return case
         if self.batches is None or case.operator is not None or case.load is not None:

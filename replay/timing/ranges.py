@@ -29,8 +29,6 @@ DELAY_KERNEL = "spin_kernel"  # part of the name of the kernel that keeps a devi
 
 
 class Range:
-    """An NVTX range that can be entered repeatedly."""
-
     __slots__ = ("_attributes", "_begin", "_end", "_open")
 
     def __init__(self, message: str, category: str, case: int, profiled: str = "") -> None:

@@ -82,7 +82,6 @@ class Samples:
         self._given_up = len(self.contended)
 
     def settle(self, effort: Effort) -> None:
-        """After the last run, use the times of runs that other processes disturbed if there are too few others."""
         self.is_contended = self.lacks_quiet_runs(effort)
         if self.is_contended:
             for stratum, time_ns in self.contended[-MOST_CONTENDED:]:

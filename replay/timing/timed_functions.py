@@ -149,8 +149,7 @@ class TimedFunction:
     def time(
         self, stopwatch: Stopwatch, flush: Callable[[], None] | None, recent: Sequence[int] = ()
     ) -> tuple[Stratum, float]:
-        """Time one run, or several together; return input set, whether results were in new pages, and time of a run in
-        ns.
+        """Time one run, or several together; return input set, whether results were in new pages, and ns of one run.
 
         flush : function that empties the caches before the run; None to leave them unchanged
         recent : indices of argument tensors to read first, so that they are in the cache
@@ -307,7 +306,9 @@ class TimedCase:
         return self._order if arrangement < self._size else self._order[::-1]
 
     def needs_runs(self, effort: Effort) -> bool:
-        """Return True if a function lacks times; all functions of a case get the same number of runs."""
+        """Return True if one of the functions lacks times, because all functions of a case get the same number of
+        runs.
+        """
         most = MOST if effort.iterations is None else effort.iterations
         return any(function.samples.done(effort) is None and len(function.samples) < most for function in self.active)
 

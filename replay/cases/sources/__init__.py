@@ -24,8 +24,8 @@ class CaseSet:
     trace : the trace of the cases; an empty trace if they come from another source
     are_calls : True if each case represents single calls of a trace, for which preceding calls are known
     all_cases : all cases of the trace, if the selection includes all of them; else None
-    has_run_code : True if creating the cases ran functions of users or samples, after which forks of this process could
-        hang
+    has_run_code : True if functions of users or samples ran while the cases were created; forks of this process may
+        hang after that
     is_cut : True if `--start`, `--stop` and `--sample` were applied already
     """
 
@@ -53,10 +53,7 @@ class Source(Protocol):
     def takes(self, target: str) -> bool: ...
 
     def open(self, target: str, selection: Selection, extensions: Collection[str]) -> CaseSet:
-        """Return the cases of a target; raise `UserError` if the target cannot be read or nothing is selected.
-
-        extensions : modules of the user that may register operators
-        """
+        """Return the cases of a target; raise `UserError` if the target cannot be read or nothing is selected."""
 
     def fingerprint(self, target: str) -> str:
         """Return a hash of the target's content; if it changes, the target's cases may have changed."""
