@@ -23,7 +23,7 @@ class CountDifference:
     """An operator whose calls torch and a trace count differently.
 
     op : operator without its variant, such as `aten::add`
-    explained : reason why the capture does not see the operator, if known; see docs/capture.md
+    explained : reason why the capture does not see the operator, if known
     """
 
     op: str

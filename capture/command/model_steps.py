@@ -86,11 +86,6 @@ def make_capture(
     model: nn.Module | None = None,
     schedule: Schedule = ALWAYS,
 ) -> Capture:
-    """Return a capture with these options, which has not begun yet.
-
-    details : fields for the trace's header
-    model : module whose submodules give the calls their module paths, or None
-    """
     recording = asdict(from_arguments(RecordingOptions, args))
     extensions = (*KNOWN_EXTENSIONS, *recording.pop("extension"))
     recording["grip_to"] = (recording["grip_to"] or Path(GRIPS)) if recording["grip"] else None
@@ -151,7 +146,6 @@ def warm_up(
 
     The inputs are generated here so that their generation is not captured.
 
-    advance : called after each step
     learned : number of warm-up steps that the caller runs under the capture
     """
     for _ in range(args.warmup - learned):

@@ -257,8 +257,7 @@ def _measure() -> tuple[float, float]:
 
 
 def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
-    """Return in ns the time that a capture adds to a call of a small operator, and the time that it adds between two
-    calls.
+    """Return, in ns, the time that a capture adds to a call of a small operator, and to the time between two calls.
 
     Without a capture, only the time from one call's start to the next is known. The part of a recorded call's duration
     beyond that time counts as added to the call.

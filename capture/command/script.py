@@ -41,7 +41,7 @@ def check_script(arguments: Sequence[str]) -> None:
 
 
 def script_name(arguments: Sequence[str]) -> str:
-    """Return the name, without folder and suffix, of the script or module that `arguments` begin with."""
+    """Return the name of a script or module, without folder and suffix."""
     return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
 
 

@@ -108,7 +108,6 @@ class Grips:
         `value` is returned unchanged if its calls cannot be recorded; `refused` then has the reason.
 
         entry : qualified name; None for the function's own
-        owner : class of a method
         """
         function = plain_function(value)
         candidate = value if function is None else function

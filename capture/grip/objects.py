@@ -210,9 +210,9 @@ class CannotHold(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SpecTree:
-    """Arguments of a call as nested specs.
+    """Arguments of a call as nested descriptions (specs).
 
-    tree : nested specs, live tensors and plain values; `Opaque` for values that a sample cannot hold
+    tree : nested descriptions, live tensors and plain values; `Opaque` for values that a sample cannot hold
     refused : first reason why a sample cannot hold an argument, None if it can; fields of objects do not count
     """
 

@@ -78,7 +78,6 @@ class GripTarget:
 
 
 def find_targets(module: ModuleType, patterns: Sequence[Pattern]) -> Iterator[GripTarget]:
-    """Yield the functions of a loaded module that match patterns."""
     module_patterns = [pattern for pattern in patterns if pattern.matches_module(module.__name__)]
     if module_patterns:
         yield from _in_namespace(vars(module), module.__name__, module_patterns, None, "", set())
@@ -132,7 +131,9 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return a function itself, or the function inside a static or class method; None for any other value."""
+    """Return the function itself that `value` is, or that it contains as a static or class method; None for other
+    values.
+    """
     # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
@@ -145,7 +146,6 @@ def _belongs(value: Any, module: str) -> bool:
 
 
 def refusal(function: Any) -> str | None:
-    """Return the reason why a function's calls cannot be recorded, or None if they can."""
     if isinstance(function, type):
         return "it is a class: name the method with entry="
     if not isinstance(function, FunctionType):

@@ -117,10 +117,7 @@ def check_names(text: str, allowed: Iterable[str]) -> None:
 
 
 def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
-    """Raise `UserError` if a new Python process without the packages `blocked` cannot import a sample's module.
-
-    entry : name that the module must define, such as `Coder.decode`
-    """
+    """Raise `UserError` if a new Python process without the packages `blocked` cannot import a sample's module."""
     names = sorted(set(blocked) - {"__main__"})
     command = [sys.executable, "-c", _PROGRAM, str(path), entry, *names]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
@@ -610,9 +607,8 @@ class _Reading:
 
 @contextmanager
 def as_it_ran(call: GrippedCall) -> Iterator[None]:
-    """Run the block with the random state, default dtype, autocast and gradient mode of a recorded call.
-
-    Other recorded settings, such as the number of threads, stay as they are.
+    """Run the block with the random state, default dtype, autocast and gradient mode of a recorded call, but without
+    its other settings, such as the number of threads.
     """
     settings = call.settings
     with ExitStack() as stack:

@@ -112,7 +112,6 @@ _eager = _Eager()
 
 
 def region_name(graph: Any) -> str:
-    """Return a name for a compiled region: its kernels joined by `+`, or `region` if it launches none."""
     region: str | None = getattr(graph, "_opgrip_name", None)
     if region is None:
         launches = (kernel or call for kernel, call in _KERNEL.findall(graph.source_code or ""))

@@ -169,9 +169,8 @@ for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
 
 
 class ThreadWatch:
-    """A context in which threads started with `threading.Thread` record their calls.
-
-    Threads that were started before, and threads created by other libraries, are not recorded.
+    """A context in which the calls of threads are recorded that start in it by `threading.Thread`, not of other
+    threads.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -39,9 +39,6 @@ def measured(
 ) -> Run | None:
     """Return a function that calls `run` and measures device time or page faults, or None if neither is needed.
 
-    number : number of the call's signature
-    func : operator, or None for other functions
-    values : arguments of the call
     started : returns the start in ns of the running call, to which the measurement belongs
     on_device : False if the call gets no device time, because the calls inside it get theirs
     """
@@ -127,8 +124,6 @@ def higher_order_node(
 
     Return None if another mode or a tensor subclass runs the operator. Also return None inside an extension function or
     a compiled region, because the record of its call covers everything inside it.
-
-    tensors : number of the call's input tensors
     """
     if mode.place.inside is not None and not mode.place.gripped:
         return None

@@ -164,7 +164,6 @@ def usual_class(model_type: str) -> str | None:
 
 
 def find_class(name: str) -> type[Any]:
-    """Return the class with a name such as `BertModel`, or the usual class of a model type such as `bert`."""
     package = needed("transformers", EXTRA)
     named_class: Any = (
         getattr(package, usual_class(name) or name, None) if name in model_types() else _class_named(package, name)
@@ -347,7 +346,6 @@ OF_EXAMPLES = (
 
 
 def make_labels(model: Any, parameters: Collection[str], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return random labels for inputs, by the parameter of `forward` that takes them."""
     kind = type(model).__name__
     batch = len(next(iter(inputs.values())))
     if {"mask_labels", "class_labels"} <= set(parameters):

@@ -116,10 +116,6 @@ class Agent:
         return self.finish(session, waiting)
 
     def begin(self, request: RecordingRequest, asked_ns: int) -> RecordingSession:
-        """Prepare a recording that begins at the next step; raise `UserError` if another one is running.
-
-        asked_ns : time at which the request arrived, by `perf_counter_ns`
-        """
         from opgrip.capture.on_demand.session import RecordingSession
 
         if not self._free.acquire(blocking=False):
@@ -404,7 +400,6 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def record_at_start(agent: Agent) -> None:
-    """Record the program's next steps, and report the recording on stderr when it ends."""
     # begin here: the program must not make a step meanwhile
     session = agent.begin(RecordingRequest(wait_s=inf), perf_counter_ns())
     recording = threading.Thread(

@@ -100,7 +100,7 @@ class RecordingRequest:
     """A client's request to record. If a field is None, the process uses its own setting.
 
     output : pattern for the path of the trace
-    warmup : number of steps before the recorded ones that are examined but not recorded
+    warmup : number of steps before the recorded ones in which the capture examines signatures
     seconds : time in seconds during which steps to record may begin
     step_module : pattern for the classes of modules whose calls are steps
     wait_s : time in seconds after which the request fails if no step begins
@@ -175,7 +175,6 @@ def _converted(values: Mapping[str, Any], kind: type[_Fields]) -> _Fields:
 
 
 def lines_of(result: Mapping[str, Any]) -> list[str]:
-    """Return lines for the user about the result of a recording, a dictionary from `Agent.finish`."""
     if result.get("problem"):
         return [f"no trace was written: {result['problem']}"]
     if not result.get("file"):

@@ -98,7 +98,7 @@ class StepRecording:
         return bool(self._learned or self._begun or self._running)
 
     def begin_step(self, nested: bool) -> ThreadStep | None:
-        """Record this thread until `end_step` is called, and return the step; return None if it is not recorded.
+        """Record this thread until `end_step` is called; return None if this step is not recorded.
 
         nested : True if the step is one call of a module, which always ends before a dispatch mode that was on when it
             began. If False, the step is refused while a dispatch mode of the program is on
@@ -197,7 +197,7 @@ class _MarkingThread(threading.local):
 
 
 class ProgramSteps:
-    """Detects steps that last from one call of `opgrip.capture.step()` of a thread to its next.
+    """Detects the steps that a program marks: each lasts from a thread's call of `opgrip.capture.step()` to its next.
 
     After `leave`, each thread is watched until it calls `step()` again, because only a thread can remove its dispatch
     mode.
@@ -437,7 +437,6 @@ class StepCapture(Capture):
             self._flusher.set_learning(learning)
 
     def leaves_out_step(self) -> bool:
-        """Return True if the step that begins now must be left out, to keep within `max_overhead`."""
         budget = self._recorder.budget
         return budget is not None and budget.leaves_out_step()
 
@@ -512,12 +511,6 @@ GRACE_S = 5.0  # time in seconds that unfinished steps get when a recording is e
 
 
 class RecordingSession:
-    """The recording that serves one request.
-
-    number : number of the recording in this process, from 1
-    asked_ns : time at which the request arrived, by `perf_counter_ns`
-    """
-
     def __init__(self, settings: AgentSettings, request: RecordingRequest, number: int, asked_ns: int) -> None:
         pattern = request.output or settings.output
         check_pattern(pattern)

@@ -67,7 +67,7 @@ def check_pattern(pattern: str) -> None:
 
 
 def recording_path(pattern: str, number: int) -> Path:
-    """Return an unused path for a recording of this process; `number` replaces the field `%n` of the pattern."""
+    """Return an unused path for a recording of this process; `number` takes the place of `%n` in the pattern."""
     return unused(Path(own_path(pattern, number)))
 
 

@@ -193,7 +193,6 @@ class Collector(ItemTable):
         """Return the sample's item for a Python function; add one, with all that it needs, if it is new.
 
         name : name by which the code that needs the function refers to it; a new item gets this name
-        attributes : attributes that are read from the function
         """
         key = ("function", id(thing))
         item = self._items.get(key)
@@ -223,7 +222,7 @@ class Collector(ItemTable):
         self.scan(item.piece, item)
 
     def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
-        """Return the source of a function as a piece that belongs to `item`.
+        """Return the source of a function, for the sample.
 
         Default arguments that refer to names which no longer exist, or have changed, are written as values.
 
@@ -239,7 +238,6 @@ class Collector(ItemTable):
         return piece
 
     def class_item(self, cls: type) -> SampleItem:
-        """Return the sample's item for a class; `ClassParts` adds methods and attributes to a new item later."""
         key = ("class", id(cls))
         if key in self._items:
             return self._items[key]
@@ -356,7 +354,6 @@ def provider_of(mro: tuple[type, ...], name: str) -> type | None:
 
 
 def is_special(cls: type, name: str) -> bool:
-    """Return True for a special method that a class defines and that Python may call implicitly."""
     if not (name.startswith("__") and name.endswith("__")) or name in _UNUSED:
         return False
     functions = [python_function(one) for one in functions_of(vars(cls)[name])]
@@ -371,7 +368,6 @@ def overrides(cls: type, name: str) -> bool:
 
 
 def functions_of(attribute: Any) -> list[Any]:
-    """Return the functions behind an attribute of a class, such as the getter and setter of a property."""
     if isinstance(attribute, property):
         return [one for one in (attribute.fget, attribute.fset, attribute.fdel) if one is not None]
     for name in ("__func__", "func"):

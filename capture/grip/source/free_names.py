@@ -54,7 +54,7 @@ class FreeNames:
     uses : free names, except in annotations
     bound : names that the piece, or any scope inside it, binds
     outer : `global` and `nonlocal` statements that refer to outer names, with those names
-    words : strings that could be names
+    words : strings in the piece that could be names
     makes_own : True if the piece creates an object of the class of `self`: `type(self)(...)`
     calls_self : True if the piece calls `self` or `cls`: `self(...)`, `cls(...)`
     """
@@ -146,7 +146,6 @@ def bind(node: ast.AST, scope: NameScope) -> None:
 
 
 def names_of(node: ast.AST, is_method: bool = False) -> FreeNames:
-    """Return the free names of a definition, statement or expression."""
     walker = _Walker()
     if is_method and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
         first = [*node.args.posonlyargs, *node.args.args][:1]

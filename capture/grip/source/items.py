@@ -206,7 +206,6 @@ class Piece:
     cls : class whose body contains it, or None
     dropped : decorators that are left out
     defaults : default arguments that are written as values, because they refer to names which no longer exist
-    absent : free names that are bound nowhere
     local_imports : import statements of the program inside functions, with the names that they bind
     hints : type annotations, with the objects to which their names refer
     """
@@ -239,7 +238,6 @@ class ValueItem(SampleItem):
     """A constant: a module-level variable with its value.
 
     piece : statement to include; None to write the value as source
-    is_class : True if the value is a class created by `namedtuple` or `Enum`
     """
 
     value: Any = None
@@ -249,8 +247,6 @@ class ValueItem(SampleItem):
 
 @dataclass(eq=False, slots=True)
 class FunctionItem(SampleItem):
-    """A function whose source the sample contains."""
-
     piece: Piece | None = None
     attributes: dict[str, Any] = field(default_factory=dict)
 
@@ -312,7 +308,9 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return the items that cannot be extracted, each with the chain of needed items up to the cause."""
+    """Return the items that cannot be extracted; for each one, the items that lead from it to the cause, each of which
+    needs the next.
+    """
     users: dict[SampleItem, list[SampleItem]] = {}
     ways: dict[SampleItem, list[SampleItem]] = {}
     for item in items:
@@ -341,7 +339,7 @@ def reachable(root: SampleItem, refused: Iterable[SampleItem]) -> list[SampleIte
 
 
 def in_order(root: SampleItem, included: Iterable[SampleItem]) -> list[SampleItem]:
-    """Return the top-level items that contain the included ones, each after the items that its definition needs."""
+    """Return the included items of the module's top level, each after the items that its definition needs."""
     included = list(included)
     units = list(dict.fromkeys(map(unit, included)))
     early: dict[SampleItem, list[SampleItem]] = {one: [] for one in units}
@@ -429,7 +427,6 @@ class ItemTable:
         """Return the sample's item for an imported object, or None if no import statement can import it.
 
         name : name in the code that uses the object
-        attributes : attributes read from the object
         piece : source that uses the object; None if it is part of a value
         """
         file = piece.file if piece is not None else None

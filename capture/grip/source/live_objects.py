@@ -92,7 +92,7 @@ class Treatment(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """The namespaces in which the free names of a piece of source are looked up.
+    """The variables among which the free names of a piece of source are looked up.
 
     variables : global variables of the module
     closure : variables of enclosing functions
@@ -111,7 +111,7 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
-    """The live object to which a free name with its attributes refers.
+    """The object to which a free name with its attributes refers.
 
     attribute_count : number of attributes that lead from a module of the program to `thing`
     """
@@ -229,7 +229,7 @@ def namespace_of(function: FunctionType) -> Namespace:
 
 
 def namespace_of_class(cls: type) -> Namespace:
-    """Return the namespaces in which names in a class's body are looked up, without the names of the body itself."""
+    """Return the variables among which Python looks up names in a class's body, without those of the body itself."""
     closure: dict[str, Any] = {}
     variables: Mapping[str, Any] = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
     for attribute in list(vars(cls).values()):
@@ -249,7 +249,9 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """Return the live object of an expression such as `a.b.c`; `ABSENT` if a name is missing, and for other forms."""
+    """Return the object that an expression such as `a.b.c` refers to; `ABSENT` if a name is missing, or for any other
+    form.
+    """
     chain = dotted(expression)
     if chain is None:
         return ABSENT
@@ -359,7 +361,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True, eq=False)
 class SourceFile:
-    """A source file or notebook cell with its syntax tree; `name` is the file name in code objects."""
+    """A source file or notebook cell with its syntax tree; `name` is its name in code objects."""
 
     name: str
     text: str
@@ -428,7 +430,6 @@ class SourceFile:
         return self.text[begin:end]
 
     def enclosing(self, node: ast.AST) -> Iterator[Definition]:
-        """Yield the functions and classes that contain a syntax node, innermost first."""
         around = self.parents.get(node)
         while around is not None:
             if isinstance(around, (*FUNCTIONS, ast.ClassDef)):

@@ -55,7 +55,7 @@ _F_STRINGS_HAVE_PLACES = sys.version_info >= (3, 12)
 
 
 class Edits:
-    """Changes to the text of a source file, by position; they can be applied to a part of the text."""
+    """Changes to the text of a source file, by position, so that they can be applied to any part of the text."""
 
     def __init__(self, file: SourceFile) -> None:
         self.file = file
@@ -531,7 +531,7 @@ class ModuleText:
     classes : names of classes and functions among the arguments, by their original `module:qualname`
     projects : top-level packages and modules whose source is included
     imports : top-level packages that the module imports, without the standard library
-    absent : free names that the original code does not bind either
+    absent : free names that the original code does not define either
     left_out : as in `Requirements`
     """
 
@@ -562,10 +562,7 @@ def requirements_of(gripped: Gripped) -> Requirements:
 
 
 def lay_out(gripped: Gripped, requirements: Requirements, origin: str) -> ModuleText:
-    """Return the text of a module that contains a gripped function and everything it needs.
-
-    origin : description of the function's origin, for the docstring
-    """
+    """Return the text of a module that contains a gripped function and everything it needs."""
     annotations, more = hints_of(requirements.collector, requirements.items)
     items = (*requirements.items, *more)
     ordered = in_order(requirements.root, items)
@@ -643,7 +640,6 @@ def _enter_function(gripped: Gripped, collector: Collector) -> tuple[SampleItem,
 
 
 def objects_of(gripped: Gripped) -> Iterator[Any]:
-    """Yield the arguments and results of all recorded calls, and the arguments after calls that wrote into them."""
     for call in gripped.calls:
         yield from (call.args, call.kwargs, call.results)
         if call.after is not None:

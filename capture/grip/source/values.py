@@ -56,7 +56,7 @@ class Inexpressible(Exception):
 
 
 def express(value: Any, refer: Refer, column: int = 0) -> str:
-    """Return the source of an expression that creates a value; raise `Inexpressible` if that is not possible.
+    """Return source that creates a value; raise `Inexpressible` if that is not possible.
 
     column : column at which the expression begins, for line breaks
     """

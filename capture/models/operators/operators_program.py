@@ -194,11 +194,6 @@ MOST_BYTES = 1 << 32  # maximum number of bytes of a generated tensor, because a
 
 
 def trace_entries(trace: Trace, functions: Mapping[str, Any], coverage: Coverage) -> Iterator[OperatorEntry]:
-    """Yield the operators that a trace calls, with the calls' arguments as samples.
-
-    functions : selected operators by name
-    coverage : receives the calls that cannot be samples, as failures
-    """
     by_op: dict[str, list[Signature]] = {}
     for signature in trace.signatures:
         if signature.kind == OPERATOR and signature.op in functions:

@@ -240,7 +240,7 @@ def try_call(function: Callable[..., Any], arguments: Arguments, with_gradients:
 
 
 def run_backward(result: Any, arguments: Arguments) -> Any:
-    """Return the gradients of a call's results with respect to its arguments; None if nothing requires a gradient."""
+    """Return the gradients of a call's arguments; None if nothing requires a gradient."""
     outputs = [item for item in tensors_in(result) if item.requires_grad]
     inputs = [item for item in tensors_in(list(arguments)) if item.requires_grad]
     if not outputs or not inputs:
@@ -255,7 +255,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Yield samples in an order in which the first ones cover all combinations of argument types that occur.
+    """Yield samples in an order in which the first ones together have all combinations of argument types that occur.
 
     Samples whose tensors have one element at most come later, and samples with empty tensors last.
     """
@@ -304,10 +304,6 @@ class SampleRunner:
     calls: set[Hashable] = field(default_factory=set)
 
     def run(self, entry: OperatorEntry, scope: nn.Module) -> None:
-        """Run the samples of an operator in all dtypes; failures are only counted.
-
-        scope : module inside of which the calls run
-        """
         self.coverage.entries += 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

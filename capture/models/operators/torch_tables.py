@@ -92,7 +92,7 @@ def is_public(function: Any) -> bool:
 
 
 def is_composite(function: Any) -> bool:
-    """Return True if an operator only calls other operators, so that traces never contain it."""
+    """Return True if an operator does nothing but call others, so that traces never contain it."""
     return bool(_has_kernel_for(function.name(), "CompositeImplicitAutograd"))
 
 
