@@ -22,7 +22,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
-    """Return the arguments before `--`, True if there is a `--`, and the arguments after it."""
     place = argv.index("--") if "--" in argv else len(argv)
     return argv[:place], place < len(argv), argv[place + 1 :]
 

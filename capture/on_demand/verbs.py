@@ -64,9 +64,9 @@ MOST_WORKERS = 4  # maximum number of process ids of workers that are printed
 
 @dataclass(frozen=True, slots=True)
 class RecordableProcess:
-    """A running process with an agent, which can be asked to record.
+    """A running process that can be asked to record.
 
-    socket : path of the agent's socket
+    socket : path of the socket on which it listens
     about : description by the process (see `Agent.about`); empty if it did not answer in time
     """
 

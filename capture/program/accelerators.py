@@ -55,7 +55,6 @@ def accelerator_of(tensors: Iterable[torch.Tensor], values: Iterable[Any] = ()) 
 
 
 def with_index(device: torch.device) -> torch.device:
-    """Return a device with its own index, or else the index of this thread's current device of the same type."""
     index: int | None = device.index
     if index is not None:
         return device
@@ -116,12 +115,6 @@ def is_capturing(kind: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class DeviceQueries:
-    """Functions that query this thread's state on one kind of accelerator, in C if torch has them.
-
-    is_capturing : returns True if the current stream captures work for a CUDA or HIP graph
-    stream_handle : returns a number that identifies the current stream of the device with this index
-    """
-
     is_capturing: Callable[[], bool]
     current_device: Callable[[], int]
     stream_handle: Callable[[int], int]
@@ -156,7 +149,6 @@ CLASSES = ("CUDAGraph", "XPUGraph", "Graph")  # names of graph classes in the ac
 
 
 def graph_classes() -> Iterator[tuple[str, Any]]:
-    """Yield the classes of CUDA and HIP graphs, each with the type of device that it is for."""
     for kind in accelerators():
         for name in CLASSES:
             graph = getattr(getattr(torch, kind, None), name, None)

@@ -114,11 +114,6 @@ class Places:
 
 
 class ModulePaths:
-    """Paths of the modules that were called so far, by id, because modules may redefine `==`.
-
-    model : root of all module paths; without it, each outermost module that is called starts its own path
-    """
-
     def __init__(self, model: nn.Module | None = None) -> None:
         self._paths_by_id: dict[int, tuple[ref[nn.Module], str]] = {}
         if model is not None:
@@ -173,7 +168,6 @@ class SourceLines:
         self._files: dict[CodeType, str | None] = {}
 
     def here(self) -> tuple[SourceLine, ...]:
-        """Return at most `depth` lines that the program's frames in this thread execute, innermost first."""
         frame: FrameType | None = sys._getframe(1)
         sites: list[SourceLine] = []
         while frame is not None and len(sites) < self.depth:

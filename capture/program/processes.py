@@ -55,7 +55,6 @@ def unused(path: Path) -> Path:
 
 
 def child_path(path: str | Path) -> Path:
-    """Return the path for the output of this forked process, whose parent writes to `path`."""
     return with_mark(path, f"pid{os.getpid()}")
 
 

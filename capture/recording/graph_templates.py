@@ -25,7 +25,6 @@ Columns = NDArray[np.int64]
 class GraphCapture:
     """The calls that the program made while it captured a CUDA or HIP graph.
 
-    signature : number of the signature of the graph's launches
     mode : dispatch mode of the thread that captured the graph
     parts : calls that belong to the graph, by thread
     """
@@ -37,7 +36,9 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return which calls of a thread, given by their starts in ns, the program made while it captured the graph."""
+        """Return an array that is True for the calls of a thread, given by their starts in ns, that the program made
+        while it captured the graph.
+        """
         if mode is not self.mode and mode.thread_name != ENGINE:
             return np.zeros(len(starts), dtype=np.bool_)
         mask: NDArray[np.bool_] = (starts >= self.started_ns) & (starts < self.ended_ns)
@@ -92,7 +93,6 @@ class GraphTemplates:
         number, and returns the signature's number
 
     all_signatures : numbers of the signatures of all graphs, also of graphs that no longer exist
-    captures : captures of graphs whose calls were not yet taken from the threads' modes, oldest first
     """
 
     def __init__(self, add_signature: Callable[[str, torch.device, int], int]) -> None:

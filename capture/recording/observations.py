@@ -200,8 +200,7 @@ class Observations:
 
     share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
-    spent_ns : total time of the capture's own work in ns, except its work on calls whose signature was recognized
-        without a lookup by key
+    spent_ns : total time of the capture's own work in ns, except for calls whose signature was not looked up by its key
     """
 
     def __init__(self, share: float = VALUE_SHARE) -> None:
@@ -314,7 +313,6 @@ class Observations:
         return self._own_ns <= ALLOWANCE_NS + self._share * program_ns
 
     def count(self, signatures: Sequence[int], modes: Sequence[ThreadMode]) -> None:
-        """Count calls by signature, and schedule observations for signatures whose next observation is due."""
         counts = Counter(filter(self._next.__contains__, signatures))
         for number, count in counts.items():
             self._calls[number] += count

@@ -28,7 +28,7 @@ class OwnCalls(threading.local):
 
 
 class PendingRecords:
-    """Records that must be written before the calls that refer to them, encoded as lines of JSON.
+    """Records, as lines of JSON, that must be written before the calls that refer to them.
 
     redacts_late : True to leave redaction and encoding to the code that writes records to a file
 
@@ -49,7 +49,7 @@ class PendingRecords:
             self.lines += lines
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return the entries of `lines` for a record, or for the records that its redaction yields.
+        """Return the lines of JSON for a record, or for the records that its redaction yields.
 
         Call this with the lock held.
         """
@@ -82,12 +82,11 @@ class PendingRecords:
 
 
 class LostCalls:
-    """Counts of calls and tensor values that could not be recorded, by operator and reason.
+    """Counts of calls and tensor values that are not in the trace, by operator and reason.
 
-    dropped : calls that ran and are not in the trace
     passed_by : calls that are missing although the calls inside them are in the trace
     without_values : tensors whose values could not be read
-    without_work : calls on meta or fake tensors, which are not in the trace
+    without_work : calls on meta or fake tensors
     """
 
     def __init__(self, lock: threading.RLock) -> None:
@@ -124,7 +123,9 @@ class LostCalls:
             self.without_work[op, reason] += 1
 
     def pass_by(self, op: str, types: Sequence[type]) -> None:
-        """Count a call that tensor subclasses or dispatch modes of `types` ran in place of the operator."""
+        """Count a call that was not recorded because tensor subclasses or dispatch modes of `types` ran it in place of
+        the operator.
+        """
         with self._lock:
             if any(map(is_fake, types)):
                 self.without_work[op, ON_FAKE] += 1

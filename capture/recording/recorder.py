@@ -90,10 +90,7 @@ class SignatureTable:
         return self._generations.count(Signature)
 
     def number(self, name: Hashable, kind: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Return the number of a call's signature, which is added if it is new. Call this before the call runs.
-
-        name : operator, or name of a function
-        """
+        """Return the number of a call's signature, which is added if it is new. Call this before the call runs."""
         key = call_key(name, args, kwargs)
         number = self._numbers.get(key)
         return self._add(key, kind, args, kwargs) if number is None else number
@@ -131,7 +128,6 @@ class SignatureTable:
         return str(self._open_names.get(number, f"signature {number}"))
 
     def open_record(self, number: int) -> Signature | None:
-        """Return the known part of a signature's record if no call of the signature has ended yet, else None."""
         return self._open.get(number)
 
     def output_bytes(self, number: int) -> int:
@@ -139,7 +135,7 @@ class SignatureTable:
         return self._large_outputs.get(number, 0)
 
     def close(self, number: int, result: Any, raised: BaseException | None) -> None:
-        """Make the record of an open signature when the first of its calls has ended or raised an error."""
+        """Make the record of a signature when the first of its calls has ended or raised an error."""
         with self._lock:
             signature = self._open.get(number)
             if signature is None:
@@ -173,7 +169,6 @@ class SignatureTable:
         """Observe the values of a later call of a signature before the call runs; return a function that records the
         call's result.
 
-        name : operator
         since_ns, storage : start time of the observation, and storage number of the first tensor, by which the trace
             identifies the call; None unless the call was chosen for its call site
         """
@@ -419,7 +414,6 @@ class Recorder:
     def prune(self, generations: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
         """Remove records with old numbers; return the type and number of each record to which calls may still refer.
 
-        generations : periods between calls of `forget` from which a thread may still use numbers
         pairs : (signature, scope) pairs of calls that are not written yet
         running : signature and scope of each call that has not ended
         """
@@ -470,7 +464,6 @@ class StepMarks:
             self._add(self._optimized)
 
     def starts_ns(self) -> list[int]:
-        """Return the start of each step in ns since the start of the capture; empty if no steps are known."""
         starts = self._reported if self.program_reports else self._optimized
         is_known = not self.in_header and (self.program_reports or len(starts) > 1)
         return starts.tolist() if is_known and len(starts) <= MOST_STEPS else []

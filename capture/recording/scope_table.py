@@ -147,10 +147,7 @@ class ScopeTable:
         return number
 
     def adopt(self, scope: Scope, records: Mapping[tuple[type, int | None], Record]) -> int:
-        """Return the number of the scope that equals a scope of another recording; add the scope if there is none.
-
-        records : records of that recording by type and number
-        """
+        """Return the number of the scope that equals a scope of another recording; add the scope if there is none."""
         context, forward = records.get((Context, scope.context)), records.get((Scope, scope.forward))
         context_number = forward_number = None
         if isinstance(context, Context):
@@ -167,9 +164,8 @@ class ScopeTable:
             table.clear()
 
     def prune_pairs(self, generations: set[int], pairs: set[int]) -> None:
-        """Keep only the (signature, scope) pairs with a number in `pairs`, or with a number from one of `generations`.
-
-        generations : periods between clearings of the tables
+        """Keep only the (signature, scope) pairs with a number in `pairs`, or with a number from one of
+        `generations`.
         """
         of_generations = (FIRST_PAIR + number for number in self._generations.numbers(PAIR, generations))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {

@@ -28,10 +28,7 @@ MIDDLE_SWEEPS, OLD_SWEEPS = 8, 64
 class StorageNumbers:
     """Numbers of the storages of all tensors in arguments and results of calls.
 
-    The code that records a call uses these attributes directly, for speed.
-
-    numbers : storage number by pinned address
-    young : addresses pinned since the last sweep
+    The code that records a call uses the attributes `numbers` and `young` directly, for speed.
     """
 
     def __init__(self) -> None:

@@ -182,7 +182,9 @@ class ThreadMode(OrderlyMode):
         self._go(self.recorder.places.autocast(self.place, autocast))
 
     def settle(self) -> None:
-        """Leave the location of a backward pass that has ended, and locations whose frame has ended."""
+        """Leave the location of a backward pass if it has ended, and locations that lasted until a frame that has
+        ended.
+        """
         if self._in_backward and current_autograd_node() is None:
             self._leave_backward()
         while self._frames and not is_running(self._frames[-1][1]):
@@ -259,7 +261,6 @@ class ThreadModes:
         return None if mode is None or mode.idle else mode
 
     def of_engine(self) -> ThreadMode:
-        """Return the mode of this thread of autograd, which runs the backward pass of a recorded thread."""
         mode = self.here()
         mode.idle = self.idle
         return mode

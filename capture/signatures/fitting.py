@@ -53,12 +53,11 @@ class Waiting:
 
 
 def is_deferred(tensor: torch.Tensor) -> bool:
-    """Return True if reading a tensor's values would wait for its device."""
     return tensor.device.type in accelerators()
 
 
 class Deferred:
-    """Copies of device tensors, in the order in which they were made, until their values are on the host.
+    """Copies of device tensors, oldest first, that wait until their values are on the host.
 
     A copy is made in the program's stream, and transferred to the host in another stream, so that the program's kernels
     do not wait for the transfer.
@@ -217,10 +216,7 @@ class Fitter:
         return *described, alike
 
     def refine_by_outputs(self, signature: Signature, name: Hashable) -> Signature:
-        """Return a signature with value models refined by the results, such as the number of nonzero elements.
-
-        name : operator
-        """
+        """Return a signature with value models refined by the results, such as the number of nonzero elements."""
         if not is_refined(signature.op):
             return signature
 
@@ -247,8 +243,6 @@ class Fitter:
         """Fit models to the device tensors whose values have arrived, and yield after each tensor.
 
         The caller may stop after any tensor; the next call continues with the following one.
-
-        graphs : the program's graph captures, during which devices must not be queried
         """
         for values, item in self._deferred.ready(graphs, wait):
             model = self._model(item.op, item.argument, values)

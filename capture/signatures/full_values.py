@@ -26,7 +26,6 @@ MAX_TENSORS = 500_000
 
 
 def check(trace: str | Path | None, force: bool) -> None:
-    """Raise `UserError` if a trace or its full values cannot be written."""
     if trace is not None:
         beside = path_beside(trace)
         check_writable(Path(trace), force)

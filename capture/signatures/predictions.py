@@ -135,7 +135,7 @@ class CallNode(Recognizer):
 
 
 class CallPredictor:
-    """Predicts the next call of one thread, so that its signature need not be looked up."""
+    """Predicts the next call of one thread, so that its signature need not be looked up by its key."""
 
     def __init__(self) -> None:
         self.nowhere = CallNode(Recognizer(-1, None), (), -1, -1, None)

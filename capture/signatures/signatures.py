@@ -51,7 +51,7 @@ _STRIDED = torch.strided
 
 
 def call_key(op: Hashable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the key of a call. Two calls have equal keys if and only if their signatures are equal."""
+    """Return the key of a call; it equals the key of another call if and only if both have the same signature."""
     parts: list[Any] = [op]
     tensors: list[torch.Tensor] = []
     _add_all(parts, tensors, args)

@@ -19,11 +19,11 @@ AFTER = 2
 
 
 class Budget:
-    """Time budget of a capture: a credit that grows by a share of the elapsed time, and from which the time of the
-    capture's work is subtracted.
+    """Decides how much work a capture may do: a credit that grows by a share of the elapsed time, minus the time of its
+    work.
 
     measured_ns : returns the measured time of the capture's work in the program's threads
-    waiting : returns the number of integers of calls that are not counted in `calls` yet
+    waiting : returns the number of integers that describe calls not counted in `calls` yet
 
     left_out : number of steps that were left out of the recording
     writing_ns : processor time of the writing thread
@@ -74,7 +74,6 @@ class Budget:
             self._rests_until_ns = now - int(min(0.0, self._credit_ns) / self._earned)
 
     def leaves_out_step(self) -> bool:
-        """Return True if the step that begins now in this thread must not be recorded."""
         if self.passes_step():
             return True
         began = self._now_ns()
@@ -101,7 +100,6 @@ class Budget:
 
     @property
     def is_overdrawn(self) -> bool:
-        """True if the capture took much more time than its share although it left out every step that it could."""
         return self._credit_ns < -self._most_ns
 
 

@@ -231,7 +231,6 @@ class KernelTimes:
         return windows
 
     def records(self, windows: Sequence[Window]) -> Iterator[Record]:
-        """Yield the trace's records of device times and kernels for the calls in these windows."""
         if not windows:
             return
         kernels: KernelCounts = {}
@@ -308,11 +307,7 @@ class GraphNodes:
         return signature in self._graphs
 
     def note(self, graph: Graph, parts: Iterable[WrittenCalls]) -> None:
-        """Remember which calls the program made while it captured a CUDA graph.
-
-        parts : its calls by thread; `signatures` holds the index of each call in the graph instead of its signature
-            number
-        """
+        """Remember which calls the program made while it captured a CUDA graph."""
         self._graphs[graph.signature] = _Nodes(graph.calls)
         self._calls += ((graph.signature, part) for part in parts)
 
@@ -371,7 +366,6 @@ def nodes_in(events: Sequence[Any], distance_ns: int) -> list[LaunchedWork]:
 class WrittenCalls:
     """Calls of one thread that are in the trace, and their device times as far as they are known.
 
-    thread : thread number in the trace
     idents : numbers by which the records may identify the thread
     first : index of the first call among all calls of the thread
     starts, ends : times by `perf_counter_ns`

@@ -84,7 +84,7 @@ class FaultCounter:
         return run
 
     def take(self, starts: Sequence[int]) -> dict[int, CountedCall]:
-        """Remove and return the counts of the calls with these starts, by index of the call among `starts`."""
+        """Remove and return the counts of the calls with these starts; the keys are indices in `starts`."""
         counted = self._counted
         if not counted:
             return {}
@@ -113,7 +113,7 @@ LEAST_PART = 0.1  # minimum part of a call's time spent on slow page faults for 
 class SlowMemory:
     """Detects calls whose page faults took much longer than usual.
 
-    usual_ns : usual time of a page fault in ns; None if unknown, which means that no call counts as slow
+    usual_ns : usual time of a page fault in ns; None if unknown: then no call counts as slow
     """
 
     def __init__(self, usual_ns: float | None) -> None:
@@ -181,7 +181,8 @@ class OwnWork:
         return now - began_ns
 
     def take(self, starts: Times, ends: Times, open_since_ns: int = NONE_OPEN) -> Runs:
-        """Return the calls that the capture's own work perturbed, as runs of consecutive calls: (first index, length).
+        """Return the calls that the capture's own work slowed, as runs of consecutive calls, each (first index,
+        length).
 
         starts, ends : times in ns of calls in the order in which they ended
         open_since_ns : start of the first call that has not ended; `NONE_OPEN` if all calls have ended

@@ -104,7 +104,7 @@ class OrderlyMode(TorchDispatchMode):
             self.forget()
 
     def forget(self) -> None:
-        """Count the mode as left, because its thread ended while it was on, and only that thread could leave it."""
+        """Count the mode as left. Its thread has ended while it was on, and only that thread could leave it."""
         with _flags_lock:
             OrderlyMode._count_entered(OrderlyMode._entered - 1)
 
@@ -167,7 +167,6 @@ _skip_code = _places.take(
 
 
 def leave_compiled(mode: type[TorchDispatchMode]) -> None:
-    """Let compiled code run unchanged under modes of a class whose `ignore_compile_internals` returns True."""
     if _runs_compiled_code is not None:
         return
     changed: Any = mode

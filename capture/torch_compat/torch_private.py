@@ -127,7 +127,8 @@ _dispatch_keys = _places.take("torch._C._dispatch_keys", None, "as for RootGuard
 
 
 def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | None:
-    """Return a compiled test that shows if the arguments of another call, a tuple, have the same metadata and scalars.
+    """Return a function that tests if the arguments of another call, a tuple, have the same metadata and scalars as
+    `args`.
 
     The test compares everything in a signature except shared memory: class, dtype, device, layout, shape, stride,
     offset, `requires_grad`, conjugation and negation of tensors, and type and value of all other arguments. It may fail
@@ -141,7 +142,7 @@ def arguments_check(args: Sequence[Any], typed_lists: bool = False) -> Check | N
 
 
 def keywords_check(kwargs: Mapping[str, Any]) -> Check | None:
-    """Return a compiled test that shows if the keyword arguments of another call, a dictionary, match `kwargs`.
+    """Return a function that tests if the keyword arguments of another call, a dictionary, match `kwargs`.
 
     It compares the same properties as the test of `arguments_check`, and is None in the same cases.
     """

@@ -31,7 +31,6 @@ UNKNOWN = -1  # placeholder for the signature of a (signature, scope) pair that 
 class Blocks:
     """Converts the calls of one process to records.
 
-    marks : number of `record_function` labels, by signature
     newest : largest storage number among the written calls
     is_contended : True if other processes used the processors while the next calls ran
     """
@@ -227,8 +226,8 @@ class Blocks:
             table.pop(number, None)
 
     def running(self) -> Iterator[Record]:
-        """Yield a record of each call that runs now, by thread and outermost first, and records of threads new to the
-        file.
+        """Yield a record for each call that a thread is running, outermost first, and for threads that the file
+        lacks.
         """
         for mode, entered in self.entered():
             yield from self._thread(mode)
@@ -258,9 +257,6 @@ class Blocks:
         return ThreadCalls(mode, rows[own], np.diff(places) - COLUMNS, rows[:used][is_flow], open_since_ns), used
 
     def _describe(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return an array, (N, 5), with signature, scope and three flags for each number of a (signature, scope) pair:
-        is a `record_function` label, has an argument that requires a gradient, has a tensor on an accelerator.
-        """
         pairs, signatures = self.recorder.scopes.pairs, self.recorder.signatures
         if pairs is not self._pairs:
             # some were removed

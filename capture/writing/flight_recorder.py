@@ -83,10 +83,8 @@ class Ring:
 
 
 class FlightRecorder(Flusher):
-    """A writing thread that keeps the latest calls, instead of writing all calls to a file.
+    """A writing thread that keeps only the latest calls, and writes them when asked.
 
-    last : number of calls to keep
-    path : path of the trace, next to which the ring file lies
     make_header : returns the header of a trace with some fields added
 
     left_out : number of traces not written because of the limit `MOST_DUMPS`
@@ -316,10 +314,10 @@ class RingFile:
         self._end = len(MAGIC)
 
     def add(self, kind: int, numbers: Sequence[int], payload: Payload = ()) -> bool:
-        """Add a chunk to the file; return False if it does not fit.
+        """Add a piece of data to the file; return False if it does not fit.
 
-        kind : kind of the chunk, such as `CALLS` in `flight_ring`
-        numbers : up to three integers for the head of the chunk
+        kind : kind of the data, such as `CALLS` in `flight_ring`
+        numbers : up to three integers that are stored in front of the data
         """
         pieces = [piece if isinstance(piece, bytes) else piece.tobytes() for piece in payload]
         start = self._end + 8 * HEAD
@@ -644,7 +642,6 @@ class Flights:
 
 
 def dump_path(path: Path, number: int) -> Path:
-    """Return the path for a trace of the latest calls: `path` for the first, later ones with a number that is free."""
     if number == 1:
         return path
     while (other := with_mark(path, f"dump{number}")).exists():

@@ -38,7 +38,6 @@ class Flusher:
     learns : True if some steps are not recorded; records to which no recorded call refers are not written then
 
     failure : error that stopped the writing, or None
-    discards_empty : True to leave no file if no call was recorded
     reached : name of the limit that ended the recording, or None
     """
 

@@ -115,7 +115,6 @@ def add_debug(parser: argparse.ArgumentParser) -> None:
 
 
 def add_reading(parser: argparse.ArgumentParser) -> None:
-    """Add the options `--partial` and `--unbounded` to a command that reads traces."""
     parser.add_argument(
         "--partial", action="store_true", help="use the intact part of a cut or damaged trace instead of refusing it"
     )
@@ -225,7 +224,7 @@ WILD = "*?[]"
 
 
 def did_you_mean(word: str, names: Collection[str], otherwise: str = "", form: str = "{}") -> str:
-    """Return the hint `did you mean x or y?` with the names that are spelled like a mistyped word.
+    """Return the hint `did you mean x or y?`, with the names whose spelling is like that of a mistyped word.
 
     otherwise : text to return if no name is similar to the word
     form : format string of each name in the hint, such as `--{}`

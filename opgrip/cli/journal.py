@@ -25,12 +25,11 @@ class Codec(Generic[T]):
 
 
 def other_options(stored: Any, identity: Mapping[str, Any]) -> str:
-    """Return the words with which an error message says that a journal is of a run with other options."""
     return "of a run with other options"
 
 
 class Journal(Generic[T]):
-    """Finished items of a run, in memory and in a file; an item is in the file when `add` returns.
+    """The finished items of a run, in memory and in a file, so that another run can continue with the others.
 
     The first line of the file holds the settings of the run, each further line one item. The file stays until the
     caller removes it. If it has no items, it is removed when the `with` block ends.

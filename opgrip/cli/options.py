@@ -105,7 +105,6 @@ def title_of(declared: type) -> str:
 
 
 def add_all_options(parser: argparse.ArgumentParser, declared: Iterable[type]) -> None:
-    """Add the options of several dataclasses to a parser, under their titles, and `--help-all`."""
     declared = list(declared)
     add_help_all(parser, [word for group in declared for _, word, _, about in options_in(group) if not about.common])
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -145,15 +144,13 @@ def from_arguments(declared: type[T], args: argparse.Namespace) -> T:
 
 
 def flag_of(word: str) -> str:
-    """Return the flag of an option, such as `--dry-run` for `dry_run`."""
     return f"--{word.replace('_', '-')}"
 
 
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
-    """Raise `UserError` if an option is set that does not apply to the command's inputs.
+    """Raise `UserError` if an option is set that does not apply to any of the command's inputs.
 
-    purposes : kinds of input that the command does not have; an option whose `only` contains one of them must not be
-        set
+    purposes : kinds of input that the command does not have; an option with one of them in `only` must not be set
     """
     for group in declared:
         for _, word, default, about in options_in(group):

@@ -165,7 +165,7 @@ def write_json(data: Any, path: Path, force: bool, **options: Any) -> None:
 
 
 def csv_text(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Return CSV text; None and NaN become empty cells, and unprintable characters and formulas are escaped."""
+    """Return rows as CSV text; None and NaN become empty cells, and unprintable characters and formulas are escaped."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)

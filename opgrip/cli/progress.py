@@ -182,8 +182,6 @@ class QuietReporter(Reporter):
 
 
 class SilentReporter(Reporter):
-    """Reporter of all but one of several identical processes, so that notices appear once."""
-
     def say(self, text: str) -> None: ...
 
     @property

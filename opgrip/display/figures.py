@@ -40,7 +40,7 @@ DOTS_PER_INCH, PIXELS_PER_INCH = 150, 100
 
 
 def check_plottable(path: Path) -> None:
-    """Raise `UserError` if a path has no suffix of an image format, or if matplotlib is not installed."""
+    """Raise `UserError` if a path does not end like an image that can be written, or if matplotlib is not installed."""
     if path.suffix.removeprefix(".") not in METADATA:
         names = ", ".join(f".{kind}" for kind in METADATA)
         raise UserError(
@@ -50,7 +50,6 @@ def check_plottable(path: Path) -> None:
 
 
 def write_figure(draw: Callable[[], Figure], kind: str, file: IO[bytes]) -> None:
-    """Draw a figure in opgrip's plot style and write it to an open file; `kind` is `svg`, `pdf` or `png`."""
     with in_style():
         draw().savefig(file, format=kind, metadata=METADATA[kind])
 

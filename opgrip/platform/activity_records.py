@@ -158,7 +158,7 @@ def launched_by(events: Sequence[Any], distance_ns: int = 0) -> list[LaunchedWor
 
 
 def records_work(device: str) -> bool:
-    """Return True if torch's profiler can record the activities of a device now; no other profiler may use them."""
+    """Return True if torch's profiler can record the work of a device now. No other profiler may be recording it."""
     return (
         torch.device(device).type in recorded_activities() and running_profile() is None and injected_profiler() is None
     )

@@ -45,7 +45,8 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Usage of the processors that this process may run on, in ns summed over processors since the machine was booted.
+    """How long the processors that this process may run on were used since the machine was booted, in ns summed over
+    them.
 
     busy_ns : time in which a processor ran any program, or which a hypervisor took
     stolen_ns : the part of `busy_ns` that a hypervisor took

@@ -237,7 +237,6 @@ def _repeating_arrays(size: int, count: int) -> tuple[Any, Any]:
 
 
 def caches(folder: str = CACHES) -> list[tuple[str, int, int]]:
-    """Return name, size in bytes and number of sharing processors of each data cache."""
     levels = []
     for index in sorted(Path(folder).glob("index*")):
         facts = {name: "".join(lines(str(index / name))) for name in ("level", "type", "size", "shared_cpu_list")}
@@ -294,7 +293,9 @@ def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
-    """Return the time of the fastest run in seconds; a run that takes longer than `enough_s` is not repeated."""
+    """Return the time of the fastest run in seconds. If the first run takes longer than `enough_s`, there is only
+    one.
+    """
     run()
     start = perf_counter()
     run()

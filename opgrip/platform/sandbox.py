@@ -231,7 +231,6 @@ class Child:
         return answer
 
     def printed_lines(self) -> list[str]:
-        """Return the distinct lines in the first 100 kB that the child has written to stdout and stderr."""
         text = os.pread(self._errors.fileno(), MOST_PRINTED, 0).decode(errors="replace")
         return list(dict.fromkeys(line for line in map(str.rstrip, text.splitlines()) if line))
 
@@ -342,7 +341,7 @@ def kill_group(pid: int) -> None:
 
 
 def last_words(errors: IO[bytes]) -> str:
-    """Return the last line of the file to which a process's stderr is redirected, and empty the file."""
+    """Return the last line of the file that has a process's stderr, and empty the file."""
     errors.seek(0)
     lines = [line.strip() for line in errors.read().decode(errors="replace").splitlines()]
     errors.seek(0)

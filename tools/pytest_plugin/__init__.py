@@ -67,8 +67,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Receiver:
-    """Collects the results of all tests from their reports, in the process that pytest-xdist's workers report to."""
-
     def __init__(self, benchmarks: Benchmarks) -> None:
         self._benchmarks = benchmarks
 

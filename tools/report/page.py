@@ -263,7 +263,6 @@ def _sums(launches: pd.DataFrame, names: list[str]) -> Iterator[tuple[Any, ...]]
 
 
 def _curve(launches: pd.DataFrame) -> Iterator[tuple[float, float, float]]:
-    """Yield (time of a launch in us, share of launches that are shorter, share of the time in shorter launches)."""
     timed = launches[launches["of_launch"] > 0].sort_values("of_launch")
     if timed.empty:
         return
