@@ -49,7 +49,8 @@ class PendingRecords:
             self.lines += lines
 
     def encoded(self, record: Record) -> list[tuple[Record, bytes]]:
-        """Return the lines of JSON for a record, or for the records that its redaction yields.
+        """Return a record, or the records that its redaction yields, each with its line of JSON, which is empty if
+        `redacts_late`.
 
         Call this with the lock held.
         """

@@ -293,8 +293,8 @@ def _on_device_s(run: Callable[[], None], device: str, repeats: int = REPEATS) -
 
 
 def best_s(run: Callable[[], object], enough_s: float = 1.0) -> float:
-    """Return the time of the fastest run in seconds. If the first run takes longer than `enough_s`, there is only
-    one.
+    """Return the time of the fastest run in seconds, after a run that is not timed. A run that takes longer than
+    `enough_s` is not repeated.
     """
     run()
     start = perf_counter()
