@@ -64,7 +64,7 @@ class Outline:
     """Calls of a trace in file order, and the facts about their records that a selection of calls needs.
 
     effects : by signature, numbers of the value models in its `Effects` record
-    graphs : graphs, by the signature of their launches
+    graphs : CUDA graphs, by the signature of their launches
     thread, signature, scope, start_ns, tensors : (calls,), columns of the calls; `tensors` is each call's number of
         tensors
     storages : storage numbers of the tensors of all calls, call after call

@@ -375,7 +375,7 @@ class CapturedGraph:
     """The calls that a program made while it captured a CUDA or HIP graph.
 
     launches : names of the launched kernels in order, empty names if the profile does not have them
-    calls : calls, each with the indices of its kernels in `launches`
+    calls : each with the indices of its kernels in `launches`
     """
 
     launches: list[str] = field(default_factory=list)

@@ -259,7 +259,7 @@ def _check_same_trace(baseline: Results, results: Results) -> None:
 class RepresentedTimes:
     """The times in the original traces that the cases of a distilled trace represent, as stored in its header.
 
-    base : machine on which the times were measured, or `CAPTURED`
+    base : machine on which the times were measured, or `CAPTURED` for captured times
     weights_us : by original trace and key, the time that the case represents
     """
 

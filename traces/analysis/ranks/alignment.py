@@ -381,7 +381,7 @@ class Meetings:
     first : (M,), index of each collective's first call
     process : index of the process that made the call
     kind, group : indices into `kinds` and `groups`
-    root : index of the process that is the root of the collective, or -1
+    root : index of the process that sends to, or receives from, all others; -1 if there is none or it is unknown
     signature, start_ns, launched_ns, wait_ns, end_ns : as in `Events`
     unmatched : number of calls without a matching call in another trace
     """
@@ -421,7 +421,8 @@ def match(
     Calls are matched by process group and by order within the group, which is the same for all members. Once members of
     a group call collectives of different kinds, the rest of the group is not matched.
 
-    events, collectives : by process, calls on a common clock, and the collective of each signature
+    events : by process, calls of collectives on a common clock
+    collectives : by process and number of the signature, facts about the collective
     """
     kinds: dict[str, int] = {}
     groups: dict[str, int] = {}

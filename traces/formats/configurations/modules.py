@@ -129,7 +129,7 @@ class MetaRecording:
         """Yield the operators that the forward pass of a module calls. Raises `ValueError` if the module cannot be
         built or run.
 
-        build : arguments of the module's class
+        build : arguments of the module's constructor
         arguments : arguments of the forward pass
         """
         with self._running() as watch:

@@ -271,7 +271,7 @@ def calls_of(name: str, build: Arguments | None, arguments: Arguments, recording
     operator, function or module.
 
     name : `aten::add`, `torch.add`, `torch.nn.Linear`, `pytorch.model.resnet`
-    build : arguments of a module's class, or an operator's schema as text; None without the section
+    build : arguments of a module's constructor, or an operator's schema as text; None without the section
     """
     if name in module_names():
         yield from recording.module(name, build or Arguments(), arguments)
