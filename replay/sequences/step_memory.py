@@ -45,7 +45,7 @@ class StepMemory:
     outside : numbers of the storages that exist before the first call
     place : map from recorded to replay devices
     limit : largest number of bytes of live storages and kept values together
-    live : storages by number, each from the call that creates it until the last call that uses it
+    live : existing storages by number; a storage that a call creates exists until the last call that uses it
     live_bytes, peak_bytes : current and largest size of live storages that calls created
     unmade : reason why a storage could not be created, by number
     kept_bytes : size of initial values and of generated arguments, except those in host memory
