@@ -29,7 +29,6 @@ class AnalysisSession:
 
     output : path of the result file; None if results are only printed
     may_replace : True if existing files may be replaced
-    resume : True to continue an interrupted replay
     may_fork : True if this process can still be forked, because it has not run torch yet
     """
 
@@ -92,7 +91,6 @@ class Analysis:
     An analysis is created before any case runs, so that missing requirements are reported first. A subclass registers
     itself by `@analyses.register(NAME)`.
 
-    options : class of its options
     columns : class of the columns that it adds; None if it adds none
     counts_work : True if it needs the floating-point operations and moved bytes of each operator inside subgraph cases
         and samples

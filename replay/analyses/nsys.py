@@ -199,7 +199,6 @@ class NsysOptions:
 class Nsys:
     """How to run nsys.
 
-    arguments : the user's own arguments for nsys
     warmup, iterations : number of warm-up runs and of profiled runs of each row
     """
 

@@ -133,7 +133,6 @@ class ModesAnalysis(UnaskedAnalysis):
 class ModeSummary:
     """A mode compared with the reference mode.
 
-    statuses : number of rows of the mode with each status
     speed_up : speed-up over the cases that are ok in both modes; None if there are none
     first_s : total time in seconds of the first calls of all cases, which include compilation
     """
@@ -229,7 +228,6 @@ class Scaling:
     """How an operator's throughput changes with one option, over all cases that are ok at all values, weighted by
     calls.
 
-    points : values of the option
     gains : throughput at each value, relative to the first value
     turning : largest value that is still worth using: its throughput is at least `WORTH` times the best before it
     """

@@ -233,7 +233,6 @@ class _Contender:
 
     reference : case number of the first function on the same inputs
     fault : why the results are wrong, if this is known before timing
-    note : text for the column `note` of its rows
     """
 
     case: Case

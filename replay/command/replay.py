@@ -90,9 +90,6 @@ class SeveralReplays:
     """Replays the traces that a command line names, one after the other.
 
     If there is an output file, the rows of each trace are kept in a folder next to it, so that `--resume` can continue.
-
-    make : function that creates the replay of one trace
-    runs_here : True if the cases run on this machine
     """
 
     def __init__(

@@ -71,7 +71,6 @@ class ReplayOutcome:
     interrupted : True if the user ended the replay before the last case
     problem : why an analysis failed after the cases had run, or why the output was not written
     was_complete : True if the output was already complete
-    cases : number of all cases
     listed : (trace name, cases) if the command only lists cases; the name is empty for a single trace
     step : times of the whole step, if a step was replayed
     problems : why a trace was not replayed, by trace name

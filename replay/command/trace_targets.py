@@ -200,7 +200,6 @@ def about_parts(
 ) -> dict[str, Any]:
     """Return the facts that two replays of several traces must share if rows of both are to be in one table.
 
-    options : options that must be the same, by name
     machine_kind : description of the machine on which cases run; empty if they run on other machines
     """
     names = [target.origin.trace for target in targets]
@@ -215,8 +214,6 @@ def prepare_parts(folder: Path, output: OutputOptions, about: Mapping[str, Any])
 
     Raises `UserError` if the folder exists and no option continues or replaces it, or if it belongs to a different
     replay.
-
-    about : facts that must be the same, from `about_parts`
     """
     try:
         if folder.is_dir() and not output.resume:

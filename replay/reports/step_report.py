@@ -25,7 +25,6 @@ def print_sequence(result: SequenceResult, rows: Sequence[Result], most: int, fi
     """Print time and memory of a replayed step, its longest rows, and the reasons why calls were not replayed.
 
     rows : rows in order of their share of time, largest first
-    most : number of rows to print
     """
     for name, text in _lines(result):
         print_line(f"{name:8} {text}", file, indent=9)

@@ -236,7 +236,6 @@ class CallProgram:
 
     program : None if the mode cannot run the calls, which then run in eager so that later calls get their results
     mutates : True if the calls write into their arguments
-    status, reason : status and reason of the result row
     first_ms : time to prepare the program and run it once
     max_abs, max_rel : largest absolute and relative difference from the results of eager
     """
@@ -337,8 +336,6 @@ def make_call_program(call: FlowingCall, operator: Operator, inputs: Inputs, set
     """Return the program for the calls of a signature, after a comparison of its results with eager.
 
     Errors become the program's status and reason, except that a lost device raises `DeviceLostError`.
-
-    inputs : arguments with generated values
     """
     began = perf_counter_ns()
     try:

@@ -296,7 +296,6 @@ class Ncu:
     """How to run ncu, and what it measures.
 
     report : start of the reports' paths, to which `.batchN.ncu-rep` is added
-    arguments : the user's own arguments for ncu
     warmup, iterations : number of warm-up runs and of profiled runs of each row
     batch_size : number of cases per ncu process
     command : command line that contains `{command}` and starts ncu on another machine; None to run ncu on this one

@@ -65,7 +65,6 @@ def limit_of(
     flops : number of floating-point operations; None if unknown
     size : number of bytes to move
     dtype : name of the dtype of its arithmetic, such as `bfloat16`
-    operators : number of operators that the call runs
     cold : True if the caches are empty before the call
     launches : True if the measured time includes a launch
     by_interpreter : True if operators are launched one by one and not fused

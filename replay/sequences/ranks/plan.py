@@ -180,7 +180,6 @@ def offer_of(collective: ReplayedCollective | str, reason: str = "") -> Offer:
     order.
 
     collective : the collective, or the reason why it could not be read
-    reason : why it cannot run; empty if it can
     """
     if isinstance(collective, str):
         return Offer("", "", (), 0, "", None, 0, "", None, collective)
@@ -222,7 +221,6 @@ class RankPlan:
     """The collectives of a step that run; the plan is equal in all ranks.
 
     groups : ranks in each group to create; all ranks create them in this order
-    meetings : collectives that run
     left_out : for each rank, the reasons why collectives do not run, by their index among the rank's collectives
     """
 

@@ -263,7 +263,6 @@ AVG = "AVG"  # reduction that gloo lacks; it is replaced by a sum, which moves a
 class GroupMembers:
     """The members of a recorded group that take part in this replay.
 
-    group : torch's process group of these members
     size : number of recorded members
     present : positions of these members in the recorded group
     ranks : their ranks in this replay
