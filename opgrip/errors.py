@@ -34,7 +34,7 @@ _NOT_MADE = re.compile(r"_PyErr_SetObject: exception |.*\.__init__\(\) missing "
 
 
 def raise_if_from_program(error: BaseException) -> None:
-    """Raise a caught exception again if it is meant for the program, not a fault of the hook that caught it."""
+    """Raise a caught exception again if it is meant for the program (see `is_from_program`)."""
     if is_from_program(error):
         raise error
 
@@ -54,7 +54,7 @@ def is_from_program(error: BaseException) -> bool:
 
 
 def interrupted_by(error: BaseException) -> str:
-    """Return the reason, for the trace, why a call that an exception interrupted was not recorded."""
+    """Return the reason that a trace gives for a missing call if an exception interrupted it."""
     # leave out the message, since the program's own code may create it
     return f"interrupted by {type(error).__name__}"
 

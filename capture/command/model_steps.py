@@ -64,7 +64,7 @@ def check_capture(args: argparse.Namespace, device: str | None = None) -> None:
 
 
 def build(args: argparse.Namespace, reporter: Reporter) -> ModelProgram:
-    """Build the model that the options select, with random weights that depend only on `--seed`.
+    """Seed torch with `--seed`, and build the model that the options select.
 
     If the model has a fixed number of steps, as `opinfo:all` has, `args.steps` is set to it and `args.warmup` to 0.
     """

@@ -80,7 +80,7 @@ _own = threading.local()
 
 @contextmanager
 def own_work() -> Iterator[None]:
-    """Do not record the operators that this thread calls inside the block, because they are work of the capture."""
+    """Do not record the operators that this thread calls inside the block, because they are opgrip's own work."""
     if at_own_work():
         yield
         return

@@ -47,7 +47,7 @@ class GraphCapture:
     def record(self, describe: Callable[[Columns], tuple[Sequence[int], Sequence[int]]]) -> Graph:
         """Return the trace's record of the graph.
 
-        describe : returns the signature and scope numbers of calls, which it gets in the form of `ThreadCalls.calls`
+        describe : takes calls in the form of `ThreadCalls.calls`; returns their signature and scope numbers
         """
         if not self.parts:
             return Graph(self.signature)

@@ -169,7 +169,7 @@ class SignatureTable:
         """Observe the values of a later call of a signature before the call runs; return a function that records the
         call's result.
 
-        since_ns, storage : start time of the observation, and storage number of the first tensor, by which the trace
+        since_ns, storage : start time of the observation and storage number of the first tensor, with which the trace
             identifies the call; None unless the call was chosen for its call site
         """
         where = since_ns, None if storage == NO_STORAGE else storage
@@ -414,7 +414,7 @@ class Recorder:
     def prune(self, generations: set[int], pairs: set[int], running: Iterable[tuple[int, int]]) -> set[Hashable]:
         """Remove records with old numbers; return the type and number of each record to which calls may still refer.
 
-        pairs : (signature, scope) pairs of calls that are not written yet
+        pairs : numbers of the (signature, scope) pairs of calls that are not written yet
         running : signature and scope of each call that has not ended
         """
         running = list(running)

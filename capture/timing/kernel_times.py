@@ -384,10 +384,10 @@ class WrittenCalls:
 def innermost_calls(
     blocks: Iterable[WrittenCalls], launched: Iterable[LaunchedWork]
 ) -> Iterator[tuple[WrittenCalls, int, LaunchedWork]]:
-    """Yield (element of `blocks`, index in it, work) for each kernel, copy or fill that a thread launched during a
-    call; element and index identify the innermost such call.
+    """Yield, for each kernel, copy or fill that a thread launched during a call, the innermost such call and the work:
+    (element of `blocks`, index of the call in it, work).
 
-    The time of the work is added to the device time of all calls around the launch.
+    The time of the work is added to the device time of all calls during which it was launched.
     """
     blocks = list(blocks)
     calls = sorted(

@@ -253,9 +253,8 @@ _compiles = _places.take_later(
 
 
 def place_of_compiling() -> tuple[Any, str] | None:
-    """Return the module and name of the context manager in which torch compiles functions of higher-order operators.
-
-    Return None if this version of torch has none.
+    """Return the module and name of the context manager in which torch compiles functions of higher-order operators;
+    None if this version of torch has none.
     """
     return None if _compiles() is None else (import_module(_UTILS), _COMPILES)
 

@@ -380,7 +380,8 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 def registered_by(name: Hashable) -> str | None:
-    """Return the module or file of the program that registered an operator, or that defines a kernel `module:kernel`.
+    """Return the module or file of the program that registered an operator, or that defines a kernel named
+    `module:kernel`.
 
     Return None for operators of torch, and if the module is unknown.
     """

@@ -96,7 +96,7 @@ class Definitions:
         """Return the size in bytes of the encoded records with these names, without those that the file already
         contains.
 
-        besides : names of further records that are not counted, to which the names of the counted ones are added
+        besides : names of records not to count; the names of the counted records are added to it
         """
         new = set(self._closure(names, lambda name: name not in self.file.written and name not in besides))
         besides |= new
@@ -203,7 +203,7 @@ def parts_within(
     """Split calls of one thread into the first ones (at least one) that, with the records they need, take about `room`
     bytes or less, and the rest.
 
-    pairs : signature, scope and number of tensors, of calls, by the number of the (signature, scope) pair
+    pairs : (signature, scope, number of tensors) of calls, by the number of the (signature, scope) pair
     held : records that are not in the file yet
     """
     names: set[Hashable] = set()

@@ -466,8 +466,8 @@ class SignalWatch:
     The program may set its handler later, and `signal.getsignal` returns the program's handler. Ignored signals stay
     ignored, and handlers that are not in Python stay in place.
 
-    stopped : gets the name, True if the signal ends the program, and a function that raises the signal again; returns
-        True if the program's handler should run now
+    stopped : gets the signal's name, True if the signal ends the program, and a function that raises the signal again;
+        returns True if the program's handler should run now
     handled : called after the program's handler has returned
 
     refused : reason why signals are not watched, or None

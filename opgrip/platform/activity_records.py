@@ -29,7 +29,7 @@ _INJECTIONS = {"NSYS_PROFILING_SESSION_ID": "nsys", "CUDA_INJECTION64_PATH": "a 
 
 
 def running_profile() -> str | None:
-    """Return the text `the program profiles itself` if a torch profiler runs now in any thread, otherwise None."""
+    """Return the text `the program profiles itself` if one of torch's profilers is running in any thread, else None."""
     # the first condition covers only this thread; a second profile would end a profile of another thread
     if _is_profiling_here() or getattr(torch.autograd.profiler, "_is_profiler_enabled", False):
         return "the program profiles itself"
@@ -37,7 +37,7 @@ def running_profile() -> str | None:
 
 
 def injected_profiler() -> str | None:
-    """Return a text such as `nsys profiles the program` if an external profiler takes kernels' records."""
+    """Return a text such as `nsys profiles the program` if an external profiler is attached, else None."""
     return next((f"{name} profiles the program" for key, name in _INJECTIONS.items() if key in os.environ), None)
 
 
@@ -55,7 +55,7 @@ class ActivityProfile:
         self._profile.__enter__()
 
     def stop(self) -> list[Any]:
-        """Wait until the accelerator has finished, end the profile, and return the profiler's events."""
+        """Wait until the accelerator has finished, end the profile, and return its events."""
         self._profile.__exit__(None, None, None)
         events: list[Any] = self._profile.kineto_results.events()
         return events

@@ -213,10 +213,12 @@ TICK_NS = 4_000_000  # time in ns of one tick, the unit in which most kernels co
 
 
 def is_slow(faults: float, system_ns: float, usual_ns: float) -> bool:
-    """Return True if the kernel spent more time on page faults than their usual cost and random variation explain.
+    """Return True if the time that the kernel spent on page faults exceeds the usual time by more than random
+    variation.
 
-    faults : number of page faults in a run
+    faults : number of page faults in the run
     system_ns : time that the kernel spent in the run
+    usual_ns : usual time of a page fault
     """
     usual = faults * usual_ns / TICK_NS
     chance: float = 3 * usual**0.5 + 3

@@ -88,9 +88,9 @@ class Peaks:
         return _between(level.bandwidth, threads)
 
     def rate(self, dtype: str | None, threads: int) -> float | None:
-        """Return the arithmetic rate in Gflop/s for a dtype or `TF32`, or None if it was not measured.
+        """Return the arithmetic rate in Gflop/s for a dtype or `TF32`; None if unknown.
 
-        All float8 dtypes share one rate. Any other dtype that was not measured has the rate of float32.
+        All float8 dtypes have the same rate. Any other dtype that was not measured has the rate of float32.
         """
         rates = self.rates.get(dtype or "")
         if rates is None and (dtype or "").startswith(FLOAT8):

@@ -313,7 +313,7 @@ def write_message(output: int, message: Any) -> None:
 
 
 def answer(run: Callable[[Callable[..., None]], dict[str, Any]], output: int) -> None:
-    """Call a function in a child, send its result or the `UserError` that it raises to the parent, and exit.
+    """Call a function in a child process, send its result or its `UserError` to the parent process, and exit.
 
     run : called with a function that sends its arguments as a progress report
     """

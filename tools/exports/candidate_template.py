@@ -47,7 +47,7 @@ class CandidateFile:
     """The file from which a user starts to write an implementation of an operator or a module.
 
     target : trace or sample that `opreplay` replays
-    facts : lines about the operator and its recorded calls
+    facts : lines about the operator or module and its recorded calls
     remark : sentence about what the function does
     imported : module that the function needs
     extensions : modules that register the operator

@@ -97,7 +97,7 @@ def _measures(item: pytest.Item) -> bool:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Compare a test's results with the baseline; fail the test if a gate (a condition on the comparison) fails."""
+    """Compare a test's results with the baseline; fail the test if a condition on the comparison (a gate) fails."""
     try:
         value = yield
     finally:

@@ -299,7 +299,7 @@ class Judged:
     held: Sequence[Held] = ()
 
     def broken(self, test: str) -> list[str]:
-        """Return a line for each gate that failed or is undecided because of this test's rows, or of the total."""
+        """Return a line for each gate that failed or is undecided and that uses rows of this test, or the total."""
         own = {id(row) for name, row in (*self.rows, *self.base_rows) if name == test}
         return [
             item.line

@@ -589,7 +589,7 @@ def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
 
 
 def command_of(header: Mapping[str, Any], row: Result) -> str:
-    """Return the command that replays all cases with the operator of a row again, with the options of the run."""
+    """Return the command that replays the cases of a row's operator again, with the options of the row's run."""
     program, *arguments = shlex.split(str(header.get("command", ""))) or [""]
     if program == "opreplay":
         words = [program, *_without(arguments, _SELECTING), "--op", row.op]

@@ -110,7 +110,9 @@ def _cover(corpus: Corpus, args: argparse.Namespace) -> None:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return the numbers in `2`, `2:`, `:3`, `2:5` (5 included) or `all`; None for no upper limit."""
+    """Return the smallest and the largest number that a text such as `2`, `2:`, `:3`, `2:5` or `all` allows; None for
+    no limit.
+    """
     if text == "all":
         return ALL, None
     first, colon, last = text.partition(":")

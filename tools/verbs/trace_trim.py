@@ -103,7 +103,9 @@ def run_trim(args: argparse.Namespace) -> int:
 
 
 def steps(text: str) -> tuple[int, int | None]:
-    """Return the range in a text such as `1`, `0:2`, `2:` or `:2`; its end is None if left out."""
+    """Return the first step that a text such as `1`, `0:2`, `2:` or `:2` selects, and the end, which is excluded; None
+    for no end.
+    """
     match = re.fullmatch(r"(\d{1,9})|(\d{0,9}):(\d{0,9})", text.strip(), re.ASCII)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a step such as 1 or a range such as 0:2")
@@ -116,7 +118,7 @@ def steps(text: str) -> tuple[int, int | None]:
 
 
 def span(text: str) -> tuple[int, int | None]:
-    """Return start and end in ns of a text `START:END`, in seconds or with units; the end is None if left out."""
+    """Return start and end in ns that a text such as `1.5s:2s` means, in seconds without a unit; None for no end."""
     first, colon, end = text.partition(":")
     if not colon:
         raise argparse.ArgumentTypeError(f"{text!r} is not an interval such as 1.5s:2s")

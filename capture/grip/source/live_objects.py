@@ -160,7 +160,7 @@ def treatment_of(thing: Any) -> Treatment:
 
 
 def is_bound(thing: Any) -> bool:
-    """Return True for a method bound to an object, or to a class that samples do not import."""
+    """Return True for a method that is bound to an object, or to a class whose source a sample contains."""
     if isinstance(thing, MethodType):
         return True
     # such as `apply` of autograd functions since torch 2.15; for functions in C, `__self__` is a module or a class of

@@ -255,7 +255,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Yield samples in an order in which the first ones together have all combinations of argument types that occur.
+    """Yield samples in an order in which each combination of argument types occurs once before any occurs again.
 
     Samples whose tensors have one element at most come later, and samples with empty tensors last.
     """

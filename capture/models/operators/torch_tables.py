@@ -87,7 +87,6 @@ def is_custom(function: Any) -> bool:
 
 
 def is_public(function: Any) -> bool:
-    """Return True for an operator of torch that programs call directly."""
     return function.namespace == "aten" and not name_of(function).split(".")[1].startswith("_")
 
 
