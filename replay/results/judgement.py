@@ -144,6 +144,8 @@ class StepSaving:
     saving : share of the step that the candidates save; negative if they are slower
     error : half of the 95 % interval of `saving`
     untimed : number of rows with correct results but without a valid time
+    phases : saving by phase
+    labels : saving by label of `record_function`
     """
 
     trace: str
