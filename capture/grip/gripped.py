@@ -190,7 +190,7 @@ def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterat
 
 @dataclass(frozen=True, slots=True)
 class GrippedCall:
-    """A recorded call of a gripped function, with live arguments and results.
+    """A recorded call of a gripped function, with its arguments and results.
 
     args, kwargs : copies made before the call, with the tensors' strides and requires_grad
     after : copy of the arguments after the call if the call wrote into them, else None
@@ -287,8 +287,6 @@ class Keeper:
         """Run a call and return its result; record the call if its signature is new.
 
         Errors of recording do not reach the program; `lost` counts them.
-
-        arguments : the live arguments `args` and `kwargs` as nested specs
         """
         try:
             before = self._begin(arguments)

@@ -212,7 +212,7 @@ class CannotHold(Exception):
 class SpecTree:
     """Arguments of a call as nested descriptions (specs).
 
-    tree : nested descriptions, live tensors and plain values; `Opaque` for values that a sample cannot hold
+    tree : nested descriptions, tensors and plain values; `Opaque` for values that a sample cannot hold
     refused : first reason why a sample cannot hold an argument, None if it can; fields of objects do not count
     """
 
@@ -222,7 +222,7 @@ class SpecTree:
 
 
 def take(value: Any) -> SpecTree:
-    """Return a value as nested specs; raise `CannotHold` if the value is too large."""
+    """Return a value as nested descriptions (specs); raise `CannotHold` if the value is too large."""
     taker = _Taker()
     taker.count(value)
     return SpecTree(taker.take(value), taker.names, next(iter(taker.refused), None))

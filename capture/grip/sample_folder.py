@@ -410,7 +410,7 @@ def difference(expected: Any, got: Any) -> str | None:
     Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
     of objects are ignored if a sample cannot hold their values.
 
-    expected : live values, or a `Sketch`; with a sketch, only types of numbers, shapes and dtypes are compared
+    expected : values, or a `Sketch`; with a sketch, only types of numbers, shapes and dtypes are compared
     """
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
@@ -562,7 +562,7 @@ class _Writing:
 
 
 def recorded_calls(folder: Path, classes: Mapping[str, Any]) -> list[GrippedCall]:
-    """Return the calls that `write_calls` wrote into a folder, with live arguments and results.
+    """Return the calls that `write_calls` wrote into a folder, with their arguments and results.
 
     Nothing that the files name is imported. If the full values of a call are missing, its arguments are drawn from
     value models, its `results` are a `Sketch`, and its `after` is None.

@@ -32,8 +32,6 @@ def make_inputs(model: Any, config: Any, scope: str, options: ModelOptions) -> d
     """Return random inputs of one step, as a data loader passes them to `test_step` and `train_step`.
 
     In training, a segmentor is set to pad its inputs to their size.
-
-    scope : package of the model, such as `mmdet`
     """
     maker = _MAKERS.get(scope)
     if maker is None:

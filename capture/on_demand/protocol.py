@@ -220,7 +220,9 @@ def make_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise `UserError` if a path is not a folder, other users can enter it, or another user than root owns it."""
+    """Raise `UserError` if a path is not a folder, other users can enter it, or it belongs to another user; root may
+    own it.
+    """
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):
         raise UserError(f"{folder} is not a folder", "remove it")

@@ -148,7 +148,7 @@ def flag_of(word: str) -> str:
 
 
 def refuse_options(args: argparse.Namespace, declared: Sequence[type], purposes: Sequence[str], hint: str) -> None:
-    """Raise `UserError` if an option is set that does not apply to any of the command's inputs.
+    """Raise `UserError` if an option is set that does not apply to the command's inputs.
 
     purposes : kinds of input that the command does not have; an option with one of them in `only` must not be set
     """

@@ -349,7 +349,9 @@ def is_whole(cls: type) -> bool:
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the first class of `mro` that defines an attribute; None if none does, or if all classes have it."""
+    """Return the first class of `mro` that defines an attribute; None if none does, or if every class has the
+    attribute.
+    """
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
 

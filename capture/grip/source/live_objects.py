@@ -582,7 +582,7 @@ def _plain_function(attribute: Any) -> FunctionType | None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionDefinition:
-    """The definition of the function inside a live callable, in its source file.
+    """The definition of the function inside a callable, in its source file.
 
     function : the function inside all decorators
     dropped : decorators that had no part in creating the callable from the function

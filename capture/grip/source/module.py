@@ -416,7 +416,9 @@ def _is_whole(expression: str) -> bool:
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return each item's name in the sample: its own if no earlier item has it, else with its module's name added."""
+    """Return each item's name in the sample: its own, or with its module's name added if an earlier item has the same
+    name.
+    """
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
     shadowed = _bound_by_users(items)
