@@ -38,7 +38,7 @@ def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifferenc
 
     Torch reports an operator and also those that it calls; the inner ones count only if the trace lacks the outer one.
     Variants such as `add` and `add_` count together, because torch may choose another one under a dispatch mode.
-    Tensors that are printed are ignored, because torch turns dispatch modes off for it.
+    Operators that run while a tensor is printed do not count, because torch turns dispatch modes off meanwhile.
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}

@@ -72,8 +72,8 @@ class Recognizer:
     """A signature of an operator, and the compiled tests that recognize its calls.
 
     check, check_both : test for the arguments of a call without, and with keyword arguments
-    layout, places : which arguments are tensors: only the first (`ONE`), the first two (`TWO`), others (`SEVERAL`),
-        those in a list (`LISTED`), or unknown (`CAREFUL`); and the indices of the tensor arguments
+    layout, places : which arguments are tensors: the first (`ONE`), the first two (`TWO`), some (`SEVERAL`), those in a
+        list (`LISTED`), or any (`CAREFUL`); and the indices of the tensor arguments
     alias : index of the input tensor that shares memory with the single result, or -1 if the result has new memory
     sharing : input tensors that share memory, as returned by `sharing`
     """

@@ -82,7 +82,7 @@ def registered_operators() -> Iterator[Any]:
 
 
 def is_custom(function: Any) -> bool:
-    """Return True if an operator was registered by a package other than torch."""
+    """Return True if a package other than torch registered an operator."""
     return function.namespace not in OF_TORCH
 
 
