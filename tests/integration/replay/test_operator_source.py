@@ -77,7 +77,7 @@ def test_tensor_may_have_strides_and_dtype() -> None:
         (["--operator", "aten.mm", "--inputs", '{"self": [2, 2]}'], "lacks its argument mat2"),
         (
             ["--operator", "aten.mm", "--inputs", '{"self": [-2, 2], "mat2": [2]}'],
-            "from 0): its schema is aten::mm(",
+            "from 0 to 4611686018427387903): its schema is aten::mm(",
         ),
         (["--operator", "aten.neg", "--inputs", '{"nobody": [2]}'], "has no argument nobody"),
         (["--operator", "aten.neg", "--inputs", "[" * 100_000], "--inputs cannot be read"),
