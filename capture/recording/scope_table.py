@@ -164,9 +164,6 @@ class ScopeTable:
             table.clear()
 
     def prune_pairs(self, generations: set[int], pairs: set[int]) -> None:
-        """Keep only the (signature, scope) pairs with a number in `pairs`, or with a number from one of
-        `generations`.
-        """
         of_generations = (FIRST_PAIR + number for number in self._generations.numbers(PAIR, generations))
         self.pairs = {number: pair for number, pair in self.pairs.items() if number in pairs} | {
             number: self.pairs[number] for number in of_generations if number in self.pairs

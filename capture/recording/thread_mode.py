@@ -139,9 +139,7 @@ class ThreadMode(OrderlyMode):
 
     @abstractmethod
     def forget_calls(self) -> None:
-        """Forget how to recognize calls, so that their signatures are looked up by key again and more is recorded about
-        them.
-        """
+        """Forget how to recognize calls, so that their signatures are looked up by key again."""
 
     @abstractmethod
     def schedule_observation(self, signature: int) -> None: ...

@@ -123,7 +123,9 @@ def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[t
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Return True if a replay can pass this tensor from call to call: a storage, or an ordinary strided tensor."""
+    """Return True if a replay can pass this tensor from call to call: it is strided, of a plain class and dtype, and
+    not on `meta`.
+    """
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
     return spec.cls in (None, STORAGE) and spec.layout is torch.strided and spec.stride is not None and not odd
 

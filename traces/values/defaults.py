@@ -69,7 +69,9 @@ class Factorable:
             raise FormatError(f"matrices: expected a diagonal above 0 and a spread of at least 0, got {numbers}")
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-        """Return positive definite matrices: products of random matrices with their transposes, mixed with identity."""
+        """Return positive definite matrices: weighted sums of the identity matrix and products of random matrices with
+        their transposes.
+        """
         if len(shape) < 2 or shape[-1] != shape[-2]:
             return _general_matrices(self.diagonal, shape, dtype, generator)
         size = shape[-1]

@@ -129,7 +129,7 @@ def test_rows_of_different_variants_are_not_pooled(column: str) -> None:
 @pytest.mark.parametrize("settings", [{"seed": 1}, {"settings": {"reference": "jit"}}, {"settings": {"pin": "0"}}])
 def test_runs_with_different_options_are_not_merged(settings: dict[str, Any]) -> None:
     runs = [run_of(make_row(1, TIMES), seed=0), run_of(make_row(1, TIMES[::-1]), **{"seed": 0, **settings})]
-    with pytest.raises(UserError, match="different options"):
+    with pytest.raises(UserError, match="differ in options"):
         merge_runs(runs)
 
 

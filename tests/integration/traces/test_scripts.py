@@ -193,7 +193,7 @@ def test_text_of_a_trace_is_never_code(text: str, tmp_path: Path, monkeypatch: p
         ("aten.relu.default\nimport os", "operator", "is not the name of an operator"),
         ("aten.relu", "operator", "is not the name of an operator"),
         ("aten.__class__.default", "operator", "not registered"),
-        ("mmcv._ext:nms", "extension", "is not an operator of torch"),
+        ("mmcv._ext:nms", "extension", "is not a registered operator of torch"),
     ],
 )
 def test_only_registered_operators_are_written(op: str, kind: str, reason: str) -> None:

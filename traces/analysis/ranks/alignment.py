@@ -354,8 +354,8 @@ def measure_clocks(
 
 
 def thinned(events: Events, kinds: SignatureKinds, most: int = MOST) -> Events:
-    """Return at most `most` collectives of each process group, the same ones for ranks with equal numbers of
-    collectives; otherwise one rank's are among the other's.
+    """Return at most `most` collectives of each process group. Ranks with equal numbers of collectives keep the same
+    ones; otherwise, one rank's choice is a subset of the other's.
     """
     groups: dict[str, int] = {}
     numbers = [groups.setdefault(kinds.collectives[number].group, len(groups)) for number in events.signature.tolist()]
