@@ -21,7 +21,7 @@ PART = ("loop_over_a_list_of_tensors", "write_into_an_argument", "dicts_in_and_o
 REST = ("rows_by_a_mask", "greedy_suppression", "random_zeros", "an_object_of_the_user")
 FROZEN = ("through_numpy", "sizes_out_of_a_tensor", "greedy_suppression")
 REFUSED = (*FROZEN, "branch_on_a_value", "unique_values")
-# Fewer functions for modes that share a compiler with `compile`; AOTInductor takes the longest per function.
+# Fewer functions for modes that share a compiler with `compile`, and for XLA; AOTInductor takes longest per function.
 IN_PART = {"compile-dynamic": PART, "aot": PART, "xla": PART + REST}
 
 # Programs without the function's `except`: TorchScript's ends the process, AOTInductor's raises.
