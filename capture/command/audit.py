@@ -22,8 +22,8 @@ from opgrip.traces.schema.records import OPERATOR, Calls, End, Signature
 class CountDifference:
     """An operator whose calls torch and a trace count differently.
 
-    op : operator without its variant, such as `aten::add`
-    explained : reason why the capture does not see the operator, if known
+    op : operator without its overload, such as `aten::add`
+    explained : known reason for the difference, or None
     """
 
     op: str
@@ -33,12 +33,11 @@ class CountDifference:
 
 
 def audit(trace: str | Path, steps: Callable[[], object]) -> list[CountDifference]:
-    """Compare the operators that torch's profiler counts in some steps with a trace of the same steps; return the
-    differences.
+    """Run `steps` under torch's profiler; return the operators that the profiler counts differently than a trace of the
+    same steps.
 
-    Torch reports an operator and also those that it calls; the inner ones count only if the trace lacks the outer one.
-    Variants such as `add` and `add_` count together, because torch may choose another one under a dispatch mode.
-    Operators that run while a tensor is printed do not count, because torch turns dispatch modes off meanwhile.
+    An operator that another operator calls counts only if the trace lacks the outer one. Operators that run while a
+    tensor is printed do not count, because torch turns dispatch modes off meanwhile.
     """
     trace_counts = count_calls(trace)
     names = {form_of(name) for name in trace_counts}

@@ -195,9 +195,9 @@ def capture(model: str | nn.Module, output: str | Path, inputs: Any = None, **op
     output : path of the trace file
     inputs : inputs of a module: a tensor, a tuple of positional inputs, or a dictionary; each step gets copies
     options : options of `opcapture --help` by their long names, with `_` in place of `-`; a list for options that take
-        several values. Options that print tables or are for running programs are unknown here; for a module, options
-        about how it is built are refused. With `run="train"`, the module's parameters change. The module's training
-        mode is restored
+        several values. Options that print tables, and options for recording a running program, are not accepted. For a
+        module, options that say how to build a model are refused. With `run="train"`, the module's parameters change.
+        The module's training mode is restored
 
     Raises TypeError if an option is unknown.
 

@@ -242,7 +242,7 @@ LOW = 0.25  # quantile of the measured times; a low one, because other work on t
 
 
 def own_cost() -> CaptureCost:
-    """Return the time that recording adds to a repeated call, from a measurement now or an earlier one."""
+    """Return the time that recording adds to a call that recurs, measured now or earlier on this machine."""
     operator_ns, between_ns = measure_once("cost of capture", "cpu", _measure)
     return CaptureCost(operator_ns, between_ns)
 
@@ -257,11 +257,7 @@ def _measure() -> tuple[float, float]:
 
 
 def _measure_block(boxes: torch.Tensor) -> tuple[float, float]:
-    """Return, in ns, the time that a capture adds to a call of a small operator, and to the time between two calls.
-
-    Without a capture, only the time from one call's start to the next is known. The part of a recorded call's duration
-    beyond that time counts as added to the call.
-    """
+    """Return, in ns, the time that a capture adds to a call of a small operator, and to the time between two calls."""
     plain = [_time(boxes) for _ in range(ROUNDS)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "loop.jsonl"

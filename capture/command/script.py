@@ -24,7 +24,7 @@ FOR_GROUPS_S = 0.1
 
 
 def check_script(arguments: Sequence[str]) -> None:
-    """Raise `UserError` if the arguments name no script or module, or one that cannot be run.
+    """Raise `UserError` unless the arguments name a module, or a script that exists.
 
     arguments : the arguments that `python` would get: a file, or `-m` and a module, then the script's arguments
     """
@@ -41,7 +41,7 @@ def check_script(arguments: Sequence[str]) -> None:
 
 
 def script_name(arguments: Sequence[str]) -> str:
-    """Return the name of a script or module, without folder and suffix."""
+    """Return the name of a script without folder and suffix, or the last part of a module's name."""
     return arguments[1].rpartition(".")[2] if arguments[0] == "-m" else Path(arguments[0]).stem
 
 
@@ -52,11 +52,13 @@ def run_script(
 ) -> int:
     """Run a script or module, and return the exit status that `python` would have.
 
-    An exception that ends the script is reported by `sys.excepthook`; `KeyboardInterrupt` is raised again.
+    An exception that ends the script, except `SystemExit`, is reported by `sys.excepthook`; `KeyboardInterrupt` is
+    raised again.
 
     arguments : as in `check_script`
-    compiled : compiles source, given its file name; None for Python's own `compile`
-    ended_in : called with the exception that ends the script, including `SystemExit`
+    compiled : function that takes the source and the path of a script file and returns its code; None for Python's own
+        `compile`
+    ended_in : called with an exception that ends the script, such as `SystemExit`, but not with `KeyboardInterrupt`
 
     Raises `UserError` if the script cannot be started.
     """

@@ -160,7 +160,7 @@ leave_compiled(Running)
 def tags_of(func: Any, shapes: Sequence[tuple[tuple[int, ...], bool]]) -> Iterator[str]:
     """Yield the tags, such as `Reduce`, that a function gets because it called the operator `func`.
 
-    shapes : for each tensor in the arguments, its shape, and True if its dtype is that of a mask
+    shapes : for each tensor in the arguments, its shape, and True if its dtype is bool or uint8
     """
     name = func._schema.name.partition("::")[2]
     plain = name.rstrip("_")

@@ -42,12 +42,12 @@ KEEP = Keep()
 class Grips:
     """Context manager that grips functions that match patterns, also in modules loaded later.
 
-    to : folder for samples, or None for no samples; a sample is written when it has enough calls, at the latest by
-        `finish`
+    to : folder for samples, or None for no samples; a sample is written once enough calls are recorded, at the latest
+        by `finish`
     recorder : recorder of a trace that also gets the calls, or None
 
     written : folders of the samples
-    refused : reason why a function could not be gripped or written, by name of the function
+    refused : reasons why functions were not gripped or written, by name of the function, pattern or module
     """
 
     def __init__(
@@ -133,8 +133,8 @@ class Grips:
                 self.refused[str(pattern)] = "no function that it matches was called"
 
     def script_compiler(self) -> Compile | None:
-        """Return a function that compiles a script so that its matching functions are gripped; None if no pattern can
-        match.
+        """Return a function that compiles a script so that its matching functions are gripped; None if no pattern
+        matches the module `__main__`.
         """
         patterns = [item for item in self.patterns if item.matches_module("__main__")]
         if not patterns:

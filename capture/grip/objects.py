@@ -1,4 +1,4 @@
-"""Conversion of live arguments to nested specs, from which equal arguments can be made later.
+"""Conversion of a call's arguments to nested specs, from which equal arguments can be made later.
 
 An object becomes a spec with the name of its class and its fields, for example an `ObjectSpec`; tensors and plain
 values remain as they are. Objects are read without calling any of the program's code; not even `isinstance` is used,
@@ -42,16 +42,13 @@ Array = np.ndarray[Any, Any]
 
 
 class Arrays:
-    """Converts numpy arrays to `ArraySpec` objects, which hold a tensor over the array's memory.
-
-    Views of one array become tensors in one storage.
-    """
+    """Converts numpy arrays to `ArraySpec` objects, whose tensors share the arrays' memory if possible."""
 
     def __init__(self) -> None:
         self._memory: dict[int, tuple[Array, torch.Tensor]] = {}
 
     def take(self, array: Array) -> ArraySpec:
-        """Return the `ArraySpec` of an array; if torch does not support the array's strides, its tensor is a copy.
+        """Return the `ArraySpec` of an array; its tensor is a copy if torch cannot use the array's memory.
 
         Raises TypeError or ValueError if the array's dtype does not exist in torch.
         """
@@ -104,7 +101,7 @@ def copy_tensors(tree: Any) -> Any:
 
 
 def bytes_of(tree: Any) -> int:
-    """Return the number of bytes of memory that the tensors in nested values use; shared memory counts once."""
+    """Return the size in bytes of the memory that the tensors in nested values span; shared memory counts once."""
     spans = _spans(leaf for leaf in leaves(tree) if isinstance(leaf, torch.Tensor))
     return sum(end - first for first, end in spans.values())
 

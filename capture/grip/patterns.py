@@ -1,7 +1,7 @@
 """Patterns for the names of functions: matching, search in loaded modules, and replacement of functions by wrappers.
 
-Inner functions and functions of a script are decorated before they exist: their source is compiled again with a
-placeholder constant as an additional decorator. Lines and columns do not change.
+Inner functions and functions of a script are gripped by a decorator: the code that defines them is compiled with a
+placeholder constant as an additional decorator, and the constant is then replaced. Lines and columns do not change.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _find_nested(
 
 
 def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
-    """Yield the qualified names of the functions that a function creates when it runs."""
+    """Yield the qualified names of the functions and classes that are defined inside a function."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType) and not constant.co_name.startswith("<"):
             inner = f"{qualname}.{LOCALS}.{constant.co_name}"
@@ -131,9 +131,7 @@ def nested_names(code: CodeType, qualname: str) -> Iterator[str]:
 
 
 def plain_function(value: Any) -> FunctionType | None:
-    """Return the function itself that `value` is, or that it contains as a static or class method; None for other
-    values.
-    """
+    """Return `value` if it is a function, or the function in a static or class method; None for other values."""
     # not isinstance, because some objects override `__class__`
     if type(value) in (staticmethod, classmethod):
         value = value.__func__
@@ -222,7 +220,7 @@ class CannotDecorate(Exception):
 
 
 def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str], bool], decorate: Decorate) -> CodeType:
-    """Return the code of a module that decorates the functions for which `is_gripped(qualname)` is true."""
+    """Compile a module so that it applies `decorate` to the functions for which `is_gripped(qualname)` is true."""
     tree = ast.parse(source, file)
     mark = _Marks(is_gripped)
     mark.visit(tree)
@@ -232,7 +230,8 @@ def decorated_module(source: str | bytes, file: str, is_gripped: Callable[[str],
 def decorated_inside(
     function: FunctionType, qualname: str, is_gripped: Callable[[str], bool], decorate: Decorate
 ) -> CodeType:
-    """Return the code of a function that decorates its inner functions for which `is_gripped(qualname)` is true.
+    """Return new code for a function, which applies `decorate` to the inner functions for which `is_gripped(qualname)`
+    is true.
 
     Raises `CannotDecorate` if the source is missing, or differs from the loaded code.
     """

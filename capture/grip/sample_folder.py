@@ -133,7 +133,8 @@ def check_import(path: Path, entry: str, blocked: Iterable[str]) -> None:
 
 
 def reference_text(gripped: Gripped, origin: str) -> ModuleText:
-    """Return the text of a module that imports the function, and the classes and functions in its arguments.
+    """Return the text of a module that imports the function, and the program's classes and functions in its arguments
+    and results.
 
     origin : description of the function's origin, for the docstring
     """
@@ -335,7 +336,7 @@ _MAKERS = ("list", "dict", "set", "tuple", "zip", "append", "extend")
 def source_tags(function: Callable[..., Any]) -> frozenset[str]:
     """Return the tags, such as `ForLoop`, that follow from the source of a function and of the functions that it calls.
 
-    If the source of a helper is missing, only the function's own source counts; without that, the result is empty.
+    If one of these cannot be extracted, only the function's own source counts; if that is missing, the result is empty.
     """
     name = getattr(function, "__qualname__", "function")
     try:
@@ -407,10 +408,10 @@ class Sketch:
 def difference(expected: Any, got: Any) -> str | None:
     """Return one line that describes how two results of a call differ, or None if they do not.
 
-    Tensors, arrays and floats are compared with the tolerances of `torch.testing.assert_close`; nan equals nan. Fields
-    of objects are ignored if a sample cannot hold their values.
+    Tensors and arrays are compared with the tolerances of `torch.testing.assert_close`, and floats with similar ones;
+    nan equals nan. Fields of objects are ignored if a sample cannot hold their values.
 
-    expected : values, or a `Sketch`; with a sketch, only types of numbers, shapes and dtypes are compared
+    expected : values, or a `Sketch`; with a sketch, the values of tensors and numbers are not compared
     """
     with isolate_from_program():
         tree = expected.tree if isinstance(expected, Sketch) else take(expected).tree
@@ -510,7 +511,7 @@ WHOLE_BYTES = 64 << 20
 def write_calls(folder: Path, gripped: Gripped) -> None:
     """Write the recorded calls of a gripped function into its sample's folder.
 
-    Raises `UserError` if a file exists already, or safetensors is not installed.
+    Raises `UserError` if the values of tensors cannot be written.
     """
     full = FullValues(folder / VALUES, most_bytes=WHOLE_BYTES)
     records: list[Record] = [Thread(0, "MainThread")]
@@ -607,8 +608,8 @@ class _Reading:
 
 @contextmanager
 def as_it_ran(call: GrippedCall) -> Iterator[None]:
-    """Run the block with the random state, default dtype, autocast and gradient mode of a recorded call, but without
-    its other settings, such as the number of threads.
+    """Run the block with the random state, default dtype, autocast, gradient mode and inference mode of a recorded
+    call, but without its other settings, such as the number of threads.
     """
     settings = call.settings
     with ExitStack() as stack:

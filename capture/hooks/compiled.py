@@ -27,7 +27,7 @@ _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(|\b(extern_kernels\.\w+|torc
 
 
 class OpaqueMode(RecordingMode):
-    """Dispatch mode for compiled code: runs it as it is, and records the operators that it still calls."""
+    """Dispatch mode that leaves compiled code as it is, and records the operators that this code calls."""
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:

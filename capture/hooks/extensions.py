@@ -80,8 +80,8 @@ class ExtensionWatch(ModuleWatch):
         self._libraries.clear()
 
     def refused(self) -> dict[str, str]:
-        """Return by name why a requested module is not recorded, without modules of `KNOWN_EXTENSIONS` that are not
-        loaded.
+        """Return, by module, the reason why a requested module is not recorded, without modules of `KNOWN_EXTENSIONS`
+        that are not loaded.
         """
         if not self._has_begun:
             return {}

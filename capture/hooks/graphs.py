@@ -39,7 +39,8 @@ class GraphWatch:
     """A context in which each CUDA or HIP graph is recorded once with its calls, and then each launch of it as one
     call.
 
-    If a graph was captured before, and without a `GraphKeeper`, the trace has its launches, but not the calls in it.
+    If a graph was captured before the recording and without a `GraphKeeper`, the trace has its launches, but not the
+    calls in it.
     """
 
     def __init__(self, recorder: Recorder) -> None:

@@ -169,9 +169,7 @@ for hook in (ScopeWatch._enter_optimizer, ScopeWatch._leave_optimizer):
 
 
 class ThreadWatch:
-    """A context in which the calls of threads are recorded that start in it by `threading.Thread`, not of other
-    threads.
-    """
+    """A context in which the calls of threads that `threading.Thread` starts are recorded."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder

@@ -86,7 +86,7 @@ class _Watched:
 
 
 def schedule_observation(node: CallNode, mode: ThreadMode) -> None:
-    """Wrap the operator of a node, so that the tensor values of the node's next call are recorded."""
+    """Wrap the operator of a node, so that the tensor values of one of the node's next calls are recorded."""
     operator = node.op
     # wrap only once, even for several reasons: an observation inside another one would be part of the measured time
     if not isinstance(operator, _Watched):
@@ -122,8 +122,8 @@ def higher_order_node(
     torch turns a dispatch mode off while an operator runs, and therefore also while the functions passed to it run. The
     node's `op` turns the mode on again around the operator's code, so that calls in these functions are recorded too.
 
-    Return None if another mode or a tensor subclass runs the operator. Also return None inside an extension function or
-    a compiled region, because the record of its call covers everything inside it.
+    Return None if another mode, a tensor subclass or a transform runs the operator. Also return None inside an
+    extension function or a compiled region, because the record of its call covers everything inside it.
     """
     if mode.place.inside is not None and not mode.place.gripped:
         return None

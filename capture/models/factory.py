@@ -30,8 +30,9 @@ SIZES = ("batch_size", "input_size", "sequence_length")
 def load_factory(text: str, options: ModelOptions, source: str = "") -> ModelProgram:
     """Build the program of a model that a factory makes.
 
-    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. The settings
-    `batch_size`, `input_size`, `sequence_length` and `run` are passed to parameters with these names.
+    The factory returns a module and its inputs: a tensor, a tuple of positional inputs, or a dictionary. With the
+    setting `input_size`, it may return only a module. The settings `batch_size`, `input_size`, `sequence_length` and
+    `run` are passed to parameters with these names.
 
     text : `package.module:factory` or `path/to/file.py:factory`
     source : the name that the user gave to the model, if it is not `text`
@@ -200,7 +201,8 @@ def train_step(
 def total_loss(output: Any) -> torch.Tensor:
     """Return the loss in the output of a model: a tensor, an object with `loss`, or a dictionary of losses.
 
-    Losses in a dictionary that require a gradient are averaged and added; a tensor of several elements is averaged.
+    A tensor of several elements is averaged. In a dictionary, all losses that require a gradient are averaged and then
+    added.
     """
     if isinstance(getattr(output, "loss", None), torch.Tensor):
         output = output.loss

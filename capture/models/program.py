@@ -46,7 +46,7 @@ class ModelProgram:
 
     name : short name, suitable for a file name
     model : module to which module paths in the trace are relative
-    inputs : function that returns the inputs of one step, with the same values each time; a step may change them
+    inputs : function that returns a new copy of the inputs of one step, always with the same values
     steps : number of steps, without warm-up; None to take it from the options
     finish : function called after all steps, which returns lines to print
     """

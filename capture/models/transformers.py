@@ -107,7 +107,9 @@ def _step(model: Any, options: ModelOptions) -> Callable[[Any], Any]:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return the loss in a model's output, else the mean of the first tensor in it that requires a gradient."""
+    """Return the loss in a model's output; without one, the mean of the first tensor in the output that requires a
+    gradient.
+    """
     loss = getattr(output, "loss", None)
     if isinstance(loss, torch.Tensor):
         return loss if loss.dim() == 0 else loss.mean()
@@ -293,7 +295,7 @@ _SPECIAL = ("_token_id", "_token_index")  # suffixes of the names of settings th
 
 
 def small_settings(config: Any) -> dict[str, Any]:
-    """Return settings that make the model of a config small, as nested dictionaries; no setting is increased."""
+    """Return settings that make the model of a config small, as nested dictionaries."""
     settings: dict[str, Any] = {}
     values = config.to_dict()
     stages = values.get("depths") or values.get("num_blocks")

@@ -96,8 +96,8 @@ class Agent:
         armed: Callable[[RecordingSession], None] = lambda session: None,
         waiting: Callable[[str], None] = lambda why: None,
     ) -> dict[str, Any]:
-        """Record steps as requested; return a dictionary with the trace's `file`, numbers of `steps` and `calls`, and
-        other entries.
+        """Record steps as requested; return a dictionary with the trace's `file`, the numbers of `steps` and `calls`,
+        and other entries.
 
         armed : called with the recording once it can begin at the next step
         waiting : called with the reason if no step begins for some time
@@ -445,7 +445,7 @@ def step() -> None:
             opgrip.capture.step()
 
     The call costs almost nothing while nothing is recorded. Each thread that calls this has separate steps. A `with`
-    block of a torch mode must contain two consecutive calls, or neither of them.
+    block of a torch dispatch mode must begin and end within one step.
     """
     marks.step()
 
@@ -453,8 +453,9 @@ def step() -> None:
 class Triggered:
     """A recording that the program requested with `trigger`.
 
-    result : facts about the recording: `file`, `steps`, `calls` and others; None while it runs, or if it failed
-    problem : reason why the trace is missing; None if the trace exists or the recording still runs
+    result : facts about the recording: `file`, `steps`, `calls` and others; None while it runs, and if it could not
+        begin
+    problem : reason why the recording failed, or None
     """
 
     def __init__(self) -> None:
@@ -463,7 +464,7 @@ class Triggered:
         self._armed, self._done = threading.Event(), threading.Event()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until the recording is written; return False if that takes longer than `seconds`."""
+        """Wait until the recording has ended; return False if that takes longer than `seconds`."""
         return self._done.wait(seconds)
 
     def _run(self, agent: Agent, request: RecordingRequest) -> None:
@@ -495,7 +496,7 @@ def trigger(
 
     output : name of the trace, a pattern such as `step-%h-%p-%n.jsonl`; None for the pattern set at the program's start
     steps : number of recorded steps; 3 unless the program was started with another number
-    seconds : record all steps that begin within this time
+    seconds : time in seconds within which recorded steps may begin; without `steps`, all these steps are recorded
     warmup : number of steps before the recorded ones, in which the capture examines new signatures
     step_module : pattern for the classes of modules whose outermost calls count as steps
     options : options of `Capture`

@@ -84,7 +84,7 @@ def peer_of(link: socket.socket) -> tuple[int, int] | None:
 
 
 def may_ask(link: socket.socket) -> bool:
-    """Return True if the process at the other end of a connection belongs to root or to this user."""
+    """Return False if the process at the other end of a connection belongs to another user, except root."""
     peer = peer_of(link)
     # without peer credentials, the folder and the socket are private to the user
     return peer is None or peer[1] in (os.geteuid(), 0)
@@ -195,9 +195,10 @@ def lines_of(result: Mapping[str, Any]) -> list[str]:
 
 
 def make_folder() -> Path:
-    """Return this user's private folder for sockets, which is created if it does not exist.
+    """Return this user's private folder for sockets: the first of several possible folders that exists or can be
+    created.
 
-    Raises `UserError` if other users own the folder or can enter it, or if no folder can be created.
+    Raises `UserError` if none of them can be used.
     """
     problem: UserError | None = None
     for folder in _own_folders(os.geteuid()):
@@ -220,8 +221,8 @@ def make_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Raise `UserError` if a path is not a folder, other users can enter it, or it belongs to another user; root may
-    own it.
+    """Raise `UserError` if a path is not a folder, if other users have permissions for it, or if it belongs to another
+    user, except root. If this process runs as root, the folder may belong to anyone.
     """
     about = folder.lstat()
     if not stat.S_ISDIR(about.st_mode):

@@ -74,7 +74,7 @@ class StepRecording:
     """Decides which steps are recorded, and records each in the thread that runs it. Errors do not reach the program.
 
     steps : number of recorded steps that have ended
-    cut : number of steps that were unfinished when the recording or their thread ended
+    cut : number of recorded steps that were unfinished when the recording or their thread ended
     refused : number of steps that could not be recorded, by reason
     done : event that is set when nothing more will be recorded
     first_call_ns : start of the first recorded step, by `perf_counter_ns`
@@ -100,8 +100,8 @@ class StepRecording:
     def begin_step(self, nested: bool) -> ThreadStep | None:
         """Record this thread until `end_step` is called; return None if this step is not recorded.
 
-        nested : True if the step is one call of a module, which always ends before a dispatch mode that was on when it
-            began. If False, the step is refused while a dispatch mode of the program is on
+        nested : True if the step is one call of a module. Such a call returns before any dispatch mode that was on at
+            its start is turned off. If False, the step is refused while a dispatch mode of the program is on
         """
         try:
             with self._lock:
@@ -154,8 +154,8 @@ class StepRecording:
             self._check_end()
 
     def look(self) -> None:
-        """If a thread has ended within a step, count the step as cut; a warm-up step counts as finished. End the
-        recording if its time is over and no step is unfinished.
+        """Count steps whose thread has ended as cut, and warm-up steps as finished; then end the recording if there is
+        nothing left to record.
         """
         with self._lock:
             for number in [number for number, (_, life) in self._running.items() if life() is None]:
@@ -263,8 +263,8 @@ class ModuleSteps:
     """Detects steps: calls of modules that are inside no other module's call. With `pattern`, only modules whose class
     matches count.
 
-    passed : names of classes of modules whose calls were not steps, by reason
-    trains : True if a step was a call of a module in training mode
+    passed : names of classes of modules whose calls were not steps, by reason; at most three names for each reason
+    trains : True if a step was a call of a module in training mode, with gradients on
     """
 
     def __init__(self, recording: StepRecording, pattern: str | None) -> None:
@@ -335,7 +335,8 @@ class ModuleSteps:
 
 class StepDetector:
     """Detects the steps of a recording: calls of modules whose class matches `step_module`, if it is given; otherwise
-    the steps that the program marks with `opgrip.capture.step()`; if it marks none, outermost calls of modules.
+    the steps that the program marks with `opgrip.capture.step()`; if it has marked none so far, outermost calls of
+    modules.
     """
 
     def __init__(self, recording: StepRecording, step_module: str | None) -> None:
@@ -441,7 +442,7 @@ class StepCapture(Capture):
         return budget is not None and budget.leaves_out_step()
 
     def pass_step(self) -> None:
-        """Measure no times of steps in this thread until its next step, because it runs none that could be recorded."""
+        """Measure no times of steps in this thread until its next step, because the current step is not recorded."""
         if self._recorder.budget is not None:
             self._recorder.budget.leave_steps()
 

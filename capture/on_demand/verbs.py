@@ -79,7 +79,7 @@ class RecordableProcess:
         return str(self.about.get("name", "?"))
 
     def is_worker_of(self, other: RecordableProcess) -> bool:
-        """Return True if `other` started this process, for example as a data loader, and not as another rank."""
+        """Return True if `other` started this process under its own name and rank, for example as a data loader."""
         return self.about.get("parent") == other.pid and (self.name, self.rank) == (other.name, other.rank)
 
     @property
@@ -134,7 +134,7 @@ def find_process(word: str, rank: int | None, reporter: Reporter) -> RecordableP
 def record(process: RecordableProcess, request: Mapping[str, Any], reporter: Reporter) -> dict[str, Any]:
     """Ask a process to record steps and report its progress; return the same dictionary as `Agent.record`.
 
-    Raises `UserError` if the process refuses the request, or ends before its recording does.
+    Raises `UserError` if the process cannot be reached, refuses the request, or ends before its recording does.
     """
     connection = _send(process, RECORD, request)
     try:
@@ -172,7 +172,7 @@ def _follow(
 def converse(process: RecordableProcess, do: str) -> Iterator[dict[str, Any]]:
     """Send the request `do`, such as `stop`, to a process, and yield its answers as they arrive.
 
-    Raises `UserError` if the process refuses the request, or does not answer in time.
+    Raises `UserError` if the process cannot be reached, refuses the request, or does not answer in time.
     """
     connection = _send(process, do, {})
     try:

@@ -82,7 +82,9 @@ CUDA_SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def read_context() -> tuple[Any, ...]:
-    """Return True if gradients are on, True if inference mode is on, and the values that `read_settings` returns."""
+    """Return a tuple: True if gradients are on, True if inference mode is on, and the values that `read_settings`
+    returns.
+    """
     return (*[read() for read in MODES.values()], *read_settings())
 
 

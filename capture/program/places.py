@@ -105,7 +105,7 @@ class Places:
     def inside(self, place: Location, name: str, gripped: bool = False) -> Location:
         """Return a location like `place`, but inside a recorded call of the function `name`.
 
-        gripped : True if the calls in the function are recorded too
+        gripped : True for a gripped function or a higher-order operator
         """
         return self.at(place.module, place.module_type, place.phase, name, place.autocast, gripped)
 
@@ -151,8 +151,8 @@ class ModulePaths:
 class SourceLine:
     """A line of the program's source that a thread executes.
 
-    file : for a module derived from its name, such as `mmdet/models/necks/fpn.py`; for a script relative to the working
-        directory
+    file : path derived from the name of the module, such as `mmdet/models/necks/fpn.py`; for a script, its path
+        relative to the working directory
     """
 
     function: str

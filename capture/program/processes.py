@@ -30,7 +30,7 @@ FIELD = re.compile(r"%(.?)", re.DOTALL)
 def own_path(path: str | Path, number: int = 1) -> str | Path:
     """Return the path for the output of this process, with fields such as `%p` replaced.
 
-    The rank is added if all ranks would otherwise have the same path.
+    The rank is added if `path` contains neither `%r` nor `%p`.
     """
     pattern = str(path)
     if pattern == "-":

@@ -36,8 +36,8 @@ class GraphCapture:
     parts: list[ThreadCalls] = field(default_factory=list)
 
     def contains(self, mode: ThreadMode, starts: Columns) -> NDArray[np.bool_]:
-        """Return an array that is True for the calls of a thread, given by their starts in ns, that the program made
-        while it captured the graph.
+        """Return an array that is True for the calls of a thread, given by their starts in ns, that belong to the
+        graph.
         """
         if mode is not self.mode and mode.thread_name != ENGINE:
             return np.zeros(len(starts), dtype=np.bool_)
@@ -102,7 +102,7 @@ class GraphTemplates:
         self.captures: list[GraphCapture] = []
 
     def add(self, graph: Any, device: torch.device) -> int:
-        """Add a CUDA or HIP graph; return the number of a new signature, which its launches on a device get."""
+        """Add a CUDA or HIP graph; return the number of a new signature for its launches on `device`."""
         name = f"torch.{device.type}:{type(graph).__qualname__}.replay"
         number = self._add_signature(name, device, len(self.all_signatures) + 1)
         self.all_signatures.add(number)

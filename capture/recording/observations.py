@@ -1,13 +1,13 @@
 """Repeated observations of the values of a signature's calls, if values decide the time or the results of a call.
 
 A program may call `nonzero` many times on a mask of one shape, with a different number of true elements each time. The
-trace therefore keeps the values and results of several of these calls, and a replay runs all of them in turn. Only for
-a call to observe, a wrapper takes the place of the operator.
+trace therefore keeps the values and results of several of these calls, and a replay runs all of them in turn. A wrapper
+takes the place of the operator only for a call that is observed.
 
-If the times of a signature's calls differ between call sites, each is observed. The square root of an optimizer's state
-takes five times as long for a parameter with mostly zero gradients, although signature and source line are the same and
-only the memory differs. Therefore a call site is identified here by its scope and, if it recurs, by the memory of the
-first tensor.
+If the times of a signature's calls differ between call sites, the values at each call site are observed. The square
+root of an optimizer's state takes five times as long for a parameter with mostly zero gradients, although signature and
+source line are the same and only the memory differs. Therefore a call site is identified here by its scope and by the
+memory of the first tensor, or only by its scope if no memory is used again.
 """
 
 from __future__ import annotations
@@ -152,7 +152,8 @@ class SiteTimes:
         memory: NDArray[np.int64],
         durations_ns: NDArray[np.int64],
     ) -> Iterator[tuple[int, SiteKey]]:
-        """Add the times of calls; yield (signature, call site) where the values of a later call should be observed.
+        """Add the times of calls; yield each (signature, call site) for which the values of a later call should be
+        observed.
 
         All arrays are (N,), one element per call; `memory` has the storage number of each call's first tensor.
         """
@@ -200,7 +201,7 @@ class Observations:
 
     share : maximum share of the program's time for observations; when it is exceeded, observations wait for later calls
 
-    spent_ns : total time of the capture's own work in ns, except for calls whose signature was not looked up by its key
+    spent_ns : time in ns that the capture's own work has taken, as far as it was measured
     """
 
     def __init__(self, share: float = VALUE_SHARE) -> None:
@@ -260,9 +261,7 @@ class Observations:
         return LEARNT if self._learning else SIGHTINGS
 
     def is_due(self, number: int) -> bool:
-        """Count that a call's signature was looked up by its key; return True if this call's values should be
-        observed.
-        """
+        """Count a lookup of a call's signature by its key; return True if this call's values should be observed."""
         if number in self._next:
             self._key_lookups[number] += 1
             if self._key_lookups[number] in self._early and self._looks[number] < MOST:

@@ -98,7 +98,9 @@ class LostCalls:
         self._lock = lock
 
     def drop(self, op: str, reason: BaseException) -> None:
-        """Count a call that could not be recorded because of an error; raise the error again if it is the program's."""
+        """Count a call that could not be recorded because of an error; if the error is the program's, only raise it
+        again.
+        """
         raise_if_from_program(reason)
         self.count(op, one_line(reason))
 
@@ -114,7 +116,7 @@ class LostCalls:
             self.dropped[op, reason] += 1
 
     def lose_values(self, op: str, reason: Exception) -> None:
-        """Count a tensor whose values could not be read; raise the error again if it is the program's."""
+        """Count a tensor whose values could not be read; if the error is the program's, only raise it again."""
         raise_if_from_program(reason)
         with self._lock:
             self.without_values[op, one_line(reason)] += 1

@@ -224,8 +224,6 @@ class SignatureTable:
         """Remove all signatures except `numbers`, open ones, and those numbered in `generations`; return those kept.
 
         The caller must hold the lock.
-
-        generations : periods between clearings of the tables
         """
         remaining = {*numbers, *self._open, *self._generations.numbers(Signature, generations)}
         self.families = {number: self.families[number] for number in remaining if number in self.families}

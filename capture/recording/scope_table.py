@@ -79,7 +79,7 @@ Sites = tuple[SourceLine, ...]
 class ScopeTable:
     """The scopes of one recording, with their numbers, and the pairs of signature and scope of its calls.
 
-    pairs : (signature, scope, number of tensors) by the number of the pair
+    pairs : by the number of a pair, its signature, its scope, and the number of input and output tensors of its calls
     """
 
     def __init__(

@@ -202,7 +202,7 @@ class Capture:
         A rank started by torchrun adds its number, and a forked process its process id, as in `step.rank1.jsonl`
     model : module to which module paths are relative; without it, each outermost module that is called starts its own
         path
-    extensions : names of extension modules whose functions are recorded, if the program has loaded them
+    extensions : names of extension modules whose functions are recorded, also if the program loads them later
     schedule : steps to record; the program calls `step` at the end of each. Between recorded steps it runs at full
         speed
     max_calls, max_bytes : stop recording, but not the program, after this number of calls, or of bytes before
@@ -248,8 +248,8 @@ class Capture:
     failure, problem : error that prevented the trace from being written, and a message that also names the written
         part; None if writing succeeded
     full_values : after the block, the store of full values, with its size and error; None if none were requested
-    child_files : after the block, traces of the forked processes that have ended; `old_child_files` are traces of an
-        earlier program, which `force` removes; `cut_child_files` are incomplete traces of killed processes
+    child_files : after the block, traces of child processes that have ended; `old_child_files` are those of an earlier
+        program, which `force` removes; `cut_child_files` are incomplete traces of killed processes
     dumps : with `last`, paths of the written traces
     grips : gripped functions; `written` lists the samples' folders, and `refused` the reasons why functions were not
         gripped
@@ -257,8 +257,8 @@ class Capture:
     Raises
     ------
     UserError : on entering, if the file cannot be written, or the capture is already running; on construction, if
-        `values` or `device_time` is not a valid choice, `grip` contains no function names, or `private` conflicts with
-        another option
+        `values` or `device_time` is not a valid choice, `grip` contains an invalid pattern, or `last` or `private`
+        conflicts with another option
     """
 
     marks = perturbed = 0
@@ -387,8 +387,8 @@ class Capture:
     def dump(self, reason: str = "asked") -> Path | None:
         """Write the latest calls that were not written yet to a trace, and continue to record.
 
-        Return the path of the trace, or None if no call was made or writing failed. The first trace has the capture's
-        path; later ones have a number in their names.
+        Return the path of the trace, or None if there are no such calls or writing failed. The first trace has the
+        capture's path; later ones have a number in their names.
 
         Parameters
         ----------

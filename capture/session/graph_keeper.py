@@ -28,8 +28,8 @@ from opgrip.traces.schema.records import Context, Graph, Scope, Signature
 
 
 class GraphKeeper:
-    """A context in which the calls of each CUDA or HIP graph that the program captures are kept as long as the graph
-    exists.
+    """A context in which the calls of CUDA and HIP graphs that the program captures are kept as long as the graphs
+    exist.
 
     Threads are recorded only while they capture a graph. Compiled regions run as compiled.
     """

@@ -71,9 +71,10 @@ class FullValues:
         return len(self._entries)
 
     def keep(self, tensor: torch.Tensor, op: str, lost: Counter[tuple[str, str]]) -> str | None:
-        """Write the values of a tensor unless equal values are stored already; return their key, or None if that fails.
+        """Write the values of a tensor unless equal values are stored already; return their key, or None if they are
+        not stored.
 
-        lost : counts of values that could not be kept, by operator and reason
+        lost : counts of values that could not be kept because of an error, by operator and reason
         """
         try:
             if self.failure is None:

@@ -103,9 +103,10 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def unpack(value: Any) -> ObjectSpec | None:
-    """Return a spec of the packed parameters of a quantized layer, or None for any other object.
+    """Return a spec of the packed parameters of a quantized layer; None for other objects, and if torch cannot unpack
+    them.
 
-    The spec has the operator that packs them, and this operator's arguments, which are new tensors.
+    The spec has the operator that packs the parameters, and this operator's arguments, which are new tensors.
     """
     name = value._type().qualified_name().removeprefix(_PREFIX)
     operator = _PACKED.get(name)

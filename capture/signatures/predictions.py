@@ -74,7 +74,7 @@ class Recognizer:
     check, check_both : test for the arguments of a call without, and with keyword arguments
     layout, places : which arguments are tensors: the first (`ONE`), the first two (`TWO`), some (`SEVERAL`), those in a
         list (`LISTED`), or any (`CAREFUL`); and the indices of the tensor arguments
-    alias : index of the input tensor that shares memory with the single result, or -1 if the result has new memory
+    alias : index of the input tensor that shares memory with the single result, or -1 if no such tensor is known
     sharing : input tensors that share memory, as returned by `sharing`
     """
 
@@ -271,7 +271,9 @@ class CallPredictor:
 
 
 def add_tests(entry: Recognizer, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Replace a recognizer's tests by tests that these arguments pass, and set its `layout`, `places` and `alias`."""
+    """Replace a recognizer's test by one that these arguments pass, if torch can build one, and set the recognizer's
+    `layout`, `places` and `alias`.
+    """
     schema = getattr(entry.func, "_schema", None)
     # whether the operator never accepts floats in a list of integers
     typed = schema is not None and all("Scalar[]" not in str(argument.type) for argument in schema.arguments)

@@ -181,7 +181,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def describe_result(result: Any) -> Any:
-    """Return the specs (descriptions in the trace) of a call's result, without values."""
+    """Return the specs (descriptions in the trace) of a call's result, without value models."""
     return _describe(result, {}, lambda tensor: None)
 
 

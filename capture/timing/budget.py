@@ -19,8 +19,8 @@ AFTER = 2
 
 
 class Budget:
-    """Decides how much work a capture may do: a credit that grows by a share of the elapsed time, minus the time of its
-    work.
+    """Decides which steps a capture records: its credit grows by a share of the elapsed time, and shrinks by the time
+    of the capture's work.
 
     measured_ns : returns the measured time of the capture's work in the program's threads
     waiting : returns the number of integers that describe calls not counted in `calls` yet
@@ -86,7 +86,7 @@ class Budget:
         return is_left_out
 
     def passes_step(self) -> bool:
-        """Return True, and count the step, if the step that begins now is left out without an update of the credit.
+        """Leave out the step that begins now, and return True, if the last update of the credit requires that.
 
         This must be fast, because a program's steps can be very short.
         """

@@ -28,8 +28,7 @@ def make_event(device: torch.device) -> Any:
 
 
 class DeviceTimer:
-    """Measures device times of one thread's calls with events before and after them; events are reused after they were
-    read.
+    """Measures device times of one thread's calls with events before and after them.
 
     If an event fails, the device time of its call is lost; the error does not reach the program.
     """

@@ -4,9 +4,9 @@ A result in new pages causes a page fault per 4 kB, which makes a simple operato
 the number of faults, so that a replay can reproduce them.
 
 A virtual machine may have returned free memory to its host; the first use of such a page takes up to a hundred times as
-long. Calls whose kernel time per fault is at least twice the usual one are marked. Most kernels count this time in
-ticks, which are longer than many calls, so it is evaluated for all calls that are written together, and then per
-signature.
+long. Calls are marked if their kernel time per fault is at least twice the usual one and makes them considerably
+longer. Most kernels count this time in ticks, which are longer than many calls, so it is evaluated for all calls that
+are written together, and then per signature.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class CountedCall(NamedTuple):
     """Page faults and times of one call.
 
     faults : page faults of all threads, because the operator's worker threads write the result
-    start_ns, duration_ns : times of the operator alone, without counting page faults
+    start_ns, duration_ns : start and duration of the operator alone, without the time that counting the page faults
+        takes
     system_ns, processor_ns : kernel time and total processor time of all threads
     """
 

@@ -221,7 +221,8 @@ def own_code(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Calla
     """Return the function that a higher-order operator runs once all modes have handled the call, changed so that it
     finds no current dispatch mode.
 
-    Return None if another mode, a tensor subclass or a transform still has to handle the call.
+    Return None if another mode, a tensor subclass or a transform still has to handle the call, or if the function is
+    not found.
     """
     if _keys_of is None or _resolve is None:
         return None

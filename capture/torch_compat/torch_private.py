@@ -84,7 +84,9 @@ _mode_keys = _places.take("torch._C._TorchDispatchModeKey", None, "as for torch.
 
 
 def is_faking() -> bool:
-    """Return True if, after the capture's mode, a FakeTensorMode of the program handles the calls of this thread."""
+    """Return True if a FakeTensorMode of the program handles this thread's calls once the capture's dispatch mode has
+    passed them on.
+    """
     return _infra_mode is not None and _infra_mode(_mode_keys.FAKE) is not None
 
 
@@ -287,7 +289,7 @@ _places.declare(
 
 
 def reduction_number(reduction: Any) -> int | None:
-    """Return the number of a collective's `ReduceOp`, or None if this version of torch does not tell it."""
+    """Return the number of a collective's `ReduceOp`, or None if this version of torch does not report it."""
     return int(reduction.op()) if hasattr(reduction, "op") else None
 
 
@@ -345,8 +347,8 @@ _CURRENT_DEVICE = _queries(current_device="_accelerator_getDeviceIndex")
 
 
 def stream_queries(kind: str) -> dict[str, Callable[..., Any]]:
-    """Return torch's C functions for streams of a device type, by the attribute of `DeviceQueries` that each one
-    becomes.
+    """Return torch's C functions that replace public functions, by the attribute of `DeviceQueries` that holds each
+    one.
     """
     if kind in _STREAM_QUERIES:
         return _STREAM_QUERIES[kind]
@@ -380,10 +382,10 @@ _MAIN = ("__main__", "__mp_main__")
 
 
 def registered_by(name: Hashable) -> str | None:
-    """Return the module or file of the program that registered an operator, or that defines a kernel named
-    `module:kernel`.
+    """Return the module or file of the program that registered an operator; None for operators of torch, and if it is
+    unknown.
 
-    Return None for operators of torch, and if the module is unknown.
+    For a kernel named `module:kernel`, return the main module or file if `module` is `__main__`, else None.
     """
     try:
         if isinstance(name, str):

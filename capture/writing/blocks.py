@@ -32,7 +32,7 @@ class Blocks:
     """Converts the calls of one process to records.
 
     newest : largest storage number among the written calls
-    is_contended : True if other processes used the processors while the next calls ran
+    is_contended : True if other processes used the processors while the calls that are converted next ran
     """
 
     def __init__(self, recorder: Recorder, looks: bool = True) -> None:
@@ -60,7 +60,8 @@ class Blocks:
         self._first_pair, self._described = FIRST_PAIR, np.empty((0, 5), dtype=np.int64)
 
     def take(self, room: int | None = None) -> list[ThreadCalls]:
-        """Remove and return the calls that all threads have collected, in parts of at most `BLOCK` calls of one thread.
+        """Remove the calls that all threads have collected, and return them, except calls of graphs, in parts of at
+        most `BLOCK` calls of one thread.
 
         room : maximum number of calls to take in total, or None for all
         """
@@ -124,7 +125,7 @@ class Blocks:
     def records(self, block: ThreadCalls, learning: bool = False) -> Iterator[Record]:
         """Yield the records for calls of one thread that `take` returned.
 
-        learning : True to yield only the records to which calls refer, and not to count the calls
+        learning : True to yield no record of the calls themselves, and not to count them
         """
         mode, table = block.mode, block.calls
         signatures, own_scopes, is_mark, _, on_accelerator = self._describe(table[:, 0]).T

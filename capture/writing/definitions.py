@@ -203,7 +203,7 @@ def parts_within(
     """Split calls of one thread into the first ones (at least one) that, with the records they need, take about `room`
     bytes or less, and the rest.
 
-    pairs : (signature, scope, number of tensors) of calls, by the number of the (signature, scope) pair
+    pairs : signature, scope and number of tensors of calls, by the number of the (signature, scope) pair
     held : records that are not in the file yet
     """
     names: set[Hashable] = set()

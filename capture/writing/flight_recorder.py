@@ -56,7 +56,9 @@ class Ring:
         return sum(map(len, self.blocks))
 
     def add(self, blocks: list[ThreadCalls]) -> list[ThreadCalls]:
-        """Add calls, in the order in which each thread made them; remove and return the oldest ones above the limit."""
+        """Add calls, those of each thread in the order of their ends; remove and return the oldest ones above the
+        limit.
+        """
         self.blocks += blocks
         surplus = len(self) - self.last
         if surplus <= 0:
@@ -134,8 +136,8 @@ class FlightRecorder(Flusher):
     def dump(self, reason: str, always: bool = False, wait: bool = True) -> Path | None:
         """Write the latest calls, except those in an earlier trace, to a trace; return the trace's path.
 
-        Return None if there are no such calls, in a forked process, or if writing fails; the error is then in
-        `failure`.
+        Return None if there are no such calls, in a forked process, if `MOST_DUMPS` is reached, or if writing fails;
+        the error is then in `failure`.
 
         always : True to write even if `MOST_DUMPS` traces were written
         wait : False in a signal handler, to write in this thread and not to wait for values on an accelerator

@@ -34,8 +34,9 @@ UNLIMITED = RecordingLimits()
 class Flusher:
     """A thread that writes the data of a recorder to a file while the context is active, and the rest at its end.
 
-    open_writer : opens the file; called when there is data to write
-    learns : True if some steps are not recorded; records to which no recorded call refers are not written then
+    open_writer : opens the file
+    learns : True if the calls of some steps are only examined; records to which no recorded call refers are then not
+        written
 
     failure : error that stopped the writing, or None
     reached : name of the limit that ended the recording, or None
@@ -140,8 +141,8 @@ class Flusher:
         self.write_running()
 
     def flush(self, pause_s: float = 0.0) -> None:
-        """Write the data collected since the last flush; do nothing in a forked child, because the file belongs to the
-        parent.
+        """Write the data collected since the last flush; do nothing in a forked child, after a failure, and while the
+        program captures a graph.
 
         pause_s : pause in seconds after each part of up to 1,024 calls; without pauses, writing would delay the
             program's threads by the interpreter's switch interval of 5 ms

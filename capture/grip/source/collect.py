@@ -2,9 +2,9 @@
 
 Each needed object becomes an item (see `items.py`), which holds pieces of source to include. An item that cannot be
 included, for example a value that cannot be written as source, is refused with a reason, and so is everything that
-needs it. `Collector` adds classes without their parts, and `ClassParts` adds these: enums, dataclasses and named tuples
-completely; of other classes, the attributes that code may read from an object of the class, or that Python or an
-imported base class may call.
+needs it. `Collector` adds classes without their methods and attributes. `ClassParts` adds these: all of them for enums,
+dataclasses and named tuples; for other classes, those that code may read from an object of the class, or that Python or
+an imported base class may call.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Collector(ItemTable):
 
     mentions : attributes read from objects of unknown class, each with the piece of source and the item of the sample
         that read it
-    class_reads : attributes read from a class, each with the item that reads it, and True if the item's definition
-        reads it
+    class_reads : attributes read from a class: the class, the attribute, the item that reads it, and True if the
+        attribute is read while that item is defined
     """
 
     def __init__(self, words: Iterable[str] = ()) -> None:
@@ -91,9 +91,7 @@ class Collector(ItemTable):
     # from source to names
 
     def scan(self, piece: Piece, item: SampleItem) -> None:
-        """Add to the sample everything that a piece of source needs; refuse `item`, to which it belongs, if that
-        fails.
-        """
+        """Add to the sample everything that a piece of source of `item` needs."""
         left_out = (*piece.dropped, *(node for node, _ in piece.defaults))
         skipped = {id(part) for node in left_out for part in ast.walk(node)}
         uses = [use for use in piece.names.uses if id(use.nodes[0]) not in skipped and use.name not in _OF_EACH_MODULE]
@@ -190,10 +188,7 @@ class Collector(ItemTable):
         return self._value(thing, name, piece, meaning.attribute_count)
 
     def function(self, thing: Any, name: str, attributes: tuple[str, ...] = ()) -> SampleItem:
-        """Return the sample's item for a Python function; add one, with all that it needs, if it is new.
-
-        name : name by which the code that needs the function refers to it; a new item gets this name
-        """
+        """Return the sample's item for a Python function; add one, with all that it needs, if it is new."""
         key = ("function", id(thing))
         item = self._items.get(key)
         if item is None:
@@ -222,7 +217,7 @@ class Collector(ItemTable):
         self.scan(item.piece, item)
 
     def function_piece(self, definition: FunctionDefinition, item: SampleItem, cls: type | None = None) -> Piece:
-        """Return the source of a function, for the sample.
+        """Return the source of a function as a piece of the sample.
 
         Default arguments that refer to names which no longer exist, or have changed, are written as values.
 
@@ -349,8 +344,8 @@ def is_whole(cls: type) -> bool:
 
 
 def provider_of(mro: tuple[type, ...], name: str) -> type | None:
-    """Return the first class of `mro` that defines an attribute; None if none does, or if every class has the
-    attribute.
+    """Return the first class of `mro` that defines an attribute; None if none does, and for attributes of every class,
+    such as `__doc__`.
     """
     return next((cls for cls in mro if name in vars(cls)), None) if name not in _OF_EACH_CLASS else None
 
@@ -363,7 +358,9 @@ def is_special(cls: type, name: str) -> bool:
 
 
 def overrides(cls: type, name: str) -> bool:
-    """Return True if an imported base class may call `name`, a method of `cls`; False for modules of torch.nn."""
+    """Return True if `name`, a method of `cls`, overrides a method of an imported base class, which may call it; always
+    False for modules of torch.nn.
+    """
     bases = [base for base in cls.__mro__ if not is_taken(base) and base not in NO_BASES]
     # modules have too many such methods
     return torch.nn.Module not in bases and not name.startswith("__") and any(name in vars(base) for base in bases)
@@ -425,7 +422,7 @@ class ClassParts:
     def part(self, cls: type, name: str) -> SampleItem:
         """Return the sample's item for an attribute `name` that a class itself defines; add one if it is new.
 
-        For a class that is included completely, or imported, return the item of the class.
+        For a class that is not included in parts, return the item of the class.
         """
         item = self._collector.class_item(cls)
         if not isinstance(item, ClassItem) or is_whole(cls):

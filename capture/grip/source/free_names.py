@@ -71,7 +71,9 @@ class FreeNames:
 
 
 def dotted(node: ast.expr) -> tuple[ast.Name, list[ast.Attribute]] | None:
-    """Return the name and the attributes of an expression such as `a.b.c`, innermost first; None for any other."""
+    """Return the name `a` and the attributes `b` and `c`, in this order, of an expression such as `a.b.c`; None for
+    others.
+    """
     attributes: list[ast.Attribute] = []
     while isinstance(node, ast.Attribute):
         attributes.append(node)
@@ -116,7 +118,7 @@ def stored(node: ast.AST) -> set[str]:
 
 
 def bind(node: ast.AST, scope: NameScope) -> None:
-    """Add the names that a statement binds to `scope`, without names bound in inner scopes."""
+    """Add to `scope` the names that a statement binds, except in inner scopes."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             scope.bound.add(node.id)

@@ -44,7 +44,8 @@ class Import:
 
 
 def import_of(name: str, attributes: Sequence[str], thing: Any, file: SourceFile | None, package: str) -> Import | None:
-    """Return an import statement for an object, if possible as in the file that uses it; None if there is none.
+    """Return an import statement for an object, if possible the one in the file that uses it; None if none can import
+    it.
 
     name : name by which the code refers to the object
     attributes : attributes read from the name, which determine the submodules to import
@@ -167,7 +168,7 @@ class SampleItem:
     refusal : reason why the item cannot be extracted; None if it can
     needs : items that this item requires
     early : items in `needs` that must be defined before this one
-    may_need : items that this item may use but seems to work without
+    may_need : items that this item may use; those that cannot be extracted are left out
     """
 
     name: str
@@ -202,11 +203,13 @@ class Link:
 class Piece:
     """A definition or statement of the original source that the sample includes.
 
-    namespace : the namespaces in which Python looks up its free names
+    namespace : the variables among which its free names are looked up
     cls : class whose body contains it, or None
     dropped : decorators that are left out
-    defaults : default arguments that are written as values, because they refer to names which no longer exist
-    local_imports : import statements of the program inside functions, with the names that they bind
+    defaults : default arguments that are written as values, because they refer to names which no longer exist or have
+        changed
+    local_imports : `from` statements inside functions that import code which the sample includes, each with the names
+        that it binds
     hints : type annotations, with the objects to which their names refer
     """
 
@@ -296,7 +299,9 @@ def unit(item: SampleItem) -> SampleItem:
 
 
 def pieces_of(item: SampleItem) -> list[Piece]:
-    """Return the parts of the original source that make up an item; for a class, without its methods and attributes."""
+    """Return the parts of the original source that make up an item; for a class that is included in part, without its
+    methods and attributes.
+    """
     if isinstance(item, FunctionItem | ValueItem):
         return [item.piece] if item.piece is not None else []
     if isinstance(item, PartItem):
@@ -308,7 +313,7 @@ def pieces_of(item: SampleItem) -> list[Piece]:
 
 
 def refusals(items: Iterable[SampleItem]) -> dict[SampleItem, list[SampleItem]]:
-    """Return the items that cannot be extracted; for each one, the items that lead from it to the cause, each of which
+    """Return, for each item that cannot be extracted, the chain of items from it to the cause; each item in the chain
     needs the next.
     """
     users: dict[SampleItem, list[SampleItem]] = {}

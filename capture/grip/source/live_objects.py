@@ -204,7 +204,7 @@ def wrapped(thing: Any) -> Any:
 
 
 def plain(thing: Any) -> Any:
-    """Return the function inside wrappers that script, compile or record it."""
+    """Return the function inside wrappers of TorchScript, torch.compile and opgrip, or `thing` itself."""
     while True:
         if isinstance(thing, torch.jit.ScriptFunction):
             inner = getattr(thing, "_torchdynamo_inline", None)
@@ -249,8 +249,8 @@ def _content(cell: CellType) -> Any:
 
 
 def evaluate(expression: ast.expr, namespace: Namespace) -> Any:
-    """Return the object that an expression such as `a.b.c` refers to; `ABSENT` if a name is missing, or for any other
-    form.
+    """Return the object that an expression such as `a.b.c` refers to; `ABSENT` if a name is missing, and for other
+    forms of expressions.
     """
     chain = dotted(expression)
     if chain is None:
@@ -293,8 +293,9 @@ class _Words:
 
 
 def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | FunctionType]:
-    """Return the classes and functions of the program among `objects` and among those attributes of them that code
-    reads, and the classes of all these objects.
+    """Return the program's classes and functions found in `objects`, and the classes of all objects found there.
+
+    The search includes the contents of containers and the attributes that code reads (`mentioned`).
     """
     types_and_functions: dict[type | FunctionType, None] = {}
     objects_by_id: dict[int, Any] = {}
@@ -312,7 +313,7 @@ def named_in(objects: Iterable[Any], mentioned: Mentioned) -> list[type | Functi
 
 
 def words_in(objects: Iterable[Any]) -> set[str]:
-    """Return the strings in nested lists, tuples and values of dictionaries that are valid names in Python."""
+    """Return the strings in nested lists, tuples and values of dictionaries that are valid Python identifiers."""
     words: set[str] = set()
     objects_by_id: dict[int, Any] = {}
     queue = list(objects)
@@ -487,7 +488,7 @@ def source_file(name: str, module_globals: dict[str, Any] | None, what: str) -> 
 
 
 def find_function(function: FunctionType) -> tuple[SourceFile, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
-    """Find the definition of a function; raise `UserError` if its file or its definition is not found."""
+    """Find the definition of a function; raise `UserError` if it is not found, or has changed since it was imported."""
     code, what = function.__code__, function.__qualname__
     file = source_file(code.co_filename, function.__globals__, what)
     nodes = [
@@ -597,8 +598,8 @@ class FunctionDefinition:
 def find_definition(thing: Any) -> FunctionDefinition:
     """Return the definition of the function inside a callable; raise `UserError` if its source is not found.
 
-    If a wrapper was not applied as a decorator, as in `fast = cached(slow)`, return the definition of the function that
-    it wraps.
+    If a wrapper was not applied as a decorator, as in `fast = cached(slow)`, return the definition of the wrapper
+    itself.
     """
     layers = layers_of(thing, unmarked=True)
     for index in range(len(layers) - 1, -1, -1):

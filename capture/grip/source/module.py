@@ -71,7 +71,7 @@ class Edits:
         self.replace(self.file.line_start(first), self.file.line_start(last + 1), "")
 
     def indent(self, first: int, last: int, before: int, after: int) -> None:
-        """Change the indentation of lines from `before` to `after`, except lines that begin inside a string."""
+        """Change the indentation of lines from `before` to `after` spaces, except lines that begin inside a string."""
         for line in range(first, last + 1):
             text = self.file.lines[line - 1]
             if line in self.file.string_lines or not text.strip():
@@ -92,7 +92,7 @@ class Edits:
 
 
 def edits_of(piece: Piece, names: Mapping[SampleItem, str], keeps: Callable[[Annotation], bool]) -> Edits:
-    """Return the changes that a piece of source needs in a sample, except those to indentation and to its own name.
+    """Return the changes that a piece of source needs in a sample, except to its indentation and its own name.
 
     names : for each item, its name in the sample
     keeps : returns False for a type annotation that is to be removed
@@ -416,8 +416,8 @@ def _is_whole(expression: str) -> bool:
 
 
 def names_for(items: Iterable[SampleItem]) -> dict[SampleItem, str]:
-    """Return each item's name in the sample: its own, or with its module's name added if an earlier item has the same
-    name.
+    """Return each item's name in the sample: its own, or with its module's name or a number added if the name is
+    taken.
     """
     items = list(items)
     owners_by_name: dict[str, SampleItem] = {}
@@ -474,7 +474,7 @@ def hints_of(
 ) -> tuple[frozenset[Annotation], tuple[SampleItem, ...]]:
     """Return the type annotations whose names the sample defines or can import, and the items that it needs for them.
 
-    Links from the names in these annotations to items are added to the pieces of source.
+    Also records, in each piece of source code with such an annotation, which item each of its names refers to.
     """
     included = list(included)
     has = set(included)
@@ -528,9 +528,9 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class ModuleText:
-    """The text of a sample's self-contained module, with what it defines and imports.
+    """The text of a sample's module, with what it defines and imports.
 
-    classes : names of classes and functions among the arguments, by their original `module:qualname`
+    classes : names of classes and functions among the arguments and results, by their original `module:qualname`
     projects : top-level packages and modules whose source is included
     imports : top-level packages that the module imports, without the standard library
     absent : free names that the original code does not define either

@@ -297,7 +297,7 @@ def express_class(cls: type, refer: Refer) -> str:
 
 
 def statement_of(name: str, piece: Piece) -> ast.Assign | ast.AnnAssign | None:
-    """Return the statement that assigns the global variable `name`; None if it is not the only one that binds it."""
+    """Return the statement that assigns the global variable `name`, if exactly one does; else None."""
     if name in piece.namespace.closure:
         return None
     statements: list[ast.Assign | ast.AnnAssign] = []

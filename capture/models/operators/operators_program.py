@@ -57,8 +57,8 @@ class Operators:
 
 
 def choose(names: Sequence[str], seed: int) -> Operators:
-    """Return the operators that `names` selects, each once; a name is a category or an operator. Raises `UserError` for
-    any other name.
+    """Return the operators that `names` selects; a name is a category or an operator. Raises `UserError` for other
+    names.
     """
     registered = [function for function in registered_operators() if _is_runnable(function)]
     entries: dict[str, OperatorEntry] = {}

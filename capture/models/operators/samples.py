@@ -39,7 +39,7 @@ MOST_REASON = 200  # maximum number of characters of the reason for a failed cal
 class Coverage:
     """How many of torch's operators a capture of single operators covers.
 
-    entries : number of operators that were run, from torch's OpInfo tables or registered
+    entries : number of entries of torch's tables, or of registered operators, that were run
     samples : number of recorded calls of these operators
     operators : operators of torch that ran in these calls
     failures : number of failed calls by operator, dtype and reason
@@ -86,7 +86,9 @@ class Coverage:
 
 @contextmanager
 def seeded(*parts: object) -> Iterator[None]:
-    """In the block, seed the generators of torch, numpy and Python with a hash of `parts`; then restore them."""
+    """In the `with` block, seed the generators of torch, numpy and Python with a hash of `parts`; afterwards restore
+    their states.
+    """
     seed = int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=4).digest(), "big")
     of_numpy, of_python = np.random.get_state(), random.getstate()
     with torch.random.fork_rng(devices=[]):
@@ -113,8 +115,8 @@ Sizes = Callable[[int], int]
 
 
 def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield larger copies of a sample: one with all sizes enlarged (not for all categories), and one with a larger
-    batch.
+    """Yield up to two larger copies of a sample: with all sizes enlarged, unless the operator's category forbids that,
+    and with a larger batch.
     """
     largest = max(_dense_tensors(sample), key=lambda tensor: tensor.numel(), default=None)
     if largest is None or not largest.numel():
@@ -129,7 +131,9 @@ def enlarge(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
 
 
 def draw(entry: OperatorEntry, sample: Arguments) -> Iterator[Arguments]:
-    """Yield copies of a sample with random sizes (not for all categories), and with a random batch size."""
+    """Yield up to two copies of a sample: with random sizes, unless the operator's category forbids that, and with a
+    batch enlarged by a random factor.
+    """
     drawn: dict[int, int] = {}
 
     def size_of(size: int) -> int:
@@ -198,9 +202,9 @@ NO_DERIVATIVE = re.compile(r"derivative for .* is not implemented")
 class SampleTrial:
     """Results of running a sample call once before the capture.
 
-    calls : keys of the operator calls that the sample made, one per signature
-    backward : reason why the gradients could not be computed, empty if they were; None if the call has none, or if they
-        were not requested
+    calls : hashes of the keys of the operator calls that the sample made, one per signature
+    backward : reason why the gradients could not be computed, empty if they were; None if the call has no gradients or
+        they were not requested
     """
 
     calls: frozenset[Hashable]
@@ -255,7 +259,7 @@ def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def spread(samples: Iterable[Arguments]) -> Iterator[Arguments]:
-    """Yield samples in an order in which each combination of argument types occurs once before any occurs again.
+    """Yield samples in an order in which the different combinations of argument types take turns.
 
     Samples whose tensors have one element at most come later, and samples with empty tensors last.
     """
@@ -409,9 +413,10 @@ HANGS = "it takes too long"
 
 
 def try_all(trials: Sequence[Callable[[], Any]]) -> Iterator[tuple[Any, str]]:
-    """Yield the result of each function, converted to JSON types, with the reason why it failed, or an empty string.
+    """Run functions in child processes; yield the result of each, converted to JSON types, with the reason why it
+    failed, or an empty string.
 
-    Call this before the process starts an accelerator or a capture, because a fork inherits both.
+    Call this before the process starts an accelerator or a capture, because the forked children inherit both.
     """
     done = 0
     while done < len(trials):
@@ -476,7 +481,7 @@ class Drawing:
 
 
 def schema_entries(functions: Iterable[Any], seed: int) -> tuple[list[OperatorEntry], dict[str, str]]:
-    """Return operators with samples that run on the CPU, and the reasons why others have none, by name."""
+    """Return operators with samples that run on the CPU, and by name, the reasons why the others have no samples."""
     reasons: dict[str, str] = {}
     candidates = []
     for function in functions:
@@ -510,8 +515,8 @@ def schema_entry(function: Any, indices: Mapping[torch.dtype, int]) -> OperatorE
 
 
 def find_samples(function: Any, seed: int) -> dict[str, int]:
-    """Return, by name of the dtype, the index in `schema_samples` of the first sample that runs; raise the first error
-    if none runs.
+    """Return, by name of the dtype, the index in `schema_samples` of a sample that runs; raise the first error if none
+    runs.
     """
     indices: dict[str, int] = {}
     failures: list[Exception] = []

@@ -69,7 +69,7 @@ _has_kernel_for = _places.take(
 
 
 def registered_operators() -> Iterator[Any]:
-    """Yield all registered overloads, sorted by name."""
+    """Yield registered overloads, sorted by name."""
     for full_name in sorted(_all_names()):
         namespace, _, rest = full_name.partition("::")
         packet, _, overload = rest.partition(".")
