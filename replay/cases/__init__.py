@@ -1,3 +1,1 @@
-"""Cases (the units of replay, made from a trace's calls), and what the trace records about the calls around
-each case.
-"""
+"""Cases, which are the units of replay, and the sources from which they are created."""

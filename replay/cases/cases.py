@@ -35,26 +35,27 @@ MOST_INPUT_SETS = 8  # maximum number of input sets of a case in addition to the
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The calls of one signature, or of one timing cluster of it, with everything needed to replay them.
+    """One thing to replay: the calls of a signature or of one of its timing clusters, a module, a function or a sample.
 
     A timing cluster is a group of calls of one signature whose times differ from the times of its other calls.
 
     captured_us : median time of a call in the program: device time if the calls ran on a device, else host time
     captured_total_us : sum of the calls' times in the program
-    captured_host_us : median host time of a call, if `captured_us` is a device time
-    captured_spread : interquartile range of the calls' times, relative to their median; None for a single call, or if
-        the times are estimated parts of a CUDA graph's launches
+    captured_host_us : median host time of a call; None if unknown, or if `captured_us` is a host time
+    captured_spread : interquartile range of the calls' times, relative to their median; None if unknown, as for a
+        single call
     perturbed : number of perturbed calls, which are included in `count`
     share : share of the time of all selected calls, from 0 to 1
-    context : torch settings, such as autocast, under which most calls ran
-    input_sets : copies of the signature with the values and results of later calls
-    fresh : share of calls whose results were in newly mapped memory pages; None if unknown or irrelevant
+    context : torch settings, such as autocast, under which the calls ran most often
+    input_sets : copies of the signature with the values and results of other calls
+    fresh : share of calls whose results were in newly mapped memory pages; None if unknown, or if the results are small
     operator : the operator to call, if it differs from the signature's
-    reference : the operator whose results are the reference in every mode; None to use the case's own results in the
-        reference mode
+    reference : the operator with whose results every mode's results are compared; None to compare them with the case's
+        own results in the reference mode
     unused : indices of results that the program does not use
     part_of : number of the signature in the trace, if the case is one timing cluster of that signature
-    load : function that completes the case in the process that runs it; None if the case is complete
+    load : function that takes the case's number and returns the case with its code loaded, called in the process that
+        runs the case; None if there is no code to load
     """
 
     signature: Signature
@@ -80,7 +81,6 @@ class Case:
 
     @property
     def number(self) -> int:
-        """Number of the signature in the trace or, for a timing cluster, a number that no signature has."""
         return self.signature.number
 
     @property
@@ -103,13 +103,14 @@ def make_cases(
 ) -> list[Case]:
     """Return one case per signature, or with `selection.split` per timing cluster, largest share of time first.
 
-    Calls made inside a function of an extension module belong to that function and get no separate cases. Calls
-    that a distilled trace contains only because they precede its cases are left out.
+    Calls made inside a function of an extension module belong to that function and get no separate cases. Calls that a
+    distilled trace contains only because they precede its cases are left out.
 
     with_preceding_calls : True to include these calls
-    in_order : True to keep the order of signatures if no call has a time
+    in_order : True to give all calls the same share if none has a time; False to estimate shares from bytes and
+        operations
 
-    Raises UserError if the trace has no calls, or a pattern of `selection` matches nothing.
+    Raises UserError if the trace has no calls, or `selection` matches none.
     """
     observed_calls = calls_at_several_sites(trace)
     placed = placed_calls(trace, observed_calls)
@@ -277,7 +278,7 @@ class PlacedCalls:
     rows: Sequence[int | None]
 
     def clusters(self, selected: pd.Index[int]) -> list[TimingCluster]:
-        """Return the timing clusters, most calls first; an empty list if all calls take similar times."""
+        """Return the timing clusters, the one with the most calls first; an empty list if there are fewer than two."""
         groups = self._groups()
         if len(groups) < 2:
             return []
@@ -323,8 +324,8 @@ class PlacedCalls:
 
 
 def calls_at_several_sites(trace: Trace) -> pd.DataFrame:
-    """Return the calls of all signatures of which the trace has values from several call sites; for a long trace, only
-    a part of these calls.
+    """Return the calls of the signatures whose values were recorded at several call sites; of more than `MOST_CALLS`
+    calls, only a part.
     """
     numbers = list(_observed_at_several_sites(trace))
     tables = [pd.DataFrame({name: [] for name in [*COLUMNS, MEMORY]})]
@@ -374,7 +375,7 @@ def _observed_at_several_sites(trace: Trace) -> dict[int, list[Observed]]:
 
 
 def input_set_of(signature: Signature, observed: Observed) -> Signature | None:
-    """Return a signature with the values and results of a later call; None if their numbers of tensors differ."""
+    """Return the signature with the values and results of a later call; None if the numbers of values differ."""
     if len(numbers_of([signature.args, signature.kwargs])) != len(observed.values):
         return None
     args, kwargs = with_numbers((signature.args, signature.kwargs), observed.values)
@@ -427,7 +428,7 @@ FLOPS_PER_BYTE = 10  # assumed floating-point operations per byte moved; 5 to 20
 
 
 def estimated_cost(signature: Signature) -> float:
-    """Return the bytes that a call moves plus its floating-point operations / `FLOPS_PER_BYTE`; 1 for a view."""
+    """Return 1 plus the bytes that a call moves plus its floating-point operations / `FLOPS_PER_BYTE`; 1 for a view."""
     if is_view(signature):
         return 1.0
     whole = float(bytes_of([signature.args, signature.kwargs, signature.outputs]))

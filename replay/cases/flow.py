@@ -1,6 +1,4 @@
-"""The calls of a trace in order, the storages that each of them uses, and the newly mapped memory pages that it
-touches.
-"""
+"""A trace's calls in order, and the storages and the newly mapped memory that each of them uses."""
 
 from __future__ import annotations
 
@@ -70,7 +68,6 @@ class StorageNeed:
 class ProgramFlow:
     """A trace's calls and the storages that they use.
 
-    calls : calls in the order in which they ran
     signatures : signatures to replay, by number; operators that the device lacks are replaced
     outside : numbers of storages that existed before the first call; their total size is `outside_bytes`
     peak_bytes : largest number of bytes in use at one time, without the storages in `outside`
@@ -123,8 +120,8 @@ def _equivalents(signatures: Mapping[int, Signature], device: str) -> Iterator[t
 
 
 def can_flow(spec: TensorSpec) -> bool:
-    """Return True if a replay can pass this tensor from call to call: it is strided, of a plain class and dtype, and
-    not on `meta`.
+    """Return True if a replay can pass this tensor from call to call: it is strided, not quantized, not on `meta` and
+    of no tensor subclass.
     """
     odd = str(spec.dtype).startswith(("torch.q", "torch.bits")) or spec.device == "meta"
     return spec.cls in (None, STORAGE) and spec.layout is torch.strided and spec.stride is not None and not odd

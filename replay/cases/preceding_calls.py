@@ -1,7 +1,7 @@
 """The calls that run before a case's calls in the program, and the argument tensors that were used shortly before.
 
-A call's time depends on the calls before it. If one call is repeated in a loop, its code and data stay in the nearest
-cache; in the program, the cache contains the data of earlier calls.
+A call's time depends on the calls before it. If one call is repeated in a loop, its code and data stay in the caches;
+in the program, the caches contain the data of earlier calls.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ MOST_RECENT_BYTES = 1 << 30
 class CallPosition:
     """A call's position in the program, and the use of memory before it.
 
-    position : index of the call in a list of all calls of one thread after the other
+    position : index of the call if all calls are listed one thread after the other
     before : signature numbers of the calls to run before it, in order
+    recent, used_bytes : indices of the argument tensors that were used shortly before, and the bytes that calls used
+        since
     """
 
     position: int
@@ -73,7 +75,7 @@ class PrecedingCalls:
 def recent_bytes(device: str) -> int:
     """Return how many bytes a program may use between two uses of a tensor that is to stay in the device's cache.
 
-    The function queries the device, so call it only in the process that runs cases on that device.
+    The function queries an accelerator, so call it only in the process that runs cases on that device.
     """
     if torch.device(device).type == "cpu":
         return RECENT_BYTES

@@ -1,4 +1,4 @@
-"""Options that select cases, errors for a trace without such cases, and the run configurations of a case."""
+"""Options that select cases, errors if they select none, and the run configurations of a case."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def no_match_within_label(selection: Selection) -> NothingSelectedError:
 
 
 def no_match(names: pd.Series[Any], patterns: Sequence[str], flag: str) -> NothingSelectedError:
-    """Return the error for an option whose patterns match no name; its hint lists the most similar names."""
+    """Return the error for an option whose patterns match no name."""
     return _no_match(str(names.name), patterns, flag, names.dropna().unique())
 
 
@@ -216,7 +216,7 @@ def unconverted(trace: Trace) -> str | None:
 
 
 def no_calls(trace: Trace) -> UserError:
-    """Return the error for a trace without calls; for a converted file, the hint says why."""
+    """Return the error for a trace without calls; if a converter left calls out, its hint says why."""
     if lost := unconverted(trace):
         return UserError("no call of the file can be replayed", lost)
     return UserError("the trace contains no calls", "capture a program that runs some")

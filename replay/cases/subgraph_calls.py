@@ -1,4 +1,4 @@
-"""Runs of subgraphs (modules or functions) in a trace, and where each tensor that their calls take comes from."""
+"""Executions of subgraphs (modules or functions) in a trace, and the origin of each tensor that their calls take."""
 
 from __future__ import annotations
 
@@ -273,9 +273,9 @@ def link(
     """Return the calls of a subgraph with the origin of each tensor that they take.
 
     stored : storages that existed before the first recorded call
-    escaping_results : results that calls outside use, as (index of the call, index of the result), which become the
-        outputs; if there are none, the last call's results are the outputs, without those that torch returns only for a
-        backward pass
+    escaping_results : (index of the call, index of the result) of results that calls outside the subgraph use; these
+        are the outputs. If there are none, the outputs are the results of the last call that has any, without those
+        that torch returns only for a backward pass
     """
     own = tuple(facts[call.signature] for call in calls)
     linker = _Linker()

@@ -231,10 +231,10 @@ def make_units(
     """Return one case per distinct subgraph, largest share of time first.
 
     A subgraph is an uninterrupted sequence of calls that one thread made in one module or function; forward, backward
-    and optimizer are separate subgraphs. Subgraphs with equal signatures and equal dataflow become one case.
+    and optimizer are separate subgraphs. Subgraphs with equal names, phases, signatures and dataflow become one case.
 
-    selection : `op` matches names of subgraphs, `module` matches module paths. With `module`, the outermost matching
-        module is the subgraph of all calls in it; with `op`, the innermost matching function is.
+    selection : `op` matches names of subgraphs, `module` matches module paths. If `module` matches several nested
+        modules, the calls belong to the outermost; if `op` matches several nested functions, to the innermost
     unit : `module` or `function`
 
     Raises UserError if a pattern selects nothing, or the trace lacks storages.
@@ -371,10 +371,11 @@ MOST_TENSORS = 12  # maximum number of tensors that an error lists
 def load_module(load: Callable[[], Any], operator: SubgraphOperator, args: Sequence[Any]) -> Function:
     """Return a user's implementation of a module as a function of the arguments of the recorded module.
 
-    A function takes the tensors of the recorded module in the order of their first use. The parameters and buffers of
-    an `nn.Module` are replaced by the recorded ones, and its `forward` takes the other tensors in that order.
+    A function takes the tensors of the recorded module in the order of their first use. The parameters of an
+    `nn.Module`, and the buffers that fit a recorded tensor, are replaced by the recorded ones, and its `forward` takes
+    the other tensors in that order.
 
-    load : function that imports the implementation: a function, a class below `nn.Module` or an object of one
+    load : function that imports the implementation: a function, or a subclass or an instance of `nn.Module`
     args : arguments of the recorded module, on the device and in the dtype of the replay
 
     Raises Unsupported if the class needs arguments, or its parameters or `forward` do not fit the tensors.

@@ -1,6 +1,6 @@
 """Results that only a backward pass uses, arguments that require gradients, and operators that a device lacks.
 
-For example, a compiler's attention may return a different logsumexp than eager's, or one of another shape, but a
+For example, compiled attention may return another logsumexp than eager attention, or one of another shape, but a
 program that only predicts never uses it. Such a result is compared and reported, but does not make a case wrong.
 """
 
@@ -116,8 +116,8 @@ FOR_BACKWARD: Mapping[str, Sequence[int]] = {
 def with_unused_results(cases: Sequence[Case], trace: Trace) -> list[Case]:
     """Return copies of the cases in which `unused` lists the indices of results that the program does not use.
 
-    A result is unused if no later call takes it; only results that torch returns for the operator's backward are
-    examined. If the trace lacks calls or storages, such a result counts as used if the call ran with gradients.
+    A result is unused if no call takes it as an argument; only results that torch returns for the operator's backward
+    are examined. If the trace lacks calls or storages, such a result counts as used if the call ran with gradients.
     """
     candidates = {
         case.trace_number: {*FOR_BACKWARD[packet]}

@@ -1,4 +1,7 @@
-"""The interface of sources of cases: modules of this package, and entry points `opgrip.sources` of other packages."""
+"""Sources of cases, each of which reads one kind of target, such as traces or samples.
+
+A source is a module of this package, or an entry point `opgrip.sources` of another package.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,12 @@ NO_TRACE = Trace({}, [], [], {}, pd.DataFrame())
 class CaseSet:
     """The cases of one target, such as a trace or a folder of samples.
 
-    cases : selected cases, the one with the largest share of time first
     trace : the trace of the cases; an empty trace if they come from another source
     are_calls : True if each case represents single calls of a trace, for which preceding calls are known
     all_cases : all cases of the trace, if the selection includes all of them; else None
     has_run_code : True if functions of users or samples ran while the cases were created; forks of this process may
         hang after that
-    is_cut : True if `--start`, `--stop` and `--sample` were applied already
+    is_cut : True if the source has already applied `--start`, `--stop` and `--sample`
     """
 
     cases: list[Case]

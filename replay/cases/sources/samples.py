@@ -69,7 +69,7 @@ def read_folders(targets: Sequence[Path]) -> list[SampleFolder]:
 def gripped_samples(folders: Sequence[Path], patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> Iterator[Case]:
     """Yield a case for each recorded call of the samples that match one of the patterns and have all tags.
 
-    Calls of several samples may get the same case number.
+    Calls of different samples may get the same case number.
     """
     requested_tags = {tag.lower() for tag in tags}
     for sample in map(read_sample, folders):
@@ -218,7 +218,9 @@ PREFIX = "sample:"  # prefix of targets that always mean a shipped sample, even 
 
 
 def names_samples(target: str) -> bool:
-    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder of no trace format."""
+    """Return True if a target means samples: `samples`, `sample:nms`, `samples/nms`, or a folder that is no known trace
+    format.
+    """
     if target.startswith(PREFIX) or PurePath(target).parts[:1] == (SHIPPED,):
         return True
     # some formats of other tools are folders
@@ -226,7 +228,8 @@ def names_samples(target: str) -> bool:
 
 
 def sample_cases(target: str, patterns: Sequence[str] = (), tags: Sequence[str] = ()) -> list[Case]:
-    """Return a case for each configuration of the shipped samples, and each recorded call of gripped ones, in a target.
+    """Return the cases of a target: one per configuration of a shipped sample, and one per recorded call of a gripped
+    sample.
 
     target : `samples` for all shipped samples and those in a local folder of that name; `sample:nms` for a shipped
         sample; `samples/nms` for the local folder if it exists, else the shipped sample; or the path of a folder with
@@ -310,8 +313,9 @@ SHIPPED = "samples"  # target that means all shipped samples
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTensor:
-    """Input values that are one tensor of a sample's configuration; created when used, and kept only until another
-    configuration is used.
+    """Input values from one tensor of a sample's configuration.
+
+    They are created when they are used, and kept only until another configuration is used.
     """
 
     name: str
