@@ -1,6 +1,4 @@
-"""Distances between results, computed from dense values on the CPU, and the part of a distance that
-rounding explains.
-"""
+"""Distances between results and the reference's results, and which of them rounding can explain."""
 
 from __future__ import annotations
 
@@ -157,7 +155,7 @@ STEPPED = 0.01  # share of a quantized result's elements that may be off by one 
 class Gap:
     """The distance between a result and the reference's result, element by element.
 
-    distance : (elements,) float64; 0 if equal or both NaN, inf if only one is finite
+    distance : (elements,) float64; 0 if equal or both NaN, inf if they differ and are not both finite
     size : (elements,) float64, absolute value of the reference's element
     exceeds_tolerance : (elements,) bool
     """
@@ -198,7 +196,7 @@ def allowance(dtype: torch.dtype, size: Tensor, tolerance: Tolerance) -> Tensor:
 
 
 def distances(one: Tensor, other: Tensor) -> Tensor:
-    """Return |one - other|, (elements,) float64: 0 if equal or both NaN, inf if undefined."""
+    """Return |one - other|, (elements,) float64: 0 if equal or both NaN, inf if they differ and are not both finite."""
     same = one == other
     if one.is_floating_point() or one.is_complex():
         same = same | (one.isnan() & other.isnan())
@@ -261,15 +259,15 @@ def rounded(
     """Return a mask, (elements,) bool, of the elements of a floating-point result whose error can be explained by
     rounding.
 
-    Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose error
-    in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times (for long sums,
-    16-bit dtypes and TF32, other constants apply) the largest of
+    Another order of sums, a fused kernel or a transformed convolution have other errors than the reference, whose error in one element may be zero by luck. So an element may be off by the tolerance plus `MULTIPLE` times (for long sums, 16-bit dtypes and TF32, other constants apply) the largest of
     - the reference's own error in this element,
     - the effect of a last-bit change of the arguments, which is large where terms cancel,
     - the `TYPICAL` quantile of the reference's errors; not the largest error, since one element at a discontinuity
       would excuse all.
-    The root mean square of these elements' errors must also stay below that of the tolerance plus `OVERALL` times the
-    rest of the bound, because errors near the bound everywhere indicate a bias. Otherwise only the tolerance counts.
+
+    If there are at least `ENOUGH` such elements, the root mean square of their errors must also stay below that of the
+    tolerance plus `OVERALL` times the rest of the bound, because errors near the bound everywhere indicate a bias.
+    Otherwise only the tolerance counts.
 
     actual, reference : result of the mode, and of the reference
     truth : result computed in float64
@@ -297,8 +295,9 @@ def rounded(
 
 
 def unsettled(actual: Plain, runs: Sequence[Plain]) -> Tensor:
-    """Return a mask, (elements,) bool, of the elements of an integer or bool result that depend on rounding and have
-    one of the values that rounding can cause.
+    """Return a mask, (elements,) bool, of the elements of an integer or bool result that rounding can explain.
+
+    These are the elements in which the runs differ, with a value between the smallest and the largest of the runs.
 
     runs : the reference's result, and results computed in float64 from exact and from slightly changed arguments
     """

@@ -1,5 +1,5 @@
-"""Checks of a candidate (a user's implementation of an operator) other than of its results' values: types, strides,
-shared memory, arguments that must not be written, repeatable results.
+"""Checks of a candidate's results other than of their values: types, strides, shared memory, changed arguments, and
+whether two runs return the same.
 """
 
 from __future__ import annotations

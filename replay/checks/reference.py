@@ -71,7 +71,7 @@ class Reference:
         self._seeded: list[RunOutputs] = []
 
     def check(self, actual: RunOutputs, tolerance: Tolerance) -> ResultVerdict:
-        """Return the verdict on a mode's results; errors of the comparison become a verdict, too."""
+        """Return the verdict on a mode's results; if they cannot be compared, they are wrong."""
         try:
             return joined(self._verdicts(actual, tolerance))
         except Unpaired as mismatch:
@@ -361,9 +361,10 @@ class Truths:
 def truths_of(
     function: Callable[..., Any], make_arguments: Callable[[], Arguments], mutates: bool, seed: int
 ) -> Truths | None:
-    """Return the results of a call computed in float64; None if it cannot run in float64.
+    """Return the results of a call computed in float64.
 
-    Also None if the call writes into arguments while some share memory, because their float64 copies share none.
+    None if it cannot run in float64, or if it writes into arguments and some arguments share memory, because their
+    copies in float64 share none.
     """
     first = make_arguments()
     strided = [tensor for tensor in tensors_of(first) if tensor.layout is torch.strided]

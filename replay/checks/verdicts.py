@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ResultDifference:
-    """The elements of one result that differ from the reference's result by more than the tolerance.
+    """The wrong elements of one result, compared with the reference's result.
 
     place : the result, such as `output 1`
-    count, size : number of elements that differ, and of all elements
+    count, size : number of wrong elements, and of all elements
     max_abs, max_rel : largest errors; `max_rel` is inf if the reference is 0 in one of these elements
     at : indices of the element with the largest absolute error
     """
@@ -45,7 +45,7 @@ class ResultVerdict:
     """The verdict on results: whether they are correct, and how far they are from the reference's results.
 
     right_abs, right_rel : largest errors of correct results, the relative one over elements with a non-zero reference;
-        None if the results cannot be compared by subtraction, as with random numbers
+        None if unknown, as for random numbers
     faults : why the results are wrong: differences from the reference, or other reasons as text
     """
 
@@ -124,7 +124,9 @@ TOLERANCES: dict[str, tuple[float, float]] = {
 @titled("execution")
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Tolerance with which results are compared: |actual - reference| <= atol + rtol * |reference|, 0 for integers."""
+    """Tolerance with which results are compared: |actual - reference| <= atol + rtol * |reference|; integers must be
+    equal.
+    """
 
     rtol: float | None = option(
         None,
@@ -146,7 +148,7 @@ class Tolerance:
     def of(self, dtype: torch.dtype) -> tuple[float, float]:
         """Return (relative tolerance, absolute tolerance) for results of a dtype.
 
-        Floats of at most 8 bits may differ by one step, because ties may round either way.
+        By default, floats of at most 8 bits may differ by one step, because ties may round either way.
         """
         import torch
 
