@@ -27,13 +27,13 @@ CAST = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
     """Return a function that casts one tensor, dtype or number among a call's arguments to a floating-point dtype.
 
-    Floating-point tensors with more than 8 bits are cast. An argument that is a dtype is cast if a tensor has it, or if
-    no tensor is cast. Numbers too large for the new dtype become its maximum.
+    Floating-point tensors with more than 8 bits are cast. A dtype argument is replaced if a cast tensor has that dtype,
+    or if no tensor is cast. Floats beyond the range of the new dtype become its largest or smallest number.
 
     tree : all arguments of the call
 
     Raises `ValueError` if `dtype` is not a floating-point dtype, and `Unsupported` if arguments view the same memory
-    with several dtypes.
+    with several dtypes, of which one would be cast.
     """
     if not dtype.is_floating_point:
         raise ValueError(f"{dtype} is not a floating-point dtype")
@@ -55,7 +55,9 @@ def caster(tree: Any, dtype: torch.dtype) -> Callable[[Any], Any]:
 
 
 def cast_signature(signature: Signature, dtype: torch.dtype | None) -> Signature:
-    """Return a signature with arguments and results cast to a dtype; unchanged if impossible or `dtype` is None."""
+    """Return a signature with arguments and results cast to a dtype; unchanged if it cannot be cast or `dtype` is
+    None.
+    """
     if dtype is None:
         return signature
     try:
@@ -186,7 +188,9 @@ def _has_windows(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A source of recorded values in a file; values that are missing or do not fit are drawn from the value model."""
+    """Recorded values of a tensor in a file; if they are missing or do not fit, values are drawn from the value
+    model.
+    """
 
     model: ValueModel
     file: TensorFile
@@ -216,7 +220,10 @@ class Stored:
 
 
 def drawn_values(trace: Trace) -> Mapping[int, Drawable]:
-    """Return, by number, a trace's recorded values, or else its value models; warn if recorded values are missing."""
+    """Return the sources of a trace's values by number: recorded values, or value models where there are none.
+
+    Warns if recorded values are missing.
+    """
     if not trace.tensors:
         return trace.values
     file_of: dict[str, TensorFile] = {}

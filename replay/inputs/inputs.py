@@ -43,7 +43,7 @@ class DeviceMap:
 
     @property
     def pins(self) -> bool:
-        """Return True to pin memory that the program pinned; False on the CPU, where pinning would start a GPU."""
+        """True to pin memory that the program pinned; False on the CPU, where pinning would start a GPU."""
         return torch.device(self.replay_device or self.recorded).type != "cpu" and torch.accelerator.is_available()
 
 
@@ -140,7 +140,9 @@ class Inputs:
         return tuple(map(pack, args)), {name: pack(value) for name, value in kwargs.items()}
 
     def use(self, places: Sequence[int]) -> None:
-        """Read and write some tensor arguments without changing their values, so that they are in the cache."""
+        """Read and write the tensor arguments with these indices, without changing their values, to bring them into the
+        cache.
+        """
         if self._touching is None:
             bytes_of = [memory_of(storage) for storage in self._storages]
             self._touching = [[bytes_of[piece.storage] for piece in planned.pieces] for planned in self._planned]
@@ -158,10 +160,13 @@ class Inputs:
             storage.copy_(pristine)
 
     def change(self, amount: float) -> None:
-        """Change floating-point values by at most the relative `amount`, so that no two runs have the same values.
+        """Change floating-point values by random factors close to 1, so that no two runs have the same values.
 
         All values in one storage change by the same factor, which keeps their order. If all are equal, each changes by
-        a different factor, and zeros become small positive numbers. `restore` then restores the new values.
+        a different factor, and zeros become small positive numbers. 8-bit floats, and memory that is viewed as several
+        dtypes, do not change. `restore` then restores the new values.
+
+        amount : largest relative change; if it is less than 8 epsilons of the dtype, these are used
         """
         for memory in self._float_memory():
             most = max(amount, 8 * torch.finfo(memory.dtype).eps)

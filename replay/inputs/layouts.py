@@ -1,6 +1,6 @@
-"""Sparse, quantized and nested tensors, whose indices must be valid.
+"""Sparse, quantized and nested tensors.
 
-Kernels access memory at these indices, so they must not be random; recorded valid indices are kept.
+Kernels access memory at the indices of sparse tensors without checks, so drawn indices are corrected if invalid.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_PLACES = 1 << 60  # maximum number of elements in a sparse tensor that 64-b
 
 
 def fitting_lengths(lengths: torch.Tensor, most: int, total: int) -> torch.Tensor:
-    """Return row lengths of a sparse tensor that are valid and as close to `lengths` as possible.
+    """Return valid row lengths of a sparse tensor: `lengths`, lengthened or shortened in proportion.
 
     lengths : (..., rows) int64, random numbers
     most : largest length of a row
@@ -163,7 +163,7 @@ def assemble(spec: TensorSpec, parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def pack(value: Any) -> Any:
-    """Return torch's object of packed parameters for an argument that describes one, and other arguments unchanged."""
+    """Return torch's object of packed parameters if an argument describes one, and other arguments unchanged."""
     if isinstance(value, ObjectSpec) and value.cls in PACKERS:
         return getattr(torch.ops.quantized, value.cls.removeprefix(PACKED_BY))(*value.content)
     return value
