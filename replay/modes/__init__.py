@@ -59,7 +59,7 @@ class Tuning:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A call for which a mode is to make a program.
+    """A call that a mode is to prepare.
 
     args, kwargs : example arguments, which the mode may overwrite
     others : more example arguments, with other values or shapes

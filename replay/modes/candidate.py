@@ -37,7 +37,8 @@ class Candidate:
     source : absolute path of a Python file, name of a module, or `IN_PROCESS`
     function : name of the function or class in the source, in which dots lead to attributes; for `IN_PROCESS`, the
         operator
-    digest : hash of the file's contents, so that results of a changed candidate are not mixed with earlier ones
+    digest : hash of the file's contents, so that results of a changed candidate are not mixed with earlier ones; empty
+        if the source is not a file
     """
 
     op: str

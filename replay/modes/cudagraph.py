@@ -31,7 +31,7 @@ class _Captured:
 
 @mode("cudagraph", devices=("cuda",), ahead=False, in_graphs=True)
 def as_graph(task: Task) -> Program:
-    """Return a program that runs the call as CUDA graphs, one for each set of tensors, captured on its first use."""
+    """Return a program that runs the call as CUDA graphs, one for each set of argument tensors."""
     examples: list[Arguments] = [(task.args, task.kwargs), *task.others]
     captures = []
     for example in examples:

@@ -1,5 +1,5 @@
-"""The modes `onnxruntime` and `tensorrt`: a call is exported to ONNX by torch, and run by ONNX Runtime, with TensorRT
-or without.
+"""The modes `onnxruntime` and `tensorrt`: torch exports a call to ONNX, and ONNX Runtime runs it, alone or with
+TensorRT.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def check_provider(name: str, package: str) -> None:
 
 
 def cuda_provider(device: str, operators: Iterable[str]) -> Provider:
-    """Return ONNX Runtime's CUDA provider and its options, with the same precision and algorithm search as torch."""
+    """Return ONNX Runtime's CUDA provider and its options, which follow torch's settings for TF32 and cuDNN's
+    search.
+    """
     import torch
 
     from opgrip.replay.modes.conversions.runtimes import device_index
@@ -190,7 +192,7 @@ TENSORRT = "TensorrtExecutionProvider"
     autotunes=True,
 )
 def with_tensorrt(task: Task) -> Program:
-    """Return the call as an ONNX model that TensorRT runs, whose engine the task's store keeps for later runs."""
+    """Return the call as an ONNX model that TensorRT runs; its engine is kept in the task's store for later runs."""
     from opgrip.replay.modes.conversions.runtimes import device_index
 
     check_provider(TENSORRT, "onnxruntime-gpu and tensorrt")

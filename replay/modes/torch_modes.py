@@ -40,7 +40,7 @@ def with_static_shapes(task: Task) -> Program:
 
 @mode("compile-dynamic", differentiable=True)
 def with_dynamic_shapes(task: Task) -> Program:
-    """Compile the call for all shapes; calls that differ only in shapes share one compiled program."""
+    """Compile the call for all sizes; calls that differ only in sizes share one compiled program."""
     return _compiled(task, dynamic=True)
 
 
@@ -142,7 +142,7 @@ def run_as_called(task: Task) -> Program:
 
 @mode("cpu", differentiable=True, ahead=False)
 def run_on_cpu(task: Task) -> Program:
-    """Return the call as a program that runs on the CPU; its time includes copying tensors to the CPU and back."""
+    """Return the call as a program that runs on the CPU; its time includes copying tensors from the device and back."""
     from torch import Tensor, device
 
     from opgrip.traces.schema.arguments import map_leaves
@@ -200,7 +200,7 @@ RUNS = 2  # number of runs before timing: the first is profiled by TorchScript, 
 
 @mode("jit", differentiable=True, ahead=False)
 def with_torchscript(task: Task) -> Program:
-    """Compile the call with `torch.jit.script`, or with `torch.jit.trace` if that fails."""
+    """Compile a Python function with `torch.jit.script`; if that fails, and for other calls, use `torch.jit.trace`."""
     import torch
 
     from opgrip.replay.modes.conversions.runtimes import TensorCall

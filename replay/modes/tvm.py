@@ -186,7 +186,9 @@ def _search(module: Any, task: Task, target: Any, tuner: str, folder: Path) -> N
 
 @contextmanager
 def _intrinsics_of(target: Any) -> Iterator[None]:
-    """Let the block import only the tensor intrinsics of x86, because the import for all targets takes a minute."""
+    """Import only the tensor intrinsics of x86 in the `with` block, because importing those of all targets takes a
+    minute.
+    """
     import tvm
 
     name = "tvm.s_tir.tensor_intrin"

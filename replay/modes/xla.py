@@ -106,7 +106,7 @@ def _name_dtypes(graph: torch.fx.Graph) -> None:
 
 @contextmanager
 def _importable() -> Iterator[None]:
-    """Let the block import torchax, and undo its changes to torch afterwards.
+    """Make torchax importable in the `with` block, and undo its changes to torch afterwards.
 
     torchax refers to overloads that newer versions of torch have removed; placeholders replace them. Importing it also
     registers a backend, replaces decompositions and disables a fast path of attention.

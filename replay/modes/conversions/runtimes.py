@@ -64,7 +64,7 @@ def platform_of(place: torch.device) -> str:
 
 
 def _set_platform(place: torch.device) -> None:
-    """Let jax use only one platform, without preallocating three quarters of the memory of every GPU."""
+    """Let jax use only this platform and the CPU, without preallocating three quarters of the memory of every GPU."""
     platform = platform_of(place)
     platforms = platform if platform == "cpu" else f"{platform},cpu"
     os.environ.setdefault(PREALLOCATE, "false")
@@ -160,7 +160,7 @@ def exported(task: Task, in_place: bool = False) -> tuple[torch.export.ExportedP
 
     in_place : False to write into copies of the arguments
 
-    Raises `Unsupported` if the call takes or returns no tensor, or writes into memory that its arguments share.
+    Raises `Unsupported` if the call takes or returns no tensor, or writes into arguments and some of them share memory.
     """
     call = TensorCall(task, in_place)
     tensors = tensors_in([task.args, task.kwargs])
