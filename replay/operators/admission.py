@@ -98,7 +98,7 @@ class Unsupported(Exception):
 class Untrusted(Unsupported):
     """Raised if an operator or function belongs to a module that the user has not named with `--extension`.
 
-    extension : module or file to name with `--extension`, according to the trace; None if unknown
+    extension : module or file to name with `--extension`; None if unknown
     """
 
     def __init__(self, subject: str, extension: str | None) -> None:

@@ -132,7 +132,8 @@ def _cycles_per_us(device: str) -> float:
 
 
 def limit_device_memory(device: str, limit: int | None) -> int | None:
-    """Limit the accelerator memory that this process may allocate, and return the limit in bytes.
+    """Limit the accelerator memory that this process may allocate, and return the limit in bytes; None if it is
+    unknown.
 
     limit : limit in bytes; None for most of the memory that is free
     """
@@ -157,7 +158,7 @@ def free_by_driver(device: str) -> int | None:
 
 @contextmanager
 def without_waiting(device: str) -> Iterator[None]:
-    """Make operators in the block raise an error if they wait for the device and torch can detect this."""
+    """Make operators in the `with` block raise an error if they wait for the device and torch can detect this."""
     module = module_of(device)
     if not hasattr(module, "set_sync_debug_mode"):
         yield

@@ -31,7 +31,7 @@ class Equivalent:
 
     argument_indices : for each tensor argument of `signature`, the index among the recorded call's tensors; None for a
         new tensor
-    result_count : number of first results of `signature` that correspond to results of the recorded call
+    result_count : number of results of `signature`, counted from the first, that are also results of the recorded call
     unused : indices of its other results; empty if the recorded call's results are unknown
     note : text for the result row that names the operator that runs
     """
@@ -57,8 +57,8 @@ class _Conversion:
 
 
 def equivalent_on(signature: Signature, device: str) -> Equivalent | None:
-    """Return the call that replaces a recorded call on a device; None if the recorded call can run there or no other
-    operator does the same work.
+    """Return the call that replaces a recorded call on a device; None if the recorded call can run there unchanged, or
+    no other operator does the same work.
 
     torch chooses the kind of attention by its arguments, so the arguments are allocated on the device to find out.
     """

@@ -174,7 +174,9 @@ def is_trusted(namespace: str, extensions: Collection[str]) -> bool:
 
 
 def namespaces_of(extension: str) -> frozenset[str]:
-    """Return the operator namespaces that importing an extension registers; raise `Unsupported` if that fails."""
+    """Import an extension, and return the operator namespaces that it extends; raise `Unsupported` if the import
+    fails.
+    """
     namespaces, problem = _import_once(extension)
     if problem is not None:
         raise Unsupported(f"--extension {extension} cannot be imported: {problem}")

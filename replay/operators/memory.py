@@ -47,8 +47,8 @@ class CallMemory:
 
     allocated : sum of all allocations
     peak : largest amount of allocated memory at one time
-    reserved : largest amount that torch's allocator took from the device during the call, after it had returned all
-        free memory; None if the device has no such allocator
+    reserved : largest amount that torch's allocator reserved on the device for the call, if it had no free memory
+        before; None if the device has no such allocator
     """
 
     allocated: int

@@ -123,7 +123,7 @@ class OperatorCall:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the largest result, or of all results if the operator takes lists of tensors."""
+        """Number of elements of the largest result; for a `_foreach_` operator, of all results."""
         if self.name.startswith("aten._foreach_"):
             return sum(tensor.numel() for tensor in self.outs or tensors_among(self.values.get("self")))
         return max((tensor.numel() for tensor in self.outs), default=0)

@@ -55,7 +55,9 @@ class _CheckedCalls(TorchDispatchMode):
 
 
 def checking_parts(function: Any) -> AbstractContextManager[Any]:
-    """Return a context that checks sizes and indices of the calls in it, if `function` is a composite operator."""
+    """Return a context manager that checks sizes and indices of the calls in its block, if `function` is a composite
+    operator.
+    """
     return _CheckedCalls() if is_composite(function) else nullcontext()
 
 

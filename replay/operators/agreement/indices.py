@@ -164,7 +164,7 @@ def _valid_indices(rules: _Rules, args: tuple[Any, ...], kwargs: Mapping[str, An
 def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Clamp, in place, the indices of a call that the operator does not check itself.
 
-    Raises `Unsupported` if no index would be valid.
+    Raises `Unsupported` if they cannot be clamped, for example if the indexed dimension is empty.
     """
     rules = _rules_of(function)
     for _, index, valid in [] if rules is None else _valid_indices(rules, args, kwargs):
@@ -175,7 +175,7 @@ def bound_indices(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any
 def bounded_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """Return a call's arguments with clamped copies of the index tensors that the operator does not check itself.
 
-    Raises `Unsupported` if no index would be valid.
+    Raises `Unsupported` if they cannot be clamped, for example if the indexed dimension is empty.
     """
     rules = _rules_of(function)
     if rules is None:
